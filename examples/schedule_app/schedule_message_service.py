@@ -1,0 +1,37 @@
+"""The service that sends."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import structlog
+
+from mqtemplate import RocketMQTemplate, SendResult, SendStatus, service
+
+DESTINATION = "schedule-message-topic:sync-tags"
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+@service
+class ScheduleMessageService:
+    """Sends messages that shall arrive later. The template is injected, because the constructor asks for its type."""
+
+    def __init__(self, template: RocketMQTemplate) -> None:
+        self._template = template
+
+    def send_sync_schedule_message(self, id: str, message: str, timeout: int, delay_level: int) -> SendResult:
+        """Send *message* and wait for the broker's answer.
+
+        Args:
+            id: The business key, by which the message can be found again.
+            timeout: Milliseconds for the call.
+            delay_level: Position in the broker's level table: 1 is 1s, 2 is 5s, 3 is 10s …
+        """
+        result = self._template.sync_send(DESTINATION, message, timeout, delay_level, headers={"KEYS": id})
+        local_time = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        if result.send_status is SendStatus.SEND_OK:
+            log.info("schedule.sent", id=id, local_time=local_time, msg_id=result.msg_id)
+        else:
+            log.warning("schedule.not_safe", id=id, local_time=local_time, send_status=result.send_status.name)
+        return result

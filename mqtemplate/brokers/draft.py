@@ -1,0 +1,95 @@
+"""From the message a client sends to the record the store keeps: the embedded broker's front door."""
+
+from __future__ import annotations
+
+from mqtemplate.clock import Clock
+from mqtemplate.delay import DelayLevels, TimerLimits, divert, strip_broker_properties
+from mqtemplate.errors import MessageError
+from mqtemplate.java_hash import tags_code
+from mqtemplate.message import HostAddress, Message, MessageExt, Property, create_unique_id
+from mqtemplate.record import RecordDraft, encode_properties, pack_host
+
+__all__ = ["DraftMaker"]
+
+_UNIQ_KEY = Property.UNIQ_KEY
+_TAGS = Property.TAGS
+
+_LOOK_TWICE = frozenset(
+    {
+        Property.DELAY,
+        Property.TIMER_DELAY_SEC,
+        Property.TIMER_DELAY_MS,
+        Property.TIMER_DELIVER_MS,
+        Property.START_DELIVER_TIME,
+        Property.REAL_TOPIC,
+        Property.REAL_QID,
+        Property.TIMER_OUT_MS,
+        Property.TIMER_ENQUEUE_MS,
+        Property.TIMER_DEQUEUE_MS,
+        Property.TIMER_ROLL_TIMES,
+    }
+)
+"""Properties that ask for a delay, or that only a broker may write. Most messages have none of them."""
+
+
+class DraftMaker:
+    """Checks a message, gives it an id where it has none, and sets it on its way: at once, or to wait."""
+
+    def __init__(self, clock: Clock, levels: DelayLevels, limits: TimerLimits, max_message_size: int, host: HostAddress) -> None:
+        self._clock = clock
+        self._levels = levels
+        self._limits = limits
+        self._max_message_size = max_message_size
+        self._born_host = pack_host(HostAddress(host.ip, 0))
+
+    def make(self, message: Message, queue_id: int) -> tuple[RecordDraft, str]:
+        """The record of a new message, and the message's id.
+
+        Raises:
+            MessageError: It is too large.
+            DelayError: The delay it asks for cannot be kept.
+        """
+        body = message.body
+        if len(body) > self._max_message_size:
+            raise MessageError(
+                f"the body for {message.topic!r} has {len(body)} bytes, allowed are {self._max_message_size}; "
+                "send less, keep the data elsewhere and send where it is, or raise max-message-size"
+            )
+        properties = message.properties
+        unique_id = properties.get(_UNIQ_KEY)
+        if unique_id is None:
+            unique_id = create_unique_id()
+            encoded = encode_properties(properties) + f"{_UNIQ_KEY}\x01{unique_id}\x02".encode()
+        else:
+            encoded = encode_properties(properties)
+        if _LOOK_TWICE.isdisjoint(properties):
+            draft = RecordDraft(message.topic, queue_id, body, encoded, tags_code(properties.get(_TAGS)))
+        else:
+            draft = self._make_delayed(message, queue_id, unique_id)
+        draft.flag = message.flag
+        draft.born_timestamp = self._clock.now_ms()
+        draft.born_host = self._born_host
+        return draft, unique_id
+
+    def make_again(self, message: Message, original: MessageExt, queue_id: int) -> RecordDraft:
+        """The record of a message that a consumer gave back: it keeps when and where it was born, and counts on."""
+        draft, _ = self.make(message, queue_id)
+        draft.born_timestamp = original.born_timestamp
+        draft.born_host = pack_host(original.born_host)
+        draft.reconsume_times = original.reconsume_times + 1
+        return draft
+
+    def _make_delayed(self, message: Message, queue_id: int, unique_id: str) -> RecordDraft:
+        properties = strip_broker_properties(message.properties | {_UNIQ_KEY: unique_id})
+        diverted = divert(properties, message.topic, queue_id, self._clock.now_ms(), self._levels, self._limits)
+        if diverted is None:
+            code = tags_code(properties.get(_TAGS))
+            return RecordDraft(message.topic, queue_id, message.body, encode_properties(properties), code)
+        return RecordDraft(
+            diverted.topic,
+            diverted.queue_id,
+            message.body,
+            encode_properties(diverted.properties),
+            tags_code(properties.get(_TAGS)),
+            diverted.delay_ms,
+        )

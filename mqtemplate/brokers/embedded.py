@@ -1,0 +1,263 @@
+"""A whole broker in this process: durable in a folder, or in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import structlog
+
+from mqtemplate.broker import Broker, Capability, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.brokers.consumer_group import ConsumerGroup, EmbeddedConsumer
+from mqtemplate.brokers.draft import DraftMaker
+from mqtemplate.brokers.queue_reader import QueueReader
+from mqtemplate.brokers.routing import TopicRoutes
+from mqtemplate.brokers.sender import Sender
+from mqtemplate.brokers.settings import EmbeddedSettings
+from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.delay import (
+    DelayLevels,
+    ScheduleMessageService,
+    TimerMessageStore,
+    tags_code_of,
+)
+from mqtemplate.errors import BrokerClosedError
+from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, Message, MessageExt, MessageQueue
+from mqtemplate.results import PullResult, SendResult
+from mqtemplate.selector import TagSelector
+from mqtemplate.service import AfterChangeService, Bell, Service, ServiceThread
+from mqtemplate.store import ConsumerOffsets, FolderHome, Home, MemoryHome, MessageStore, TopicTable
+
+__all__ = ["EmbeddedBroker"]
+
+_log = structlog.stdlib.get_logger("mqtemplate.broker")
+
+_SCHEDULE_QUEUES = 18  # upstream's number, however many levels there are
+
+
+class EmbeddedBroker(Broker):
+    """The engine with the port in front.
+
+    - On a folder, what was acknowledged survives the process; one process owns the folder.
+    - In memory the same code runs over memory of its own, for tests and for work that may be lost.
+    - On a virtual clock it starts no thread: whoever owns the clock steps ``services()``.
+    - It is opened once; for a second start make another one.
+
+    Args:
+        path: The folder, made if missing; None keeps everything in memory.
+    """
+
+    def __init__(
+        self, path: Path | str | None = None, settings: EmbeddedSettings | None = None, clock: Clock | None = None
+    ) -> None:
+        self.settings = settings = settings or EmbeddedSettings()
+        self.clock = clock = clock or SystemClock()
+        self.name = settings.broker_name
+        self.path = None if path is None else Path(path)
+        self.capabilities = self._capabilities()
+        self._home: Home = MemoryHome() if self.path is None else FolderHome(self.path)
+        self.levels = levels = DelayLevels.parse(settings.message_delay_level)
+        self.store = MessageStore(
+            self._home, settings.store_settings(), clock, tags_code_of=lambda record: tags_code_of(record, levels)
+        )
+        self.reader = QueueReader(self.store, self.name)
+        limits = settings.timer_limits()
+        self._schedule = ScheduleMessageService(self.store, levels)
+        self._timer = TimerMessageStore(
+            self.store,
+            limits,
+            roll_window_slots=settings.timer_roll_window_slot,
+            timer_log_file_size=settings.mapped_file_size_timer_log,
+        )
+        self._topics = TopicTable(self._home, clock)
+        self._routes = TopicRoutes(self._topics, self.name, settings.default_topic_queue_nums, self._rebalance)
+        drafts = DraftMaker(clock, levels, limits, settings.max_message_size, settings.listen_host)
+        self._sender = Sender(self.store, self._routes, drafts, settings.listen_host)
+        self._offsets = ConsumerOffsets(self._home, clock)
+        self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}
+        self._offsets_service = AfterChangeService(
+            "broker.offsets", self._persist_offsets, clock, settings.flush_consumer_offset_interval_ms
+        )
+        self._offsets.on_change(self._offsets_service.changed)
+        self._groups: dict[str, ConsumerGroup] = {}
+        self._threads: list[ServiceThread] = []
+        self._is_open = False
+
+    def _capabilities(self) -> frozenset[Capability]:
+        capabilities = {Capability.DELAY_LEVEL, Capability.BATCH_DELAY}
+        if self.settings.timer_wheel_enable:
+            capabilities.add(Capability.TIMER)
+        if self.path is not None:
+            capabilities.add(Capability.LOCAL_FILES)
+        return frozenset(capabilities)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the files and recover.
+
+        Raises:
+            StoreLockedError: Another process owns the folder.
+            StoreFormatError: The folder was made with other file sizes.
+            CorruptRecordError: Its log is damaged in the middle.
+        """
+        if self._is_open:
+            return
+        self.store.load([self._schedule, self._timer])
+        self._topics.load()
+        self._topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
+        self._topics.create(TIMER_TOPIC, 1)
+        self._offsets.load()
+        self._schedule.start()
+        self._timer.start()
+        self._is_open = True
+        if not self.clock.is_virtual:
+            self._start_threads()
+        _log.info("broker.started", broker=self.name, home=str(self.path or "memory"), end_offset=self.store.end_offset)
+
+    def _start_threads(self) -> None:
+        self.store.start()
+        keepers: list[Service] = [*self.store.services(), self._offsets_service]
+        self._threads = [
+            ServiceThread("mqtemplate-store", keepers, self.clock, self.store.report),
+            ServiceThread("mqtemplate-delay", [self._schedule, self._timer], self.clock, self.store.report),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def services(self) -> Sequence[Service]:
+        return [self._schedule, self._timer, *self.store.services(), self._offsets_service]
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        for group in list(self._groups.values()):
+            group.close()
+        for thread in reversed(self._threads):
+            thread.stop()
+        self._is_open = False
+        self._persist_offsets()
+        self.store.close()
+        _log.info("broker.stopped", broker=self.name)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise BrokerClosedError(f"broker {self.name!r} is not running; call start() first, or use it in a with block")
+
+    # --- sending -------------------------------------------------------------------------------
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        self._check_open()
+        return self._routes.route(topic).queues
+
+    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+        self._check_open()
+        self._routes.create(topic, queue_count)
+
+    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
+        self._check_open()
+        return self._sender.send(message, queue, timeout_ms)
+
+    def send_batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> SendResult:
+        self._check_open()
+        return self._sender.send_batch(messages, queue, timeout_ms)
+
+    def send_async(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> Future[SendResult]:
+        self._check_open()
+        return self._sender.send_async(messages, queue)
+
+    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
+        self._check_open()
+        self._sender.send_one_way(message, queue)
+
+    def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
+        """Take a message that a member of *group* could not handle; see `Consumer.send_back`."""
+        self._check_open()
+        self._sender.give_back(message, group, delay_level, max_reconsume_times)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        max_count: int = 32,
+        wait_ms: int = 0,
+        selector: TagSelector | None = None,
+    ) -> PullResult:
+        self._check_open()
+        wanted = None if selector is None or selector.selects_all else selector
+        result = self.reader.pull(queue, queue_offset, max_count, wanted)
+        if result.messages or wait_ms <= 0 or self.clock.is_virtual:
+            return result
+        return self._pull_waiting(queue, result, max_count, wait_ms, wanted)
+
+    def _pull_waiting(
+        self, queue: MessageQueue, result: PullResult, max_count: int, wait_ms: int, selector: TagSelector | None
+    ) -> PullResult:
+        bell = Bell()
+        deadline = time.monotonic() + wait_ms / 1_000
+        self.store.watch(queue.topic, bell.ring)
+        try:
+            while True:
+                result = self.reader.pull(queue, result.next_begin_offset, max_count, selector)
+                left = deadline - time.monotonic()
+                if result.messages or left <= 0 or not self._is_open:
+                    return result
+                bell.wait(left)
+        finally:
+            self.store.unwatch(queue.topic, bell.ring)
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        self._check_open()
+        return self.reader.min_offset(queue)
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        self._check_open()
+        return self.reader.max_offset(queue)
+
+    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
+        self._check_open()
+        return self.reader.search_offset(queue, timestamp)
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def subscribe(self, spec: ConsumerSpec) -> Consumer:
+        self._check_open()
+        group = self._groups.setdefault(spec.group, ConsumerGroup(spec.group))
+        return EmbeddedConsumer(self, group, spec, self._offsets_of(spec))
+
+    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        return self._offsets.offset(group, queue.topic, queue.queue_id)
+
+    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        self._check_open()
+        self._offsets.commit(group, queue.topic, queue.queue_id, queue_offset)
+
+    def _rebalance(self) -> None:
+        for group in list(self._groups.values()):
+            group.rebalance()
+
+    def _offsets_of(self, spec: ConsumerSpec) -> ConsumerOffsets:
+        """Where a member's progress is kept: the members of a broadcasting group each have their own."""
+        if spec.message_model is MessageModel.CLUSTERING:
+            return self._offsets
+        key = (spec.instance_name, spec.group)
+        offsets = self._broadcast_offsets.get(key)
+        if offsets is None:
+            offsets = ConsumerOffsets(self._home, self.clock, f"broadcast/{spec.instance_name}/{spec.group}.json")
+            offsets.load()
+            offsets.on_change(self._offsets_service.changed)
+            self._broadcast_offsets[key] = offsets
+        return offsets
+
+    def _persist_offsets(self) -> None:
+        self._offsets.persist()
+        for offsets in list(self._broadcast_offsets.values()):
+            offsets.persist()

@@ -1,0 +1,23 @@
+"""How the queues of a topic are shared out among the members of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mqtemplate.message import MessageQueue
+
+__all__ = ["allocate_averagely"]
+
+
+def allocate_averagely(member: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+    """The queues of *member*: neighbours stay together, and the first members get one more where it does not come out even.
+
+    Both sequences are sorted alike by everybody, so all members come to the same answer without talking.
+    Source: ``AllocateMessageQueueAveragely``.
+    """
+    if member not in members:
+        return []
+    index, count = members.index(member), len(members)
+    share, rest = divmod(len(queues), count)
+    start = index * share + min(index, rest)
+    return list(queues[start : start + share + (index < rest)])

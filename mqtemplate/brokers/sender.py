@@ -1,0 +1,113 @@
+"""The sending half of an embedded broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from mqtemplate.brokers.draft import DraftMaker
+from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
+from mqtemplate.brokers.routing import TopicRoutes
+from mqtemplate.errors import MessageError, SendError, StoreFullError
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id
+from mqtemplate.record import RecordDraft
+from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.store import MessageStore, PutResult
+
+__all__ = ["Sender"]
+
+
+class Sender:
+    """Appends messages and answers as the flush mode promises."""
+
+    def __init__(self, store: MessageStore, routes: TopicRoutes, drafts: DraftMaker, host: HostAddress) -> None:
+        self._store = store
+        self._routes = routes
+        self._drafts = drafts
+        self._host = host
+
+    def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        route = self._routes.route(message.topic)
+        target = route.next_queue() if queue is None else route.queue(queue)
+        draft, unique_id = self._drafts.make(message, target.queue_id)
+        put = self._put(draft)
+        is_safe = self._store.settle(put.physical_offset + put.size, (draft.topic,), timeout_ms)
+        return SendResult(
+            SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
+            unique_id,
+            offset_msg_id(self._host, put.physical_offset),
+            target,
+            put.queue_offset,
+        )
+
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        drafts, ids, target = self._make_batch(messages, queue)
+        puts = self._put_all(drafts)
+        is_safe = self._store.settle(puts[-1].end, {draft.topic for draft in drafts}, timeout_ms)
+        return self._batch_result(puts, ids, target, SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT)
+
+    def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> Future[SendResult]:
+        future: Future[SendResult] = Future()
+        try:
+            drafts, ids, target = self._make_batch(messages, queue)
+            puts = self._put_all(drafts)
+        except (MessageError, SendError) as exc:
+            future.set_exception(exc)
+            return future
+        result = self._batch_result(puts, ids, target, SendStatus.SEND_OK)
+        self._store.settle_later(puts[-1].end, [draft.topic for draft in drafts], lambda: future.set_result(result))
+        return future
+
+    def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
+        route = self._routes.route(message.topic)
+        target = route.next_queue() if queue is None else route.queue(queue)
+        draft, _ = self._drafts.make(message, target.queue_id)
+        put = self._put(draft)
+        self._store.settle_later(put.end, (draft.topic,))
+
+    def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
+        """Store a message again for the group's retry topic, or for its dead letters; safe when this returns."""
+        if is_exhausted(message, delay_level, max_reconsume_times):
+            again = dead_letter(message, group)
+        else:
+            again = retry(message, group, delay_level)
+        self._routes.create(again.topic, 1)
+        target = self._routes.route(again.topic).next_queue()
+        draft = self._drafts.make_again(again, message, target.queue_id)
+        self._store.settle(self._put(draft).end, (draft.topic,))
+
+    def _make_batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None
+    ) -> tuple[list[RecordDraft], list[str], MessageQueue]:
+        if not messages:
+            raise MessageError("the batch is empty; give at least one message")
+        topic = messages[0].topic
+        route = self._routes.route(topic)
+        target = route.next_queue() if queue is None else route.queue(queue)
+        drafts, ids = [], []
+        make, queue_id = self._drafts.make, target.queue_id
+        for message in messages:
+            if message.topic != topic:
+                raise MessageError(f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches")
+            draft, unique_id = make(message, queue_id)
+            drafts.append(draft)
+            ids.append(unique_id)
+        return drafts, ids, target
+
+    def _batch_result(
+        self, puts: Sequence[PutResult], ids: Sequence[str], target: MessageQueue, status: SendStatus
+    ) -> SendResult:
+        offset_ids = ",".join([offset_msg_id(self._host, put.physical_offset) for put in puts])
+        return SendResult(status, ",".join(ids), offset_ids, target, puts[0].queue_offset)
+
+    def _put(self, draft: RecordDraft) -> PutResult:
+        try:
+            return self._store.put(draft)
+        except StoreFullError as exc:
+            raise SendError(f"not stored: {exc}") from exc
+
+    def _put_all(self, drafts: Sequence[RecordDraft]) -> list[PutResult]:
+        try:
+            return self._store.put_all(drafts)
+        except StoreFullError as exc:
+            raise SendError(f"not stored: {exc}") from exc

@@ -1,0 +1,59 @@
+"""What an embedded broker can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mqtemplate.delay import DEFAULT_DELAY_LEVELS, TimerLimits
+from mqtemplate.message import HostAddress
+from mqtemplate.store import FlushDiskType, StoreSettings
+
+__all__ = ["EmbeddedSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedSettings:
+    """Sizes in bytes. Names are those of RocketMQ's ``BrokerConfig`` and ``MessageStoreConfig``.
+
+    Attributes:
+        listen_host: Stands in records and offset message ids; nothing listens there.
+        message_delay_level: The level table: level 1 is the first entry.
+        timer_max_delay_sec: The farthest deliver time.
+        timer_precision_ms: Length of a wheel slot in the files; delivery is exact to the millisecond all the same.
+            Must not change for an existing folder.
+        timer_roll_window_slot: A message farther away than so many slots is parked and written again on the way.
+    """
+
+    broker_name: str = "broker-a"
+    listen_host: HostAddress = HostAddress("127.0.0.1", 10911)
+    flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH
+    flush_interval_commit_log_ms: int = 500
+    flush_consumer_offset_interval_ms: int = 5_000
+    checkpoint_interval_ms: int = 1_000
+    mapped_file_size_commit_log: int = 64 << 20
+    mapped_file_size_consume_queue: int = 600_000
+    mapped_file_size_timer_log: int = 4 << 20
+    max_message_size: int = 4 << 20
+    default_topic_queue_nums: int = 4
+    message_delay_level: str = DEFAULT_DELAY_LEVELS
+    timer_wheel_enable: bool = True
+    timer_precision_ms: int = 1_000
+    timer_max_delay_sec: int = 40 * 86_400
+    timer_roll_window_slot: int = 172_800
+
+    def store_settings(self) -> StoreSettings:
+        return StoreSettings(
+            flush_disk_type=self.flush_disk_type,
+            mapped_file_size_commit_log=self.mapped_file_size_commit_log,
+            mapped_file_size_consume_queue=self.mapped_file_size_consume_queue,
+            flush_interval_commit_log_ms=self.flush_interval_commit_log_ms,
+            checkpoint_interval_ms=self.checkpoint_interval_ms,
+            store_host=self.listen_host,
+        )
+
+    def timer_limits(self) -> TimerLimits:
+        return TimerLimits(
+            precision_ms=self.timer_precision_ms,
+            max_delay_ms=self.timer_max_delay_sec * 1_000,
+            enabled=self.timer_wheel_enable,
+        )

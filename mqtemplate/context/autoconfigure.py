@@ -1,0 +1,140 @@
+"""Starters: packages that add to an application by themselves, and the report of what each did."""
+
+from __future__ import annotations
+
+import difflib
+import graphlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import ClassVar
+
+from mqtemplate.context.application_context import ApplicationContext, ConditionOutcome
+from mqtemplate.context.settings import AppSettings
+from mqtemplate.errors import ConfigurationError
+
+__all__ = ["GROUP", "AutoConfiguration", "Starter", "apply_starters", "find_starters"]
+
+GROUP = "mqtemplate.autoconfigure"
+"""The entry-point group in which a distribution names its starters."""
+
+
+class AutoConfiguration(ABC):
+    """What a starter is: when it acts, and what it adds.
+
+    The module that an entry point names imports only the standard library and mqtemplate; what the starter is
+    for is imported in `contribute`, when it is known to be there.
+
+    Attributes:
+        requires: Modules that must be installed, tested without importing them.
+        after: Names of starters to apply earlier, if they are there.
+    """
+
+    requires: ClassVar[Sequence[str]] = ()
+    after: ClassVar[Sequence[str]] = ()
+
+    def condition(self, settings: AppSettings) -> bool | str:
+        """True to act; else False, or better a text that says why not."""
+        return True
+
+    @abstractmethod
+    def contribute(self, context: ApplicationContext) -> None:
+        """Register objects. Those that the user gave already stay: ``context.register`` backs off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """A starter by name; the entry point's, or that of a class given by hand."""
+
+    name: str
+    configuration: AutoConfiguration
+
+
+def find_starters(given: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None = None) -> list[Starter]:
+    """The starters of all installed distributions, or those *given*.
+
+    Raises:
+        ConfigurationError: One cannot be loaded, is no `AutoConfiguration`, or two have one name.
+    """
+    sources = entry_points(group=GROUP) if given is None else given
+    starters: dict[str, Starter] = {}
+    for source in sources:
+        starter = _load(source)
+        if starter.name in starters:
+            raise ConfigurationError(f"two starters are called {starter.name!r}; uninstall one, or rename its entry point")
+        starters[starter.name] = starter
+    return list(starters.values())
+
+
+def apply_starters(starters: Sequence[Starter], context: ApplicationContext) -> list[ConditionOutcome]:
+    """Let each act whose condition holds, in the order that ``after`` asks for.
+
+    Raises:
+        ConfigurationError: ``mqtemplate.autoconfigure.exclude`` names none of them, or they wait for each other.
+    """
+    excluded = context.settings.mqtemplate.autoconfigure.exclude
+    _check_excluded(excluded, starters, context.settings)
+    return [_apply(starter, starter.name in excluded, context) for starter in _in_order(starters)]
+
+
+def _load(source: EntryPoint | type[AutoConfiguration] | AutoConfiguration) -> Starter:
+    if not isinstance(source, EntryPoint):
+        configuration = source() if isinstance(source, type) else source
+        return Starter(type(configuration).__name__, configuration)
+    origin = f"starter {source.name!r} ({source.value}{f', of {source.dist.name}' if source.dist else ''})"
+    try:
+        loaded = source.load()
+    except Exception as exc:
+        raise ConfigurationError(
+            f"{origin} cannot be loaded: {type(exc).__name__}: {exc}; repair or uninstall the package that brings it"
+        ) from exc
+    configuration = loaded() if isinstance(loaded, type) else loaded
+    if not isinstance(configuration, AutoConfiguration):
+        raise ConfigurationError(f"{origin} is no AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration")
+    return Starter(source.name, configuration)
+
+
+def _in_order(starters: Sequence[Starter]) -> list[Starter]:
+    by_name = {starter.name: starter for starter in starters}
+    graph = graphlib.TopologicalSorter(
+        {name: [other for other in by_name[name].configuration.after if other in by_name] for name in sorted(by_name)}
+    )
+    try:
+        return [by_name[name] for name in graph.static_order()]
+    except graphlib.CycleError as exc:
+        chain = " -> ".join(reversed(exc.args[1]))
+        raise ConfigurationError(f"starters wait for each other: {chain} (each is 'after' the next); drop one 'after'") from exc
+
+
+def _check_excluded(excluded: Sequence[str], starters: Sequence[Starter], settings: AppSettings) -> None:
+    names = [starter.name for starter in starters]
+    for name in excluded:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(sorted(names)) or 'none'}"
+            key = "mqtemplate.autoconfigure.exclude"
+            raise ConfigurationError(f"{settings.origins.of(key)}: {key}: there is no starter {name!r}; {hint}")
+
+
+def _apply(starter: Starter, is_excluded: bool, context: ApplicationContext) -> ConditionOutcome:
+    configuration = starter.configuration
+    if is_excluded:
+        return ConditionOutcome(starter.name, False, "excluded by mqtemplate.autoconfigure.exclude")
+    missing = [module for module in configuration.requires if not _is_installed(module)]
+    if missing:
+        return ConditionOutcome(starter.name, False, f"not installed: {', '.join(missing)}")
+    verdict = configuration.condition(context.settings)
+    if verdict is not True:
+        return ConditionOutcome(starter.name, False, verdict or "its condition does not hold")
+    with context.contributions(f"starter {starter.name}") as notes:
+        configuration.contribute(context)
+    return ConditionOutcome(starter.name, True, "; ".join(notes) or "acted")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False

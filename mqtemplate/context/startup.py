@@ -1,0 +1,121 @@
+"""The start of an application, step by step; each step leaves behind how to undo it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
+
+import structlog
+
+from mqtemplate.broker import Broker
+from mqtemplate.clock import Clock
+from mqtemplate.context.application_context import ApplicationContext
+from mqtemplate.context.autoconfigure import AutoConfiguration, apply_starters, find_starters
+from mqtemplate.context.components import is_injectable, is_listener
+from mqtemplate.context.definitions import Definition
+from mqtemplate.context.injection import name_of
+from mqtemplate.context.lifecycle import Lifecycle, closing_of, hook_of
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.listener import ListenerRegistry
+
+__all__ = ["start"]
+
+_log = structlog.stdlib.get_logger("mqtemplate.context")
+
+
+def start(
+    context: ApplicationContext,
+    lifecycle: Lifecycle,
+    clock: Clock | None,
+    starters: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None,
+) -> None:
+    """Wire everything, then open it: broker, template, services, listeners, what starters run beside.
+
+    Raises:
+        MQTemplateError: It cannot start. What is open by then is for the caller to stop, through *lifecycle*.
+    """
+    _assemble(context, clock, starters)
+    _start_broker(context, lifecycle)
+    for definition in context.in_order():
+        _start_object(definition, context, lifecycle)
+    _start_listeners(context, lifecycle)
+    for part in context.parts:
+        lifecycle.push(part.name, part.stop)
+        part.start()
+
+
+def _assemble(
+    context: ApplicationContext,
+    clock: Clock | None,
+    starters: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None,
+) -> None:
+    """Settle what there is and who gets it; nothing is opened yet."""
+    if clock is not None:
+        context.register(clock, name="clock")
+    for component in context.components:
+        if is_injectable(component):
+            context.register(component)
+    context.conditions = tuple(apply_starters(find_starters(starters), context))
+    _report(context)
+    context.link()
+
+
+def _start_broker(context: ApplicationContext, lifecycle: Lifecycle) -> None:
+    broker: Broker = context.get(Broker)  # type: ignore[type-abstract]  # asked for by its base, whichever it is
+    if context.owns(broker):
+        lifecycle.push("broker", broker.close)
+    broker.start()
+    template = context.get_template()
+    lifecycle.push("template", template.close)
+
+
+def _start_object(definition: Definition, context: ApplicationContext, lifecycle: Lifecycle) -> None:
+    """Build one object and call its hook. Who was opened is closed, who was started is also told the end."""
+    instance = context.build(definition)
+    if isinstance(instance, Broker) or not definition.is_owned:
+        return
+    name = definition.title
+    if (close := closing_of(instance)) is not None:
+        lifecycle.push(name, close)
+    on_start, on_stop = hook_of(instance, "on_start"), hook_of(instance, "on_stop")
+    if on_start is not None:
+        on_start()
+    if on_stop is not None:
+        lifecycle.push(f"{name}.on_stop", on_stop)
+
+
+def _start_listeners(context: ApplicationContext, lifecycle: Lifecycle) -> None:
+    registry = context.get(ListenerRegistry)
+    for component in context.components:
+        target = _listener_of(component, context)
+        if target is None or not is_listener(target):
+            continue
+        try:
+            registry.register(target)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
+    lifecycle.push("listeners", registry.stop)
+    registry.start()
+
+
+def _listener_of(component: object, context: ApplicationContext) -> object | None:
+    """The object whose methods are called: built for a class, the function itself for a function."""
+    if inspect.isroutine(component) and is_listener(component):
+        return component
+    definition = context.definition_of(component)
+    return None if definition is None else context.build(definition)
+
+
+def _report(context: ApplicationContext) -> None:
+    """Say once what was read and who acts; the logs are set up by now, if a starter did that."""
+    origins = context.settings.origins
+    _log.info("config.loaded", files=list(origins.files), profiles=list(origins.profiles))
+    for profile in origins.unmatched_profiles:
+        _log.warning("config.profile_unmatched", profile=profile, hint="no file and no document is for it")
+    for variable, meant in origins.unused_variables.items():
+        hint = f"did you mean {meant}?" if meant else "it is no key; see docs/configuration.md"
+        _log.warning("config.variable_unused", variable=variable, hint=hint)
+    for outcome in context.conditions:
+        event = "starter.applied" if outcome.applied else "starter.skipped"
+        _log.info(event, starter=outcome.starter, reason=outcome.reason)

@@ -1,0 +1,275 @@
+"""Handing a message over that is due: the copy under its real topic, and how a copy tells of its source.
+
+The commit log is the only truth about progress. A copy keeps, in ``prepared_transaction_offset``, one more than
+the physical offset of the record that waited; ordinary records do not use the field. So a recovery sees exactly
+which waiting records were handed over already, and appending the copy *is* the hand-over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import structlog
+
+from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
+from mqtemplate.java_hash import tags_code
+from mqtemplate.message import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property, check_topic
+from mqtemplate.record import (
+    CHECK_SIZE,
+    RecordDraft,
+    StoredRecord,
+    SysFlag,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
+from mqtemplate.store import MessageStore
+
+__all__ = [
+    "DEAD_LETTER_TOPIC",
+    "MAX_RELEASE_COUNT",
+    "PoisonError",
+    "Releaser",
+    "WaitingRecord",
+    "dead_letter_draft",
+    "released_draft",
+    "released_source",
+    "rolled_draft",
+    "timer_stamps",
+]
+
+_log = structlog.stdlib.get_logger("mqtemplate.delay")
+
+DEAD_LETTER_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"
+"""Where a waiting message goes that cannot be brought to its real topic."""
+
+MAX_RELEASE_COUNT = 1_000
+"""Messages in one append; more that are due wait for the next step."""
+_MAX_RELEASE_BYTES = 4 << 20
+
+_KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
+_MOST_PROPERTIES_BYTES = 32_767 - CHECK_SIZE  # as `RecordDraft.encode_tail` allows
+_HIGHEST_QUEUE_ID = 0x7FFF_FFFF
+
+
+class PoisonError(Exception):
+    """A waiting record that cannot be handed over; the text says why."""
+
+
+class WaitingRecord(NamedTuple):
+    """One record that is due.
+
+    Attributes:
+        enqueue_ms: When a timer was put on the wheel; -1 for a level.
+        rolls: It is parked, and goes back into the timer topic.
+        is_poison: Nobody can tell when it is due.
+    """
+
+    due_ms: int
+    physical_offset: int
+    size: int
+    enqueue_ms: int = -1
+    rolls: bool = False
+    is_poison: bool = False
+
+
+@lru_cache(maxsize=4_096)
+def _target(topic: str | None, queue_id: str | None) -> tuple[str, int]:
+    """The real topic and queue, if they can be what a broker wrote."""
+    if not topic or topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+        raise PoisonError(f"its real topic is {topic!r}")
+    try:
+        check_topic(topic)
+    except DestinationError as exc:
+        raise PoisonError(f"its real topic is no topic: {exc}") from exc
+    if not (queue_id and queue_id.isascii() and queue_id.isdecimal() and int(queue_id) <= _HIGHEST_QUEUE_ID):
+        raise PoisonError(f"its real queue id is {queue_id!r}")
+    return topic, int(queue_id)
+
+
+def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> RecordDraft:
+    """The copy of a waiting record for its real topic.
+
+    The properties stay as they are, ``DELAY`` and ``REAL_*`` too, as upstream leaves them; the due time is added
+    where it is missing.
+
+    Args:
+        stamps: Encoded properties to add.
+
+    Raises:
+        PoisonError: Its real topic or queue is missing or is none.
+    """
+    properties = record.properties_bytes
+    topic, queue_id = _target(find_property(properties, b"REAL_TOPIC"), find_property(properties, b"REAL_QID"))
+    if find_property(properties, b"TIMER_DELIVER_MS") is None:
+        stamps += b"TIMER_DELIVER_MS\x01%d\x02" % due_ms
+    return RecordDraft(
+        topic,
+        queue_id,
+        record.body,
+        _with_stamps(properties, stamps),
+        tags_code(find_property(properties, b"TAGS")),
+        -1,
+        record.flag,
+        record.sys_flag & _KEPT_FLAGS,
+        record.born_timestamp,
+        record.born_host,
+        record.reconsume_times,
+        record.physical_offset + 1,
+        record.body_crc,
+    )
+
+
+def _with_stamps(properties: bytes, stamps: bytes) -> bytes:
+    if not stamps or len(properties) + len(stamps) >= _MOST_PROPERTIES_BYTES:
+        return properties  # what only informs must not make a message impossible
+    separator = b"" if properties.endswith(b"\x02") or not properties else b"\x02"
+    return properties + separator + stamps
+
+
+def timer_stamps(record: StoredRecord, enqueue_ms: int, now_ms: int) -> bytes:
+    """When a timer was put on the wheel and taken off, encoded; nothing for one that has been stamped by a roll."""
+    if b"TIMER_ENQUEUE_MS\x01" in record.properties_bytes:
+        return b""
+    return b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x01%d\x02" % (enqueue_ms, now_ms)
+
+
+def rolled_draft(record: StoredRecord, enqueue_ms: int, now_ms: int) -> RecordDraft:
+    """The copy of a parked record for the timer topic, where it is put on the wheel again."""
+    properties = decode_properties(record.properties_bytes)
+    times = properties.get(Property.TIMER_ROLL_TIMES, "0")
+    properties[Property.TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
+    properties[Property.TIMER_ENQUEUE_MS] = str(enqueue_ms)
+    properties[Property.TIMER_DEQUEUE_MS] = str(now_ms)
+    encoded = encode_properties(properties)
+    if len(encoded) > _MOST_PROPERTIES_BYTES:
+        encoded = record.properties_bytes
+    return _copy(record, TIMER_TOPIC, 0, encoded)
+
+
+def dead_letter_draft(record: StoredRecord) -> RecordDraft:
+    """The copy of a poisoned record for people to look at."""
+    return _copy(record, DEAD_LETTER_TOPIC, 0, record.properties_bytes)
+
+
+def _copy(record: StoredRecord, topic: str, queue_id: int, properties: bytes) -> RecordDraft:
+    return RecordDraft(
+        topic,
+        queue_id,
+        record.body,
+        properties,
+        tags_code=tags_code(find_property(properties, b"TAGS")),
+        flag=record.flag,
+        sys_flag=record.sys_flag & _KEPT_FLAGS,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.physical_offset + 1,
+        body_crc=record.body_crc,
+    )
+
+
+def released_source(record: StoredRecord) -> int | None:
+    """The physical offset of the waiting record that this one was copied from; None if it is no such copy.
+
+    A committed transaction uses the same field, and says so in its flags.
+    """
+    if record.prepared_transaction_offset <= 0 or record.sys_flag & SysFlag.TRANSACTION_MASK:
+        return None
+    is_copy = record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC, find_property(record.properties_bytes, b"REAL_TOPIC"))
+    return record.prepared_transaction_offset - 1 if is_copy else None
+
+
+class Releaser:
+    """Turns records that are due into copies, and appends those.
+
+    A record that cannot be handed over is logged with its offsets, counted, and copied to the dead-letter topic if
+    it can be read at all; it holds nobody up.
+
+    Args:
+        source_topic: The topic the records wait in; a record of another one is not touched.
+
+    Attributes:
+        poison_count: Records so far that were not handed over.
+        dead: Physical offsets of records that have a copy in the dead-letter topic already.
+    """
+
+    def __init__(self, store: MessageStore, source_topic: str) -> None:
+        self._store = store
+        self._source_topic = source_topic
+        self._max_bytes = min(_MAX_RELEASE_BYTES, store.settings.mapped_file_size_commit_log // 4)
+        self.poison_count = 0
+        self.dead: set[int] = set()
+
+    def fitting(self, sizes: Sequence[int]) -> int:
+        """How many records of these sizes go into one append; at least one."""
+        total = 0
+        for count, size in enumerate(sizes[:MAX_RELEASE_COUNT]):
+            total += size + 256  # what a copy may have more: its topic's name, stamps
+            if total > self._max_bytes and count:
+                return count
+        return min(len(sizes), MAX_RELEASE_COUNT)
+
+    def drafts(self, waiting: Sequence[WaitingRecord], now_ms: int) -> list[RecordDraft]:
+        """The copies of these records, in their order."""
+        drafts = []
+        for item in waiting:
+            draft = self._draft(item, now_ms)
+            if draft is not None:
+                drafts.append(draft)
+        return drafts
+
+    def _draft(self, item: WaitingRecord, now_ms: int) -> RecordDraft | None:
+        try:
+            record = self._store.read(item.physical_offset, item.size)
+        except CorruptRecordError as exc:
+            self._report(item, None, exc.reason)
+            return None
+        if record.topic != self._source_topic:
+            self._report(item, None, f"the record there is one of topic {record.topic}")
+            return None
+        try:
+            if item.is_poison:
+                raise PoisonError("its deliver time is missing or no number")
+            if item.rolls:
+                return rolled_draft(record, item.enqueue_ms, now_ms)
+            stamps = timer_stamps(record, item.enqueue_ms, now_ms) if item.enqueue_ms >= 0 else b""
+            return released_draft(record, item.due_ms, stamps)
+        except PoisonError as exc:
+            self._report(item, record, str(exc))
+            return None if item.physical_offset in self.dead else dead_letter_draft(record)
+
+    def append(self, drafts: Sequence[RecordDraft]) -> int:
+        """Append copies, all or none; gives the physical offset behind them, for `MessageStore.settle`.
+
+        Raises:
+            StoreFullError: There is no room; nothing was handed over, try again.
+        """
+        if len(drafts) > 1:
+            return self._store.put_all(drafts)[-1].end
+        try:
+            return self._store.put(drafts[0]).end
+        except MessageError as exc:
+            self.poison_count += 1
+            _log.error(
+                "delay.poison",
+                topic=drafts[0].topic,
+                source_offset=drafts[0].prepared_transaction_offset - 1,
+                reason=str(exc),
+            )
+            return self._store.end_offset
+
+    def _report(self, item: WaitingRecord, record: StoredRecord | None, reason: str) -> None:
+        self.poison_count += 1
+        _log.error(
+            "delay.poison",
+            reason=reason,
+            topic=self._source_topic,
+            physical_offset=item.physical_offset,
+            queue=None if record is None else record.queue_id,
+            offset=None if record is None else record.queue_offset,
+            due=item.due_ms,
+            dead_letter_topic=None if record is None else DEAD_LETTER_TOPIC,
+        )

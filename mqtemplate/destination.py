@@ -1,0 +1,94 @@
+"""Where a message goes: ``topic:tag``, and which queue of the topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from mqtemplate.errors import DestinationError, MessageError
+from mqtemplate.java_hash import java_string_hash
+from mqtemplate.message import Message, MessageQueue, Property, check_topic
+
+__all__ = ["Destination", "MessageQueueSelector", "check_hash_key", "parse_destination", "select_queue_by_hash"]
+
+MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, str], MessageQueue]
+"""Chooses the queue of a message that is ordered by a key: (queues of the topic, message, key) -> one of the queues."""
+
+
+class Destination(NamedTuple):
+    """A destination, read once and kept.
+
+    Attributes:
+        properties: What the tag adds to a message. It is shared by all messages that go there: copy, never change.
+    """
+
+    topic: str
+    tag: str | None
+    properties: dict[str, str]
+
+
+def parse_destination(destination: str) -> Destination:
+    """Read ``"topic"`` or ``"topic:tag"``; the first colon splits, so a tag may hold further ones.
+
+    Raises:
+        DestinationError: It is not text, a part is empty, or a part is not a legal name.
+    """
+    try:
+        return _parse(destination)
+    except TypeError:  # what cannot be a key of the cache, a dict for example, is no text either
+        raise _not_text(destination) from None
+
+
+@lru_cache(maxsize=4_096)
+def _parse(destination: str) -> Destination:
+    if not isinstance(destination, str):
+        raise _not_text(destination)
+    topic, colon, tag = destination.partition(":")
+    if not topic:
+        raise DestinationError(f"destination {destination!r} has no topic; give 'topic' or 'topic:tag'")
+    check_topic(topic)
+    if not colon:
+        return Destination(topic, None, {})
+    _check_tag(destination, topic, tag)
+    return Destination(topic, tag, {Property.TAGS: tag})
+
+
+def _check_tag(destination: str, topic: str, tag: str) -> None:
+    """A tag that no selector expression can name would be a message that nobody can ask for."""
+    if not tag:
+        raise DestinationError(f"destination {destination!r} has an empty tag; without a tag write {topic!r}")
+    if tag != tag.strip():
+        raise DestinationError(
+            f"destination {destination!r}: the tag begins or ends with a blank; write {tag.strip()!r}"
+        )
+    if "||" in tag:
+        raise DestinationError(
+            f"destination {destination!r}: a message has one tag; '||' belongs into a listener's selector"
+        )
+    if "\x01" in tag or "\x02" in tag:
+        raise DestinationError(f"destination {destination!r}: a tag cannot hold the control characters \\x01 and \\x02")
+
+
+def _not_text(destination: object) -> DestinationError:
+    return DestinationError(
+        f"the destination must be text, 'topic' or 'topic:tag', got {type(destination).__name__}; "
+        "the order of arguments is (destination, payload, timeout, delay_level)"
+    )
+
+
+def check_hash_key(hash_key: str) -> None:
+    if not isinstance(hash_key, str):
+        raise MessageError(f"hash_key must be text, got {type(hash_key).__name__} {hash_key!r}; pass str(...) of it")
+    if not hash_key:
+        raise MessageError("hash_key is empty, which would send all such messages to one queue; pass None for no order")
+
+
+def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, hash_key: str) -> MessageQueue:
+    """The queue that a Java client chooses for this key: ``|hashCode % queues|``.
+
+    Java's remainder takes the sign of the dividend and loses it here again: it is the remainder of the absolute value.
+
+    Source: RocketMQ ``SelectMessageQueueByHash``.
+    """
+    return queues[abs(java_string_hash(hash_key)) % len(queues)]

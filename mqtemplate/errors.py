@@ -1,0 +1,153 @@
+"""Every error the library raises on purpose.
+
+::
+
+    MQTemplateError
+    ├── MessageError               the message itself cannot be sent; a retry cannot help
+    │   ├── DestinationError       "topic:tag" does not parse, or the topic name is illegal
+    │   ├── ConversionError        a payload cannot become a body, or a body cannot become the type asked for
+    │   └── DelayError             the delay asked for is not a delay the broker can keep
+    ├── SendError                  the broker did not take the message; a retry may help
+    │   └── SendTimeoutError       no answer in time; the broker may have stored it all the same
+    ├── BrokerError                the broker cannot do what was asked now
+    │   ├── BrokerClosedError      it was closed
+    │   ├── OffsetOutOfRangeError  the queue offset asked for is not in the queue
+    │   └── UnsupportedError       this kind of broker cannot do it at all
+    ├── StoreError                 the files under the broker
+    │   ├── StoreLockedError       another process owns the folder
+    │   ├── StoreFormatError       the folder was written with other settings
+    │   ├── StoreFullError         no room on the disk for another file
+    │   └── CorruptRecordError     a record inside a file is damaged
+    ├── ListenerError              a listener or its subscription is declared wrongly
+    ├── ConfigurationError         application.yml, the environment, or a setting
+    ├── DependencyError            an object of the application cannot be built
+    └── SparkError                 Spark, its Java, or the state of a query
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = [
+    "BrokerClosedError",
+    "BrokerError",
+    "ConfigurationError",
+    "ConversionError",
+    "CorruptRecordError",
+    "DelayError",
+    "DependencyError",
+    "DestinationError",
+    "ListenerError",
+    "MQTemplateError",
+    "MessageError",
+    "OffsetOutOfRangeError",
+    "SendError",
+    "SendTimeoutError",
+    "SparkError",
+    "StoreError",
+    "StoreFormatError",
+    "StoreFullError",
+    "StoreLockedError",
+    "UnsupportedError",
+]
+
+
+class MQTemplateError(Exception):
+    """The root: whatever the library raises on purpose is one of these."""
+
+
+class MessageError(MQTemplateError, ValueError):
+    """The message itself cannot be sent; a retry cannot help."""
+
+
+class DestinationError(MessageError):
+    """A destination is not ``topic`` or ``topic:tag``, or the topic's name is illegal."""
+
+
+class ConversionError(MessageError):
+    """A payload cannot become a message body, or a body cannot become the type a handler asks for."""
+
+
+class DelayError(MessageError):
+    """The delay asked for is contradictory, unreadable, or beyond what the broker can keep."""
+
+
+class SendError(MQTemplateError):
+    """The broker did not take the message. A retry may help."""
+
+
+class SendTimeoutError(SendError, TimeoutError):
+    """No answer in time; the broker may have stored the message all the same."""
+
+
+class BrokerError(MQTemplateError):
+    """The broker cannot do what was asked, now."""
+
+
+class BrokerClosedError(BrokerError):
+    """The broker was closed, or was never started."""
+
+
+class OffsetOutOfRangeError(BrokerError):
+    """A pull asked for a queue offset that the queue does not hold.
+
+    Attributes:
+        next_offset: Where to go on: the queue's minimum or maximum.
+    """
+
+    def __init__(self, message: str, next_offset: int) -> None:
+        super().__init__(message)
+        self.next_offset = next_offset
+
+
+class UnsupportedError(BrokerError):
+    """This kind of broker cannot do it at all; the message names the reason and a way out."""
+
+
+class StoreError(MQTemplateError):
+    """The files under the broker cannot be used as they are."""
+
+
+class StoreLockedError(StoreError):
+    """Another process owns the folder."""
+
+
+class StoreFormatError(StoreError):
+    """The folder was written with other settings, or by something else."""
+
+
+class StoreFullError(StoreError):
+    """There is no room for another file. What was acknowledged is safe; sending works again when there is room."""
+
+
+class CorruptRecordError(StoreError):
+    """A record inside a file is damaged. (A torn tail is not: recovery cuts it off and logs that.)
+
+    Attributes:
+        path: The file.
+        physical_offset: First byte of the record, counted over the whole commit log.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, path: Path | str, physical_offset: int, reason: str) -> None:
+        super().__init__(
+            f"{Path(path).name}: bad record at physical offset {physical_offset}: {reason}; "
+            "keep a copy of the folder, then restore the file from a backup"
+        )
+        self.path, self.physical_offset, self.reason = Path(path), physical_offset, reason
+
+
+class ListenerError(MQTemplateError):
+    """A listener or its subscription is declared wrongly; found when the application starts."""
+
+
+class ConfigurationError(MQTemplateError):
+    """The configuration cannot be used; the message names file, line, and the nearest known key."""
+
+
+class DependencyError(MQTemplateError):
+    """An object of the application cannot be built; the message names the class, the parameter and what there is."""
+
+
+class SparkError(MQTemplateError):
+    """Spark, its Java, or the state of a query cannot be used as it is."""

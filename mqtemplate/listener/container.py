@@ -1,0 +1,279 @@
+"""Runs one listener: fetches its messages, has them handled, tells the broker how far it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+import structlog
+
+from mqtemplate.broker import Broker, Consumer
+from mqtemplate.converter import MessageConverter
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError
+from mqtemplate.listener.async_loop import LoopThread, PrivateLoop
+from mqtemplate.listener.concurrently import Concurrently
+from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.failure import FailureLog
+from mqtemplate.listener.invocation import Invocation
+from mqtemplate.listener.orderly import Orderly
+from mqtemplate.listener.process_queue import ProcessQueues
+from mqtemplate.listener.worker_pool import WorkerPool
+from mqtemplate.message import MessageExt
+
+__all__ = ["ContainerState", "ListenerContainer"]
+
+_log = structlog.stdlib.get_logger("mqtemplate.listener")
+
+_LONGEST_WAIT_MS = 5_000
+_WAIT_WHILE_HANDLING_MS = 500  # finished messages are committed at least so often
+_WAIT_WHILE_SUPERVISING_MS = 1
+_RETRY_POLL_MS = 1_000
+_JOIN_S = 10.0
+
+
+class ContainerState(Enum):
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    BROKEN = "broken"  # the broker was closed under it
+
+
+class ListenerContainer:
+    """The life of one listener, and a `Service` for virtual clocks.
+
+    On a real clock one thread fetches and a `WorkerPool` handles. On a virtual clock there are no threads: ``step``
+    fetches, handles in the caller's thread and in the order of the queues, and returns when it wants to be called
+    again: now if there may be more, the end of a rest, or None.
+
+    ``start`` joins the group and returns; it waits for no message. A container that was stopped may be started anew:
+    it goes on where it had committed.
+
+    Args:
+        loop: Where ``async def`` handlers run; by default one of the container's own.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        endpoint: Endpoint,
+        converter: MessageConverter,
+        *,
+        loop: LoopThread | PrivateLoop | None = None,
+    ) -> None:
+        self.name = f"listener {endpoint.id}"
+        self.endpoint = endpoint
+        self.state = ContainerState.CREATED
+        self._broker = broker
+        self._clock = broker.clock
+        self._converter = converter
+        self._owns_loop = loop is None
+        self._loop = loop or (PrivateLoop() if broker.clock.is_virtual else LoopThread())
+        self._failures = FailureLog(endpoint.id, endpoint.settings.group)
+        self._wake: Callable[[], None] = lambda: None
+        self._life = threading.Lock()
+        self._bell = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pool: WorkerPool | None = None
+        self._next_poll_ms = 0
+        self._consumer: Consumer
+        self._queues: ProcessQueues
+        self._work: Concurrently | Orderly
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is a member of its group; a container that pauses is."""
+        return self.state in (ContainerState.RUNNING, ContainerState.PAUSED)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that were fetched and are not finished."""
+        return self._queues.in_flight if self.is_running else 0
+
+    # --- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join the group and begin. Starting twice is harmless.
+
+        Raises:
+            ListenerError: The group has members with another subscription.
+            BrokerError: The broker is not there.
+        """
+        with self._life:
+            if self.is_running:
+                return
+            if self.state is ContainerState.STOPPING:
+                raise ListenerError(f"{self.name} is being stopped; start it when stop() has returned")
+            settings = self.endpoint.settings
+            self._consumer = self._broker.subscribe(settings.consumer_spec(self._clock.now_ms()))
+            self._queues = ProcessQueues(self._consumer)
+            invocation = Invocation(self.endpoint, self._converter, self._loop.run, self._failures)
+            kind = Orderly if settings.is_orderly else Concurrently
+            self._work = kind(self.endpoint, self._consumer, self._queues, invocation, self._failures, self._clock)
+            self._next_poll_ms = 0
+            self.state = ContainerState.RUNNING
+            if not self._clock.is_virtual:
+                self._start_threads()
+        _log.info(
+            "listener.started",
+            listener=self.endpoint.id,
+            group=settings.group,
+            topics=list(settings.topics),
+            selector=settings.selector.expression,
+            mode=settings.consume_mode.value,
+        )
+
+    def _start_threads(self) -> None:
+        settings, name = self.endpoint.settings, f"mqtemplate-{self.endpoint.id}"
+        self._pool = WorkerPool(name, self._work, settings.thread_number, settings.thread_max)
+        self._work.on_late_return = self._pool.found
+        self._bell.clear()
+        self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fetch no more, let handlers finish for ``await_termination_millis_when_shutdown``, commit, leave the group.
+
+        What was not finished by then stays uncommitted and comes again. Stopping twice is harmless.
+        """
+        with self._life:
+            if not self.is_running and self.state is not ContainerState.BROKEN:
+                return
+            self.state = ContainerState.STOPPING
+            self._stop_threads()
+            unfinished = self._work.abandon()
+            try:
+                self._commit()
+            finally:
+                self._consumer.close()
+                self.state = ContainerState.STOPPED
+                if self._owns_loop:
+                    self._loop.stop()
+        event = _log.warning if unfinished else _log.info
+        event("listener.stopped", listener=self.endpoint.id, group=self.endpoint.settings.group, unfinished=unfinished)
+
+    def _stop_threads(self) -> None:
+        self._bell.set()
+        self._consumer.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        if self._pool is not None:
+            self._pool.stop(self.endpoint.settings.await_termination_ms / 1_000)
+        self._thread = self._pool = None
+
+    def _commit(self) -> None:
+        try:
+            self._queues.commit()
+        except BrokerClosedError:
+            _log.warning("listener.commit_failed", listener=self.endpoint.id, reason="the broker was closed first")
+
+    def pause(self) -> None:
+        """Fetch no more until ``resume``; what was fetched is finished, and the queues stay this member's."""
+        with self._life:
+            if self.state is ContainerState.RUNNING:
+                self.state = ContainerState.PAUSED
+                self._consumer.wake()
+
+    def resume(self) -> None:
+        with self._life:
+            if self.state is ContainerState.PAUSED:
+                self.state = ContainerState.RUNNING
+                self._bell.set()
+        self._wake()
+
+    # --- on a virtual clock ------------------------------------------------------------------------
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def step(self) -> int | None:
+        if not self._clock.is_virtual or not self.is_running:
+            return None
+        now_ms = self._clock.now_ms()
+        self._work.release_due(now_ms)
+        self._drain()
+        found = 0
+        if self.state is ContainerState.RUNNING and now_ms >= self._next_poll_ms:
+            messages = self._poll(wait_ms=0)
+            found = 1 if messages is None else len(messages)
+            if messages:
+                self._work.accept(messages)
+                self._drain()
+                self._next_poll_ms = now_ms + self.endpoint.settings.pull_interval_ms
+            self._queues.commit_positions()
+        if self._has_ended():
+            return None
+        next_poll_ms = self._next_poll_ms if found or self._next_poll_ms > now_ms else None
+        return min((due for due in (next_poll_ms, self._work.next_due()) if due is not None), default=None)
+
+    def _drain(self) -> None:
+        while not self._has_ended() and self._work.run_next():
+            pass
+
+    def _has_ended(self) -> bool:
+        """Whether a handler stopped it, or the broker was closed."""
+        return not self.is_running
+
+    # --- on a real clock ---------------------------------------------------------------------------
+
+    def _poll_loop(self, pool: WorkerPool) -> None:
+        work, interval_s = self._work, self.endpoint.settings.pull_interval_ms / 1_000
+        wait_ms = 0
+        while self.is_running:
+            messages: list[MessageExt] | None = []
+            if self.state is ContainerState.PAUSED:
+                self._bell.wait(wait_ms / 1_000)
+                self._bell.clear()
+            else:
+                messages = self._poll(wait_ms)
+            if messages:
+                work.accept(messages)
+                pool.wake()
+            elif messages is not None:
+                self._queues.commit_positions()
+            work.check_overdue(pool.replace)
+            wait_ms = self._next_wait_ms(pool)
+            if interval_s and messages:
+                self._bell.wait(interval_s)
+                self._bell.clear()
+
+    def _next_wait_ms(self, pool: WorkerPool) -> int:
+        """How long the next fetch may wait before there is something else to do."""
+        now_ms = self._clock.now_ms()
+        due_ms = self._work.next_due()
+        if due_ms is not None and due_ms <= now_ms:
+            self._work.release_due(now_ms)
+            pool.wake()
+            due_ms = self._work.next_due()
+        if pool.supervise():
+            return _WAIT_WHILE_SUPERVISING_MS
+        wait_ms = _WAIT_WHILE_HANDLING_MS if self._queues.in_flight else _LONGEST_WAIT_MS
+        return wait_ms if due_ms is None else max(0, min(wait_ms, due_ms - now_ms))
+
+    def _poll(self, wait_ms: int) -> list[MessageExt] | None:
+        """Fetch; None if that failed, which is logged, and worth another try."""
+        try:
+            self._queues.refresh()
+            size = self.endpoint.settings.pull_batch_size
+            return self._consumer.poll(size, wait_ms, without=self._work.excluded())
+        except CorruptRecordError as error:
+            _log.error(
+                "listener.record_corrupt",
+                listener=self.endpoint.id,
+                group=self.endpoint.settings.group,
+                file=str(error.path),
+                offset=error.physical_offset,
+                reason=error.reason,
+            )
+        except BrokerClosedError:
+            if self.is_running:
+                self.state = ContainerState.BROKEN
+                _log.warning("listener.broker_closed", listener=self.endpoint.id, group=self.endpoint.settings.group)
+        except Exception:
+            _log.exception("listener.poll_failed", listener=self.endpoint.id, group=self.endpoint.settings.group)
+            self._next_poll_ms = self._clock.now_ms() + _RETRY_POLL_MS
+            if not self._clock.is_virtual:
+                self._bell.wait(_RETRY_POLL_MS / 1_000)
+        return None

@@ -1,0 +1,344 @@
+"""One message as bytes: the record that the commit log stores and a pull answers with.
+
+All numbers are big-endian. ``B`` is the body's length, ``T`` the topic's, ``P`` the properties'; offsets
+are those of a record with IPv4 hosts, each IPv6 host makes what follows it 12 bytes longer.
+
+=====  ======  ===========================  =====================================================
+    0  i4      total_size                   the whole record, this field included
+    4  i4      magic                        V1 ``0xDAA320A7``; V2 ``0xDAA320AB``: two-byte topic length
+    8  i4      body_crc                     CRC-32 of the stored body, top bit cleared
+   12  i4      queue_id
+   16  i4      flag                         the user's
+   20  i8      queue_offset                 place in the queue, counted in messages
+   28  i8      physical_offset              place of this record in the commit log, in bytes
+   36  i4      sys_flag                     see `SysFlag`
+   40  i8      born_timestamp               ms, by the sender
+   48  8|20    born_host                    address, then the port as i4
+   56  i8      store_timestamp              ms, by the broker
+   64  8|20    store_host
+   72  i4      reconsume_times
+   76  i8      prepared_transaction_offset
+   84  i4, B   body
+       i1, T   topic                        V2: i2
+       i2, P   properties                   ``name 0x01 value 0x02`` repeated, UTF-8
+=====  ======  ===========================  =====================================================
+
+``body_crc`` guards the body alone. So that a damaged topic, property or number is noticed too, a record written here
+ends with one more property, 24 bytes: ``__CRC@ 0x01``, the CRC-32 of everything before it as 8 hex digits, the low half
+of ``physical_offset`` as 8 hex digits, ``0x02``. The offset tells a check of this record from one that another broker
+copied along with the other properties. Readers who do not know it see a property; here it never leaves this file.
+
+Source: RocketMQ ``common: MessageDecoder``, ``store: MessageExtEncoder``.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from mqtemplate.errors import ConversionError, MessageError
+from mqtemplate.message import HostAddress, MessageExt
+
+__all__ = [
+    "CHECK_SIZE",
+    "HEADER",
+    "HEADER_SIZE",
+    "MAGIC_BLANK",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "BadRecordError",
+    "RecordDraft",
+    "StoredRecord",
+    "SysFlag",
+    "body_crc",
+    "check_of",
+    "decode_properties",
+    "encode_properties",
+    "find_property",
+    "pack_host",
+    "parse_record",
+    "to_message_ext",
+    "unpack_host",
+]
+
+MAGIC_V1 = 0xDAA320A7 - (1 << 32)
+MAGIC_V2 = 0xDAA320AB - (1 << 32)
+MAGIC_BLANK = 0xCBD43194 - (1 << 32)
+_MAX_PROPERTIES_BYTES = 32_767
+_V1_TOPIC_LONGEST = 127
+
+HEADER: struct.Struct = struct.Struct(">iiiiiqqiq8sq8siqi")
+HEADER_SIZE = HEADER.size
+assert HEADER_SIZE == 88
+
+_FIXED_FRONT = struct.Struct(">iiiiiqqiq")  # up to the born host
+_FIXED_BACK = struct.Struct(">iqi")  # behind the store host
+_I8 = struct.Struct(">q")
+_I2 = struct.Struct(">h")
+
+
+_CHECK_NAME = "__CRC@"
+_CHECK_START = f"{_CHECK_NAME}\x01".encode()
+CHECK_SIZE = len(_CHECK_START) + 17
+_OTHER_OFFSET = re.compile(rb"[0-9a-f]{8}\x02")
+
+
+class SysFlag:
+    """Bits of ``sys_flag``. Source: ``MessageSysFlag``."""
+
+    COMPRESSED = 0x1
+    TRANSACTION_PREPARED = 0x4
+    TRANSACTION_COMMIT = 0x8
+    TRANSACTION_ROLLBACK = 0xC
+    TRANSACTION_MASK = 0xC
+    BORN_HOST_V6 = 0x10
+    STORE_HOST_V6 = 0x20
+    COMPRESSION_MASK = 0x700
+    _ZLIB = (0x000, 0x300)
+
+
+class BadRecordError(Exception):
+    """Bytes that are not a whole record; who knows the file turns it into a `CorruptRecordError`."""
+
+
+@dataclass(slots=True)
+class RecordDraft:
+    """A record before the log gives it its place: queue offset, physical offset, store timestamp.
+
+    Attributes:
+        properties: Encoded, see `encode_properties`.
+        body_crc: Taken from *body* where None; a copy of a stored record brings it along.
+        tags_code: What the consume queue keeps beside it.
+        delay_ms: Not negative: the tags code becomes store timestamp + this, as the schedule topic keeps it.
+    """
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes
+    tags_code: int = 0
+    delay_ms: int = -1
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    born_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    body_crc: int | None = None
+
+    def encode_tail(self) -> tuple[int, bytes]:
+        """The magic that fits the topic, and everything behind the body's length but the check."""
+        magic, topic = _encode_topic(self.topic)
+        properties = self.properties
+        length = len(properties) + CHECK_SIZE
+        if length > _MAX_PROPERTIES_BYTES:
+            raise MessageError(
+                f"keys, tags and properties take {len(properties)} bytes, allowed are {_MAX_PROPERTIES_BYTES - CHECK_SIZE}; "
+                "move data into the body"
+            )
+        return magic, b"".join((self.body, topic, _I2.pack(length), properties))
+
+
+@lru_cache(maxsize=4_096)
+def _encode_topic(topic: str) -> tuple[int, bytes]:
+    name = topic.encode()
+    if len(topic) > _V1_TOPIC_LONGEST:
+        return MAGIC_V2, len(name).to_bytes(2, "big") + name
+    return MAGIC_V1, len(name).to_bytes(1, "big") + name
+
+
+class StoredRecord(NamedTuple):
+    """One record, read. Hosts are raw: 4 or 16 address bytes, then the port as i4."""
+
+    total_size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: str
+    properties_bytes: bytes
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return decode_properties(self.properties_bytes)
+
+
+def parse_record(data: bytes) -> StoredRecord:
+    """Read the record that *data* begins with.
+
+    Raises:
+        BadRecordError: It is not whole; the text says what is wrong.
+    """
+    if len(data) < HEADER_SIZE:
+        raise BadRecordError(f"{len(data)} bytes are fewer than a header has")
+    fields: tuple[Any, ...] = HEADER.unpack_from(data)
+    size, magic, sys_flag = fields[0], fields[1], fields[7]
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise BadRecordError(f"magic {magic & 0xFFFF_FFFF:#010x} is not a record's")
+    if size > len(data):
+        raise BadRecordError(f"size {size} reaches over the {len(data)} bytes that are there")
+    at = HEADER_SIZE
+    if sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6):
+        fields, at = _unpack_v6_header(data, sys_flag)
+    body_end = at + fields[14]
+    topic_at = body_end + (1 if magic == MAGIC_V1 else 2)
+    if fields[14] < 0 or topic_at > size:
+        raise BadRecordError(f"body length {fields[14]} does not fit into a record of {size} bytes")
+    topic_end = topic_at + int.from_bytes(data[body_end:topic_at], "big")
+    properties_at = topic_end + 2
+    if properties_at > size or properties_at + _I2.unpack_from(data, topic_end)[0] != size:
+        raise BadRecordError(f"the lengths inside do not add up to its size {size}")
+    body = data[at:body_end]
+    properties = data[properties_at:size]
+    if properties.endswith(b"\0"):
+        raise BadRecordError("its end is missing")
+    if properties.startswith(_CHECK_START, -CHECK_SIZE):
+        properties = properties[:-CHECK_SIZE]
+        is_sound = _is_sound(data[: size - CHECK_SIZE], data[size - CHECK_SIZE : size], fields[6])
+    else:
+        is_sound = None
+    if is_sound is None:
+        is_sound = zlib.crc32(body) & 0x7FFF_FFFF == fields[2]
+    if not is_sound:
+        raise BadRecordError("it does not match its CRC-32")
+    return StoredRecord._make((*fields[:14], body, _decode_topic(data[topic_at:topic_end]), properties))
+
+
+def _is_sound(data: bytes, check: bytes, physical_offset: int) -> bool | None:
+    """Whether *check* fits the record; None if it is the check of another record, copied along by another broker."""
+    if check == check_of(zlib.crc32(data), physical_offset):
+        return True
+    own_offset = check_of(0, physical_offset)[15:]
+    return False if check[15:] == own_offset or not _OTHER_OFFSET.fullmatch(check[15:]) else None
+
+
+def _unpack_v6_header(data: bytes, sys_flag: int) -> tuple[tuple[Any, ...], int]:
+    born_length = 20 if sys_flag & SysFlag.BORN_HOST_V6 else 8
+    store_length = 20 if sys_flag & SysFlag.STORE_HOST_V6 else 8
+    born_at = _FIXED_FRONT.size
+    store_timestamp_at = born_at + born_length
+    store_at = store_timestamp_at + 8
+    back_at = store_at + store_length
+    if back_at + _FIXED_BACK.size > len(data):
+        raise BadRecordError(f"{len(data)} bytes are fewer than its header has")
+    fields = (
+        *_FIXED_FRONT.unpack_from(data),
+        bytes(data[born_at:store_timestamp_at]),
+        *_I8.unpack_from(data, store_timestamp_at),
+        bytes(data[store_at:back_at]),
+        *_FIXED_BACK.unpack_from(data, back_at),
+    )
+    return fields, back_at + _FIXED_BACK.size
+
+
+@lru_cache(maxsize=4_096)
+def _decode_topic(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError as exc:
+        raise BadRecordError("the topic is not UTF-8") from exc
+
+
+def check_of(crc: int, physical_offset: int) -> bytes:
+    """The last bytes of a record at *physical_offset* whose other bytes have the CRC-32 *crc*."""
+    return b"%b%08x%08x\x02" % (_CHECK_START, crc, physical_offset & 0xFFFF_FFFF)
+
+
+def body_crc(body: bytes) -> int:
+    """CRC-32 as RocketMQ stores it: the top bit cleared."""
+    return zlib.crc32(body) & 0x7FFF_FFFF
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """``name 0x01 value 0x02`` for each pair, UTF-8."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """The pairs in *data*; what has no name or no value is left out, as upstream does."""
+    properties = {}
+    for pair in data.decode("utf-8", "replace").split("\x02"):
+        name, _, value = pair.partition("\x01")
+        if name and value:
+            properties[name] = value
+    properties.pop(_CHECK_NAME, None)  # a copy that another broker made of one of our records
+    return properties
+
+
+def find_property(data: bytes, name: bytes) -> str | None:
+    """The value of one property, without decoding the others."""
+    start = len(name) + 1
+    if not data.startswith(name + b"\x01"):
+        at = data.find(b"\x02" + name + b"\x01")
+        if at < 0:
+            return None
+        start += at + 1
+    end = data.find(b"\x02", start)
+    return data[start : end if end >= 0 else len(data)].decode("utf-8", "replace") or None
+
+
+def pack_host(host: HostAddress) -> bytes:
+    """Address bytes, then the port as i4."""
+    family = socket.AF_INET6 if ":" in host.ip else socket.AF_INET
+    return socket.inet_pton(family, host.ip) + host.port.to_bytes(4, "big")
+
+
+@lru_cache(maxsize=4_096)
+def unpack_host(data: bytes) -> HostAddress:
+    family = socket.AF_INET if len(data) == 8 else socket.AF_INET6
+    return HostAddress(socket.inet_ntop(family, data[:-4]), int.from_bytes(data[-4:], "big"))
+
+
+def to_message_ext(record: StoredRecord, broker_name: str) -> MessageExt:
+    """The message in a record, its body unpacked if it was compressed."""
+    body = record.body
+    if record.sys_flag & SysFlag.COMPRESSED:
+        body = _decompress(record)
+    return MessageExt(
+        record.topic,
+        body,
+        decode_properties(record.properties_bytes),
+        record.flag,
+        broker_name=broker_name,
+        queue_id=record.queue_id,
+        queue_offset=record.queue_offset,
+        physical_offset=record.physical_offset,
+        store_size=record.total_size,
+        sys_flag=record.sys_flag,
+        body_crc=record.body_crc,
+        born_timestamp=record.born_timestamp,
+        born_host=unpack_host(record.born_host),
+        store_timestamp=record.store_timestamp,
+        store_host=unpack_host(record.store_host),
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.prepared_transaction_offset,
+    )
+
+
+def _decompress(record: StoredRecord) -> bytes:
+    kind = record.sys_flag & SysFlag.COMPRESSION_MASK
+    if kind not in SysFlag._ZLIB:
+        name = {0x100: "LZ4", 0x200: "ZSTD"}.get(kind, f"type {kind >> 8}")
+        raise ConversionError(
+            f"the body at physical offset {record.physical_offset} is compressed with {name}; only ZLIB can be read here, so send it with ZLIB or uncompressed"
+        )
+    try:
+        return zlib.decompress(record.body)
+    except zlib.error as exc:
+        raise ConversionError(f"the body at physical offset {record.physical_offset} does not decompress: {exc}") from exc

@@ -1,0 +1,45 @@
+"""Which messages of a topic a group wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mqtemplate.errors import ListenerError
+from mqtemplate.java_hash import java_string_hash
+
+__all__ = ["SelectorType", "TagSelector"]
+
+
+class SelectorType(Enum):
+    TAG = "TAG"
+    SQL92 = "SQL92"
+
+
+@dataclass(frozen=True, slots=True)
+class TagSelector:
+    """``*`` for every message, or tags joined by two bars: ``paid || refunded``.
+
+    Attributes:
+        tags: The tags wanted; empty for all.
+        codes: Their hashes, as a consume queue keeps them: a cheap first sieve that lets strangers through.
+    """
+
+    expression: str = "*"
+    tags: frozenset[str] = field(init=False, compare=True)
+    codes: frozenset[int] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        words = [word.strip() for word in self.expression.split("||")]
+        if not all(words) and self.expression.strip():
+            raise ListenerError(f"selector expression {self.expression!r} has an empty tag; write 'a || b', or '*' for all")
+        wanted = frozenset() if not self.expression.strip() or words == ["*"] else frozenset(words)
+        object.__setattr__(self, "tags", wanted)
+        object.__setattr__(self, "codes", frozenset(map(java_string_hash, wanted)))
+
+    @property
+    def selects_all(self) -> bool:
+        return not self.tags
+
+    def matches(self, tags: str | None) -> bool:
+        return not self.tags or tags in self.tags

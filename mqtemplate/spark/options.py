@@ -1,0 +1,232 @@
+"""The options of the data source, checked. Without Spark."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from mqtemplate.errors import ConfigurationError, DestinationError, ListenerError, UnsupportedError
+from mqtemplate.message import check_topic
+from mqtemplate.selector import TagSelector
+from mqtemplate.spark.offsets import OffsetTable, parse_offsets
+
+__all__ = ["OPTION_NAMES", "Position", "SourceOptions"]
+
+OPTION_NAMES = (
+    "store",
+    "topic",
+    "topicPattern",
+    "tags",
+    "subExpression",
+    "group",
+    "brokerName",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "failOnDataLoss",
+    "includeProperties",
+)
+"""What can be given with ``.option(...)``; upper and lower case make no difference."""
+
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp")
+_STREAM_ONLY = ("maxOffsetsPerTrigger",)
+_EXCLUSIVE = (
+    ("topic", "topicPattern"),
+    ("tags", "subExpression"),
+    ("startingOffsets", "startingTimestamp"),
+    ("endingOffsets", "endingTimestamp"),
+)
+_HINTS = {
+    "path": "give the folder of the broker as option 'store'",
+    "subscribe": "the option is 'topic' here",
+    "subscribepattern": "the option is 'topicPattern' here",
+}
+_WORDS = ("earliest", "latest", "group")
+
+Position = str | int | OffsetTable
+"""Where to begin or end: ``earliest``, ``latest``, ``group``; a store time in epoch ms; or an offset for each queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What to read, from where to where, and how.
+
+    Attributes:
+        topics: Names; empty if *topic_pattern* chooses.
+        selector: Tags to keep.
+        group: Whose committed offsets ``startingOffsets=group`` means.
+        broker_name: What stands in the column ``brokerName``; a store folder does not tell it.
+        start: Where a batch, or a query without a checkpoint, begins.
+        end: Where a batch ends.
+        max_offsets_per_trigger: Messages in one micro-batch, before tags select; None for all there are.
+        min_partitions: Cut ranges into at least so many tasks; None to let the size decide.
+        fail_on_data_loss: Fail where messages are gone that should be read; else go on behind them with a warning.
+        include_properties: Have the columns ``properties`` and ``msgId``, which cost most to build.
+    """
+
+    store: str
+    topics: tuple[str, ...]
+    topic_pattern: re.Pattern[str] | None
+    selector: TagSelector
+    group: str | None
+    broker_name: str
+    start: Position
+    end: Position
+    max_offsets_per_trigger: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    include_properties: bool
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+        """Check the options of a read.
+
+        Raises:
+            ConfigurationError: One is unknown, malformed, missing, or contradicts another.
+            UnsupportedError: It asks for reading from a remote broker.
+        """
+        given = _known({name.lower(): value for name, value in options.items()})
+        _refuse_contradictions(given, streaming=streaming)
+        if "store" not in given:
+            raise ConfigurationError("option 'store' is missing: give the folder of the embedded broker")
+        group = given.get("group")
+        return cls(
+            store=given["store"],
+            topics=_topics(given),
+            topic_pattern=_pattern(given),
+            selector=_selector(given),
+            group=group,
+            broker_name=given.get("brokerName", "broker-a"),
+            start=_position(given, "starting", "group" if streaming and group else "earliest"),
+            end=_position(given, "ending", "latest"),
+            max_offsets_per_trigger=_number(given, "maxOffsetsPerTrigger"),
+            min_partitions=_number(given, "minPartitions"),
+            fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+            include_properties=_flag(given, "includeProperties", True),
+        )
+
+    @staticmethod
+    def wants_properties(options: Mapping[str, str]) -> bool:
+        """Only ``includeProperties``: the schema is asked for before it is known how the source is read."""
+        return _flag(_known({name.lower(): value for name, value in options.items()}), "includeProperties", True)
+
+
+def _known(options: Mapping[str, str]) -> dict[str, str]:
+    """The options under their own spelling."""
+    spellings = {name.lower(): name for name in OPTION_NAMES}
+    if "nameserver" in options:
+        raise UnsupportedError(
+            f"option nameServer={options['nameserver']!r}: reading from a remote broker comes later; "
+            "read the folder of an embedded broker with option 'store'"
+        )
+    for name in options:
+        if name not in spellings:
+            raise ConfigurationError(f"option {name!r} is unknown; {_hint(name, spellings)}")
+    return {spellings[name]: value for name, value in options.items()}
+
+
+def _hint(name: str, spellings: Mapping[str, str]) -> str:
+    if name in _HINTS:
+        return _HINTS[name]
+    close = difflib.get_close_matches(name, spellings, n=1)
+    return f"did you mean {spellings[close[0]]!r}?" if close else f"known are {', '.join(OPTION_NAMES)}"
+
+
+def _refuse_contradictions(given: Mapping[str, str], *, streaming: bool) -> None:
+    for one, other in _EXCLUSIVE:
+        if one in given and other in given:
+            raise ConfigurationError(f"options {one!r} and {other!r} contradict each other; give one of them")
+    wrong, kind, remedy = (
+        (_BATCH_ONLY, "a stream has no end", "leave it out, or read a batch with spark.read")
+        if streaming
+        else (_STREAM_ONLY, "a batch has no triggers", "leave it out, or set endingOffsets")
+    )
+    for name in wrong:
+        if name in given:
+            raise ConfigurationError(f"option {name!r} does not apply: {kind}; {remedy}")
+
+
+def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
+    if "topic" not in given:
+        if "topicPattern" in given:
+            return ()
+        raise ConfigurationError("option 'topic' is missing: give one topic, several as 'a,b', or a 'topicPattern'")
+    names = [name.strip() for name in given["topic"].split(",")]
+    for name in names:
+        try:
+            check_topic(name)
+        except DestinationError as exc:
+            raise ConfigurationError(f"option topic={given['topic']!r}: {exc}") from exc
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"option topic={given['topic']!r} names one topic twice; name each once")
+    return tuple(sorted(names))
+
+
+def _pattern(given: Mapping[str, str]) -> re.Pattern[str] | None:
+    try:
+        return re.compile(given["topicPattern"]) if "topicPattern" in given else None
+    except re.error as exc:
+        text = given["topicPattern"]
+        raise ConfigurationError(f"option topicPattern={text!r} is not a regular expression: {exc}") from exc
+
+
+def _selector(given: Mapping[str, str]) -> TagSelector:
+    expression = given.get("tags", given.get("subExpression", "*"))
+    try:
+        return TagSelector(expression)
+    except ListenerError as exc:
+        raise ConfigurationError(f"option tags: {exc}") from exc
+
+
+def _position(given: Mapping[str, str], which: str, default: str) -> Position:
+    timestamp = given.get(f"{which}Timestamp")
+    if timestamp is not None:
+        return _milliseconds(f"{which}Timestamp", timestamp)
+    option = f"{which}Offsets"
+    text = given.get(option, default)
+    if text.lstrip().startswith("{"):
+        return parse_offsets(text, option)
+    word = text.strip().lower()
+    refused = {"starting": (), "ending": ("earliest", "group")}[which]
+    if word not in _WORDS or word in refused:
+        allowed = [word for word in _WORDS if word not in refused]
+        raise ConfigurationError(f"option {option}={text!r}: allowed are {', '.join(allowed)}, or offsets as JSON")
+    if word == "group" and "group" not in given:
+        raise ConfigurationError(f"option {option}='group' needs the option 'group', whose committed offsets it means")
+    return word
+
+
+def _milliseconds(option: str, text: str) -> int:
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as exc:
+        raise ConfigurationError(
+            f"option {option}={text!r}: give epoch milliseconds, or ISO 8601 such as 2026-01-31T12:00:00+00:00"
+        ) from exc
+    if moment.tzinfo is None:
+        raise ConfigurationError(f"option {option}={text!r} has no time zone; add one, such as +00:00")
+    return int(moment.timestamp() * 1_000)
+
+
+def _number(given: Mapping[str, str], option: str) -> int | None:
+    if option not in given:
+        return None
+    text = given[option].strip()
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(f"option {option}={given[option]!r} must be a whole number above 0")
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:
+    text = given.get(option, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"option {option}={given[option]!r} must be true or false")
+    return text == "true"

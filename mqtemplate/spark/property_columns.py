@@ -1,0 +1,130 @@
+"""Message properties as Arrow columns: found by their separators, many messages at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["PropertyColumns", "text"]
+
+_NAME_END, _PAIR_END = 0x01, 0x02
+
+
+class PropertyColumns:
+    """The properties of a batch of messages, ``name 0x01 value 0x02 …`` each.
+
+    Read as RocketMQ reads them (``MessageDecoder.string2messageProperties``): the last separator may be
+    missing, the first 0x01 ends the name, a pair without a name or without a value does not count, and of two
+    pairs with one name the later one does.
+
+    Args:
+        encoded: Arrow binary array, one cell a message.
+    """
+
+    def __init__(self, encoded: pa.Array) -> None:
+        encoded = _with_last_separator(encoded)
+        self._count = len(encoded)
+        offsets, self._data = _parts(encoded)
+        stops = np.flatnonzero(self._data == _PAIR_END)
+        starts = np.concatenate([np.zeros(min(1, len(stops)), np.int64), stops[:-1] + 1])
+        middles = _first_after(np.flatnonzero(self._data == _NAME_END), starts)
+        counts = np.diff(np.searchsorted(stops, offsets))
+        rows = np.repeat(np.arange(self._count), counts)
+        counted = (middles > starts) & (middles < stops - 1)
+        if not counted.all():
+            starts, middles, stops, rows = starts[counted], middles[counted], stops[counted], rows[counted]
+        self._starts, self._middles, self._stops, self._rows = starts, middles, stops, rows
+        self._cells = self._make_cells()
+
+    def value(self, name: str) -> pa.Array:
+        """The value of one property in each message, as a string column; null where it is missing."""
+        pairs = self._pairs_named(name.encode())
+        at = np.full(self._count, -1)
+        at[self._rows[pairs]] = pairs  # of equal names in one message the last assignment stands
+        return text(self._cells.take(pa.array(4 * at + 2, mask=at < 0)))
+
+    def maps(self) -> pa.Array:
+        """All properties of each message, as a column of maps."""
+        pairs = self._last_of_each_name()
+        offsets = np.searchsorted(self._rows[pairs], np.arange(self._count + 1)).astype(np.int32)
+        names = text(self._cells.take(pa.array(4 * pairs)))
+        values = text(self._cells.take(pa.array(4 * pairs + 2)))
+        return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values)
+
+    def _make_cells(self) -> pa.Array:
+        """The bytes as one binary array: name, separator, value, separator and what follows, name, …"""
+        bounds = np.empty((len(self._starts), 4), np.int32)
+        bounds[:, 0], bounds[:, 1] = self._starts, self._middles
+        bounds[:, 2], bounds[:, 3] = self._middles + 1, self._stops
+        offsets = np.append(bounds.reshape(-1), np.int32(len(self._data)))
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
+        return pa.Array.from_buffers(pa.binary(), 4 * len(bounds), buffers)
+
+    def _pairs_named(self, name: bytes) -> npt.NDArray[np.int64]:
+        pairs = np.flatnonzero((self._middles - self._starts == len(name)) & (self._data[self._starts] == name[0]))
+        found = self._data[self._starts[pairs, None] + np.arange(len(name))]
+        same: npt.NDArray[np.bool_] = (found == np.frombuffer(name, np.uint8)).all(axis=1)
+        return pairs[same]
+
+    def _last_of_each_name(self) -> npt.NDArray[np.int64]:
+        """The numbers of the pairs, without those that a later pair of the same message and name replaces."""
+        every = np.arange(len(self._starts))
+        marks = np.sort(self._name_marks())
+        if (marks[1:] != marks[:-1]).all():
+            return every
+        names = self._cells.take(pa.array(4 * every)).to_pylist()
+        last = {(row, name): pair for pair, (row, name) in enumerate(zip(self._rows.tolist(), names, strict=True))}
+        return np.array(sorted(last.values()), np.int64)
+
+    def _name_marks(self) -> npt.NDArray[np.uint64]:
+        """A number for each pair, equal for equal names in one message, and seldom otherwise.
+
+        Made of the message's number, the name's length, and its first and last bytes: names that differ only in
+        their middle look equal here, which costs time and nothing else.
+        """
+        lengths = self._middles - self._starts
+        head = self._data[self._starts].astype(np.uint64)
+        second = self._data[np.minimum(self._starts + 1, self._middles - 1)].astype(np.uint64)
+        tail = self._data[self._middles - 1].astype(np.uint64)
+        before = self._data[np.maximum(self._middles - 2, self._starts)].astype(np.uint64)
+        mark = head << np.uint64(24) | second << np.uint64(16) | before << np.uint64(8) | tail
+        mark = mark ^ (lengths.astype(np.uint64) << np.uint64(16))
+        marks: npt.NDArray[np.uint64] = mark | self._rows.astype(np.uint64) << np.uint64(32)
+        return marks
+
+
+def text(cells: pa.Array) -> pa.Array:
+    """Binary cells as strings; bytes that are not UTF-8 are replaced as Java does, since none may reach the JVM."""
+    try:
+        return cells.cast(pa.string())
+    except pa.ArrowInvalid:
+        decoded = [None if cell is None else cell.decode("utf-8", "replace") for cell in cells.to_pylist()]
+        return pa.array(decoded, pa.string())
+
+
+def _with_last_separator(encoded: pa.Array) -> pa.Array:
+    """End each cell that is not empty with 0x02. An extra one makes an empty pair, which does not count."""
+    offsets, data = _parts(encoded)
+    filled = offsets[1:] > offsets[:-1]
+    if (data[offsets[1:][filled] - 1] == _PAIR_END).all():
+        return encoded
+    return pc.binary_join_element_wise(encoded, pa.scalar(bytes([_PAIR_END])), pa.scalar(b""))
+
+
+def _parts(cells: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """The offsets and bytes of a binary array that begins at its buffers' start."""
+    _, offsets, data = cells.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(cells) + 1).astype(np.int64)
+    return bounds, np.frombuffer(data, np.uint8, int(bounds[-1])) if data is not None else np.empty(0, np.uint8)
+
+
+def _first_after(positions: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """For each start the first of the ascending *positions* at or behind it; -1 if there is none."""
+    if len(positions) == len(starts) and (positions >= starts).all() and (positions[:-1] < starts[1:]).all():
+        return positions  # the usual case: one in each pair
+    found = np.searchsorted(positions, starts)
+    return np.append(positions, -1)[found]

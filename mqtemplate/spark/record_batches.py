@@ -1,0 +1,277 @@
+"""Commit log records as Arrow record batches, without a Python object a record.
+
+A window of the log *is* an Arrow binary array whose cells are header, body, topic, properties, next header, …
+One int32 offsets buffer says where each cell begins; Arrow's ``take`` then copies the wanted cells in C++, and the
+numbers of the header are gathered by numpy. What is rare (a compressed body, text that is not UTF-8) goes by Python.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mqtemplate.errors import CorruptRecordError
+from mqtemplate.message import Property, offset_msg_id
+from mqtemplate.record import HEADER_SIZE, MAGIC_V1, MAGIC_V2, SysFlag, unpack_host
+from mqtemplate.spark.blocks import LocalBlocks, LogWindow
+from mqtemplate.spark.property_columns import PropertyColumns
+
+__all__ = ["ARROW_SCHEMA", "ARROW_SCHEMA_WITHOUT_PROPERTIES", "QueueSlice", "record_batches"]
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
+ARROW_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("brokerName", pa.string()),
+        ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
+        ("msgId", pa.string()),
+        ("tags", pa.string()),
+        ("keys", pa.string()),
+        ("body", pa.binary()),
+        ("flag", pa.int32()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("bornTimestamp", _TIMESTAMP),
+        ("storeTimestamp", _TIMESTAMP),
+        ("deliverTimestamp", _TIMESTAMP),
+        ("reconsumeTimes", pa.int32()),
+    ]
+)
+"""The columns of the source; ``deliverTimestamp`` is null unless the message was delayed to a time."""
+
+_DEAR = ("msgId", "properties")
+ARROW_SCHEMA_WITHOUT_PROPERTIES = pa.schema([field for field in ARROW_SCHEMA if field.name not in _DEAR])
+"""The columns with ``includeProperties=false``: without the two that cost most to build."""
+
+_ROWS = 8_192  # a batch; from here to 32,768 rows the cost a row is the same
+_BYTES = 32 * 1024 * 1024  # a batch; bodies may be megabytes
+_SMALLEST = HEADER_SIZE + 3  # a record with IPv4 hosts and nothing in it
+_LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that can be told in microseconds
+_CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSlice:
+    """Units of one queue, and what their rows share.
+
+    Attributes:
+        queue_offsets: The place in the queue of each unit, ascending.
+        units: Structured array of `CQ_UNIT_DTYPE`, one for each queue offset.
+    """
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    queue_offsets: npt.NDArray[np.int64]
+    units: npt.NDArray[Any]
+
+    def __getitem__(self, part: slice) -> QueueSlice:
+        return QueueSlice(self.topic, self.broker_name, self.queue_id, self.queue_offsets[part], self.units[part])
+
+
+def record_batches(blocks: LocalBlocks, queue: QueueSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The records of *queue* in order, some thousand to a batch.
+
+    Every record is checked: its length, mark, own offset, the lengths inside, and the CRC of its body.
+
+    Raises:
+        CorruptRecordError: A record is damaged; names the file and the physical offset.
+        OffsetOutOfRangeError: The file that held it was deleted.
+    """
+    physical = queue.units["physical_offset"].astype(np.int64)
+    if (np.diff(physical) <= 0).any():
+        at = int(np.argmax(np.diff(physical) <= 0))
+        where = f"consume queue {queue.queue_id} of {queue.topic}"
+        raise CorruptRecordError(where, int(physical[at + 1]), "its units do not ascend")
+    for window, part in blocks.windows(physical):
+        for piece in _pieces(queue.units["size"][part].astype(np.int64)):
+            start = part.start
+            chunk = queue[start + piece.start : start + piece.stop]
+            yield _Records(window, chunk).batch(schema)
+
+
+def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
+    """Cut into batches by rows and by bytes; at least one record in each."""
+    ends = np.cumsum(sizes)
+    at = 0
+    while at < len(sizes):
+        before = int(ends[at - 1]) if at else 0
+        stop = min(at + _ROWS, int(np.searchsorted(ends, before + _BYTES, side="right")))
+        yield slice(at, max(stop, at + 1))
+        at = max(stop, at + 1)
+
+
+class _Records:
+    """Records of one commit log file, their fields found by arithmetic. `mqtemplate.record` has the layout."""
+
+    def __init__(self, window: LogWindow, queue: QueueSlice) -> None:
+        self._queue, self._path = queue, window.path
+        self._physical = queue.units["physical_offset"].astype(np.int64)
+        self._sizes = queue.units["size"].astype(np.int64)
+        first = int(self._physical[0]) - window.start
+        last = min(int(self._physical[-1] + self._sizes[-1]) - window.start, len(window.data))
+        self._data = window.data[first:last]
+        self._at = self._physical - window.start - first
+        self._require(
+            (self._sizes >= _SMALLEST) & (self._at + self._sizes <= len(self._data)),
+            "its length goes beyond the file, or is below the smallest record",
+        )
+        self._find_fields()
+        self._check_bodies()
+        self._all_cells = self._make_cells()
+
+    def _find_fields(self) -> None:
+        at, sizes = self._at, self._sizes
+        magic = self._i4(at + 4)
+        self._require(self._i4(at) == sizes, "its length is not the one in the consume queue")
+        self._require((magic == MAGIC_V1) | (magic == MAGIC_V2), "it does not begin with a record's mark")
+        self._require(self._i8(at + 28) == self._physical, "it says that it stands elsewhere in the log")
+        self._sys_flags = self._i4(at + 36)
+        self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, 12, 0)
+        hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, 12, 0)
+        self._tail_at = at + 72 + hosts_extra  # reconsume times, prepared transaction offset, body length, body
+        self._body_at = self._tail_at + 16
+        topic_length_size = np.where(magic == MAGIC_V2, 2, 1)
+        end, reason = at + sizes, "the lengths inside it do not add up"
+        self._require(self._body_at + topic_length_size + 2 <= end, reason)
+        body_length = self._i4(self._body_at - 4)
+        self._body_end = self._body_at + body_length
+        self._require((body_length >= 0) & (self._body_end + topic_length_size + 2 <= end), reason)
+        topic_length = np.where(magic == MAGIC_V2, self._u2(self._body_end), self._data[self._body_end])
+        properties_length_at = self._body_end + topic_length_size + topic_length
+        self._require(properties_length_at + 2 <= end, reason)
+        self._properties_at = properties_length_at + 2
+        self._require(self._properties_at + self._u2(properties_length_at) == end, reason)
+
+    def _check_bodies(self) -> None:
+        crc32, data = zlib.crc32, self._data.data
+        spans = zip(self._body_at.tolist(), self._body_end.tolist(), strict=True)
+        found = np.array([crc32(data[start:end]) for start, end in spans], np.uint32) & 0x7FFF_FFFF
+        self._require(found == self._i4(self._at + 8), "the CRC of its body is wrong")
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """The columns that *schema* asks for; nothing else is built."""
+        makers = self._makers()
+        return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
+
+    def _makers(self) -> dict[str, Callable[[], pa.Array]]:
+        count, queue = len(self._at), self._queue
+        return {
+            "topic": lambda: pa.repeat(pa.scalar(queue.topic), count),
+            "brokerName": lambda: pa.repeat(pa.scalar(queue.broker_name), count),
+            "queueId": lambda: pa.repeat(pa.scalar(queue.queue_id, pa.int32()), count),
+            "queueOffset": lambda: pa.array(queue.queue_offsets, pa.int64()),
+            "msgId": self._message_ids,
+            "tags": lambda: self._properties.value(Property.TAGS),
+            "keys": lambda: self._properties.value(Property.KEYS),
+            "body": self._bodies,
+            "flag": lambda: pa.array(self._i4(self._at + 16), pa.int32()),
+            "properties": self._maps,
+            "bornTimestamp": lambda: _timestamps(self._i8(self._at + 40)),
+            "storeTimestamp": lambda: _timestamps(self._i8(self._at + 56 + self._born_extra)),
+            "deliverTimestamp": lambda: _deliver_timestamps(self._properties),
+            "reconsumeTimes": lambda: pa.array(self._i4(self._tail_at), pa.int32()),
+        }
+
+    @cached_property
+    def _properties(self) -> PropertyColumns:
+        return PropertyColumns(self._cells(3))
+
+    def _maps(self) -> pa.Array:
+        return self._properties.maps()
+
+    def _cells(self, number: int) -> pa.Array:
+        """Cell *number* of each record: 0 header, 1 body, 2 topic and lengths, 3 properties, 4 the gap behind it."""
+        return self._all_cells.take(pa.array(np.arange(number, 5 * len(self._at), 5)))
+
+    def _make_cells(self) -> pa.Array:
+        bounds = np.empty((len(self._at), 5), np.int32)
+        bounds[:, 0], bounds[:, 1], bounds[:, 2] = self._at, self._body_at, self._body_end
+        bounds[:, 3], bounds[:, 4] = self._properties_at, self._at + self._sizes
+        offsets = np.append(bounds.reshape(-1), np.int32(len(self._data)))
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
+        return pa.Array.from_buffers(pa.binary(), 5 * len(self._at), buffers)
+
+    def _bodies(self) -> pa.Array:
+        bodies = self._cells(1)
+        compressed = np.flatnonzero(self._sys_flags & SysFlag.COMPRESSED)
+        if not len(compressed):
+            return bodies
+        plain = bodies.to_pylist()
+        for row in compressed.tolist():
+            plain[row] = self._decompress(row, plain[row])
+        return pa.array(plain, pa.binary())
+
+    def _decompress(self, row: int, body: bytes) -> bytes:
+        codec = _CODECS.get(int(self._sys_flags[row]) & SysFlag.COMPRESSION_MASK)
+        try:
+            if codec == "zlib":
+                return zlib.decompress(body)
+            if codec is not None:
+                return bytes(pa.CompressedInputStream(pa.BufferReader(body), codec).read())
+        except (zlib.error, OSError) as exc:
+            raise self._corrupt(row, f"its {codec} body does not open: {exc}") from exc
+        raise self._corrupt(row, f"its system flag {int(self._sys_flags[row]):#x} names no known compression")
+
+    def _message_ids(self) -> pa.Array:
+        """The sender's id; the broker's own where the sender gave none."""
+        ids = self._properties.value(Property.UNIQ_KEY)
+        if not ids.null_count:
+            return ids
+        known = ids.to_pylist()
+        for row, unique in enumerate(known):
+            if unique is None:
+                host = self._data[int(self._at[row] + 64 + self._born_extra[row]) : int(self._tail_at[row])]
+                known[row] = offset_msg_id(unpack_host(host.tobytes()), int(self._physical[row]))
+        return pa.array(known, pa.string())
+
+    def _require(self, good: npt.NDArray[np.bool_], reason: str) -> None:
+        if not good.all():
+            raise self._corrupt(int(np.argmin(good)), reason)
+
+    def _corrupt(self, row: int, reason: str) -> CorruptRecordError:
+        return CorruptRecordError(self._path, int(self._physical[row]), reason)
+
+    # Overlapping views, one number at every byte: indexing them gathers big-endian numbers at any place.
+
+    def _i8(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return _gather(self._data, ">i8", at).astype(np.int64)
+
+    def _i4(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        return _gather(self._data, ">i4", at).astype(np.int32)
+
+    def _u2(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return _gather(self._data, ">u2", np.minimum(at, len(self._data) - 2)).astype(np.int64)
+
+
+def _gather(data: npt.NDArray[np.uint8], kind: str, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    dtype = np.dtype(kind)
+    every: npt.NDArray[Any] = np.ndarray((len(data) - dtype.itemsize + 1,), dtype, buffer=data.data, strides=(1,))
+    return every[at]
+
+
+def _timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array(milliseconds * 1_000).view(_TIMESTAMP)
+
+
+def _deliver_timestamps(properties: PropertyColumns) -> pa.Array:
+    """When a message delayed to a time was due, in those that have been put into their real topic."""
+    due = properties.value(Property.TIMER_DELIVER_MS)
+    if due.null_count < len(due):
+        due = pc.if_else(properties.value(Property.REAL_TOPIC).is_valid(), due, pa.scalar(None, pa.string()))
+    try:
+        milliseconds = due.cast(pa.int64())
+    except pa.ArrowInvalid:  # somebody else wrote the property, and not as a number
+        numbers = (None if word is None or not word.isdecimal() else int(word) for word in due.to_pylist())
+        known = [None if number is None or number > _LAST_MS else number for number in numbers]
+        milliseconds = pa.array(known, pa.int64())
+    in_range = pc.less_equal(pc.abs(milliseconds), _LAST_MS)
+    return pc.multiply(pc.if_else(in_range, milliseconds, None), 1_000).view(_TIMESTAMP)

@@ -1,0 +1,122 @@
+"""The columns of the source, and the Spark type of a payload class."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pydantic import AliasChoices, BaseModel
+
+from mqtemplate.errors import ListenerError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = ["payload_schema", "source_schema"]
+
+
+def source_schema(*, include_properties: bool = True) -> StructType:
+    """The columns of ``format("mqtemplate")``.
+
+    Names and types are rocketmq-spark's where it has the column, except that ``properties`` is a map.
+    ``deliverTimestamp`` is null unless the message was delayed to a time.
+    """
+    from pyspark.sql import types as t
+
+    columns: list[tuple[str, DataType]] = [
+        ("topic", t.StringType()),
+        ("brokerName", t.StringType()),
+        ("queueId", t.IntegerType()),
+        ("queueOffset", t.LongType()),
+        ("msgId", t.StringType()),
+        ("tags", t.StringType()),
+        ("keys", t.StringType()),
+        ("body", t.BinaryType()),
+        ("flag", t.IntegerType()),
+        ("properties", t.MapType(t.StringType(), t.StringType())),
+        ("bornTimestamp", t.TimestampType()),
+        ("storeTimestamp", t.TimestampType()),
+        ("deliverTimestamp", t.TimestampType()),
+        ("reconsumeTimes", t.IntegerType()),
+    ]
+    dear = () if include_properties else ("msgId", "properties")
+    return t.StructType([t.StructField(name, kind) for name, kind in columns if name not in dear])
+
+
+def payload_schema(payload: type) -> StructType:
+    """The struct that JSON bodies of *payload*, a pydantic model or a dataclass, are read into.
+
+    A field has the name it has in the JSON: a pydantic alias where there is one. Every field may be null, as a body
+    may lack it. ``X | None`` is X; an enum is the type of its values.
+
+    Raises:
+        ListenerError: A field's type has no counterpart in Spark.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    named = payload.__qualname__
+    return StructType([StructField(name, _spark_type(kind, f"{named}.{name}")) for name, kind in _fields(payload)])
+
+
+def _fields(payload: Any) -> list[tuple[str, Any]]:
+    if isinstance(payload, type) and issubclass(payload, BaseModel):
+        return [(_json_name(name, field), field.annotation) for name, field in payload.model_fields.items()]
+    if dataclasses.is_dataclass(payload):
+        hints = typing.get_type_hints(payload)
+        return [(field.name, hints[field.name]) for field in dataclasses.fields(payload)]
+    raise ListenerError(f"payload {payload!r} is neither a pydantic model nor a dataclass, so it has no columns")
+
+
+def _json_name(name: str, field: Any) -> str:
+    alias = field.validation_alias or field.alias
+    if isinstance(alias, AliasChoices):
+        alias = alias.choices[0]
+    return alias if isinstance(alias, str) else name
+
+
+def _spark_type(kind: Any, where: str) -> DataType:
+    from pyspark.sql import types as t
+
+    simple: dict[Any, DataType] = {
+        bool: t.BooleanType(),
+        int: t.LongType(),
+        float: t.DoubleType(),
+        str: t.StringType(),
+        bytes: t.BinaryType(),
+        Decimal: t.DecimalType(38, 18),
+        datetime: t.TimestampType(),
+        date: t.DateType(),
+    }
+    if kind in simple:
+        return simple[kind]
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _spark_type(arguments[0], where)
+    if origin in (typing.Union, types.UnionType):
+        return _spark_type(_only_one([one for one in arguments if one is not type(None)], kind, where), where)
+    if origin is typing.Literal:
+        return _spark_type(_only_one(list({type(value) for value in arguments}), kind, where), where)
+    if origin in (list, set, frozenset, tuple):
+        items = [one for one in arguments if one is not Ellipsis]
+        return t.ArrayType(_spark_type(_only_one(items, kind, where), where))
+    if origin is dict and arguments[0] is str:
+        return t.MapType(t.StringType(), _spark_type(arguments[1], where))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _spark_type(_only_one(list({type(member.value) for member in kind}), kind, where), where)
+    if isinstance(kind, type) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)):
+        return payload_schema(kind)
+    raise ListenerError(
+        f"payload field {where}: {kind!r} has no counterpart in Spark; use bool, int, float, str, bytes, Decimal, "
+        "datetime, date, list, dict with str keys, an enum, another model, or one of them with | None"
+    )
+
+
+def _only_one(kinds: list[Any], kind: Any, where: str) -> Any:
+    if len(kinds) == 1:
+        return kinds[0]
+    raise ListenerError(f"payload field {where}: {kind!r} is more than one type; a column has one")

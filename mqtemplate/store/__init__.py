@@ -1,0 +1,27 @@
+"""The engine: files and offsets."""
+
+from mqtemplate.store.checkpoint import LogFollower
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.store.home import FolderHome, Home, MemoryHome
+from mqtemplate.store.mapped_file import MappedFile
+from mqtemplate.store.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.message_store import MessageStore, PutResult
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
+from mqtemplate.store.topics import TopicTable
+
+__all__ = [
+    "ConsumeQueue",
+    "ConsumerOffsets",
+    "FlushDiskType",
+    "FolderHome",
+    "Home",
+    "LogFollower",
+    "MappedFile",
+    "MappedFileQueue",
+    "MemoryHome",
+    "MessageStore",
+    "PutResult",
+    "StoreSettings",
+    "TopicTable",
+]

@@ -1,0 +1,272 @@
+"""The log that everything is written to first."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from mqtemplate.clock import Clock
+from mqtemplate.errors import CorruptRecordError, MessageError
+from mqtemplate.message import HostAddress
+from mqtemplate.record import (
+    CHECK_SIZE,
+    HEADER,
+    HEADER_SIZE,
+    MAGIC_BLANK,
+    BadRecordError,
+    RecordDraft,
+    StoredRecord,
+    SysFlag,
+    body_crc,
+    check_of,
+    pack_host,
+    parse_record,
+)
+from mqtemplate.store.layout import BLANK_SIZE, pack_blank
+from mqtemplate.store.mapped_file import MappedFile
+from mqtemplate.store.mapped_file_queue import MappedFileQueue
+
+__all__ = ["CommitLog"]
+
+_SIZE_AND_MAGIC = struct.Struct(">ii")
+_HEADER_FRONT = struct.Struct(">iiiiiqqiq")
+_HEADER_BACK = struct.Struct(">iqi")
+_I8 = struct.Struct(">q")
+_HOST_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+
+
+class CommitLog:
+    """Records, one behind the other, over files of one size.
+
+    - A record lies in one file. Where the next one does not fit, a blank ends the file.
+    - A record's first eight bytes, its size and magic, are written last: a process killed in between
+      leaves zeros there, so what can be seen is whole.
+    - Behind ``end`` everything is zero.
+    - Not thread-safe: the `MessageStore` appends under its lock. Reading needs no lock.
+
+    Args:
+        files: Where the bytes go.
+        clock: Dates the records. Store timestamps never go back, whatever the clock does.
+        store_host: This broker's address, as it stands in each record.
+    """
+
+    def __init__(self, files: MappedFileQueue, clock: Clock, store_host: HostAddress) -> None:
+        self._files = files
+        self._clock = clock
+        self._store_host = pack_host(store_host)
+        self._store_flag = 0 if len(self._store_host) == 8 else SysFlag.STORE_HOST_V6
+        self._file_size = files.file_size
+        self._spare: MappedFile | None = None
+        self._spare_lock = threading.Lock()
+        self._low_water = self._file_size
+        self._on_low_water: Callable[[], None] = lambda: None
+        self.last_store_timestamp = 0
+        self.scan_end = files.begin
+        self.open_at(files.begin)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    @property
+    def begin(self) -> int:
+        return self._files.begin
+
+    @property
+    def end(self) -> int:
+        """Physical offset of the next record (of the blank before it, at a file's end)."""
+        return self._start + self._at
+
+    def open_at(self, end: int) -> None:
+        """Go on writing at *end*."""
+        self._start = end - end % self._file_size
+        self._at = end - self._start
+        found = self._files.find(end)
+        self._view = found[0].view if found else None
+
+    def append(self, draft: RecordDraft, magic: int, tail: bytes, queue_offset: int) -> tuple[int, int, int]:
+        """Write one record; gives physical offset, size and store timestamp.
+
+        Raises:
+            StoreFullError: The next file could not be made; the log is as before.
+        """
+        born_host = draft.born_host
+        is_v4 = len(born_host) == 8 and not self._store_flag
+        size = HEADER_SIZE + len(tail) + CHECK_SIZE
+        if not is_v4:
+            size += len(born_host) + len(self._store_host) - 16
+        self.make_room(size)
+        at = self._at
+        view = self._view
+        assert view is not None
+        physical_offset = self._start + at
+        now = self._clock.now_ms()
+        if now < self.last_store_timestamp:
+            now = self.last_store_timestamp
+        self.last_store_timestamp = now
+        crc = draft.body_crc
+        fields = (
+            size,
+            magic,
+            body_crc(draft.body) if crc is None else crc,
+            draft.queue_id,
+            draft.flag,
+            queue_offset,
+            physical_offset,
+            draft.sys_flag & ~_HOST_FLAGS,
+            draft.born_timestamp,
+            born_host,
+            now,
+            self._store_host,
+            draft.reconsume_times,
+            draft.prepared_transaction_offset,
+            len(draft.body),
+        )
+        header = HEADER.pack(*fields) if is_v4 else self._pack_v6_header(fields)
+        check = check_of(crc32(tail, crc32(header)), physical_offset)
+        end = at + size
+        view[at + 8 : end] = b"".join((header[8:], tail, check))
+        view[at : at + 8] = header[:8]
+        self._at = end
+        if end > self._low_water:
+            self._low_water = self._file_size  # once a file
+            self._on_low_water()
+        return physical_offset, size, now
+
+    def _pack_v6_header(self, fields: tuple[Any, ...]) -> bytes:
+        born_host, now, store_host = fields[9:12]
+        sys_flag = fields[7] | self._store_flag | (SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0)
+        front = _HEADER_FRONT.pack(*fields[:7], sys_flag, fields[8])
+        return b"".join((front, born_host, _I8.pack(now), store_host, _HEADER_BACK.pack(*fields[12:])))
+
+    def make_room(self, size: int) -> None:
+        """See that *size* bytes of records fit into the file that is written to, by going on to the next if need be.
+
+        Raises:
+            StoreFullError: The next file could not be made; the log is as before.
+            MessageError: They would not fit into any file.
+        """
+        room = self._file_size - self._at - BLANK_SIZE
+        if size <= room and self._view is not None:
+            return
+        if size > self._file_size - BLANK_SIZE:
+            raise MessageError(
+                f"{size} bytes of records do not fit into a commit log file of {self._file_size} bytes; "
+                "send less at once, or make the files larger (mapped-file-size-commit-log)"
+            )
+        if self._view is None:
+            self._view = self._next_file(self._start).view
+            if size <= room:
+                return
+        view, at = self._view, self._at
+        self._view = self._next_file(self._start + self._file_size).view
+        view[at : at + BLANK_SIZE] = pack_blank(self._file_size - at)
+        self._start += self._file_size
+        self._at = 0
+        self._low_water = self._file_size // 2
+
+    def _next_file(self, start: int) -> MappedFile:
+        with self._spare_lock:
+            spare, self._spare = self._spare, None
+            return self._files.append_file(start, make=None if spare is None else lambda _: spare)
+
+    # --- ahead of the writer -------------------------------------------------------------------
+
+    def on_low_water(self, wake: Callable[[], None]) -> None:
+        """Call *wake* when a file is half full, so that somebody calls `prepare`."""
+        self._on_low_water = wake
+        self._low_water = self._file_size // 2
+
+    def prepare(self) -> None:
+        """Make the next file before it is needed. Runs beside the writer, in another thread."""
+        with self._spare_lock:
+            if self._at * 2 > self._file_size and self._spare is None and self._files.end == self._start + self._file_size:
+                self._spare = self._files.new_file(self._files.end)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def read(self, physical_offset: int, size: int) -> StoredRecord:
+        """One record, checked against its CRC.
+
+        Raises:
+            CorruptRecordError: It is damaged, or not there any more.
+        """
+        data = self._files.read(physical_offset, size)
+        try:
+            record = parse_record(data)
+            if record.physical_offset != physical_offset or record.total_size != size:
+                raise BadRecordError(f"it says it lies at {record.physical_offset} and has {record.total_size} bytes, expected {size}")
+        except BadRecordError as exc:
+            raise CorruptRecordError(self.path_of(physical_offset), physical_offset, str(exc)) from exc
+        return record
+
+    def scan(self, start: int) -> Iterator[StoredRecord]:
+        """Records from *start* on, until the first place where none is; `scan_end` tells where that was.
+
+        Raises:
+            BadRecordError: That place does not hold zeros. Whether it is a torn tail is for the recovery to judge.
+        """
+        self.scan_end = start
+        while (found := self._files.find(self.scan_end)) is not None:
+            file, file_start = found
+            at = self.scan_end - file_start
+            size, magic = _SIZE_AND_MAGIC.unpack_from(file.view, at) if at + BLANK_SIZE <= file.size else (0, 0)
+            if magic == MAGIC_BLANK and size == file.size - at:
+                self.scan_end = file_start + file.size
+                continue
+            if size == 0 and magic == 0:
+                return
+            record = parse_record(file.view[at : at + max(size, HEADER_SIZE)])
+            if record.physical_offset != self.scan_end:
+                raise BadRecordError(f"the record there says it lies at {record.physical_offset}")
+            yield record
+            self.scan_end += size
+
+    def scan_file_of(self, physical_offset: int) -> Iterator[StoredRecord]:
+        """`scan` from the first byte of the file that holds *physical_offset*, or of the last file there is."""
+        offset = min(physical_offset, max(self._files.end - 1, self._files.begin))
+        found = self._files.find(offset)
+        return self.scan(offset if found is None else found[1])
+
+    def find_record_behind(self, physical_offset: int) -> int | None:
+        """The first whole record anywhere behind *physical_offset*; None if the rest is empty or torn."""
+        for file, file_start in zip(self._files.files, self._files.starts, strict=True):
+            at = max(0, physical_offset + 1 - file_start)
+            while at < file.size and (at := _find_magic(file.view, at)) >= 0:
+                size = _SIZE_AND_MAGIC.unpack_from(file.view, at)[0]
+                try:
+                    if parse_record(file.view[at : at + size]).physical_offset == file_start + at:
+                        return file_start + at
+                except BadRecordError:
+                    pass  # chance, or torn: not a record
+                at += 1
+        return None
+
+    def path_of(self, physical_offset: int) -> Path:
+        start = physical_offset - physical_offset % self._file_size
+        return self._files.path_of(start) or Path(f"memory-{start:020d}")
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def truncate(self, end: int) -> None:
+        """Forget everything from *end* on, and write on there."""
+        self._files.truncate(end)
+        self.open_at(end)
+
+    def flush(self, start: int, end: int) -> None:
+        self._files.flush(start, end)
+
+    def close(self) -> None:
+        with self._spare_lock:
+            if self._spare is not None:
+                self._spare.delete()
+                self._spare = None
+        self._files.close()
+
+
+def _find_magic(view: object, at: int) -> int:
+    """Where the next record of either version could begin, at or behind *at*; -1 if nowhere."""
+    hits = [hit - 4 for magic in (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab") if (hit := view.find(magic, at + 4)) >= 0]  # type: ignore[attr-defined]
+    return min(hits, default=-1)

@@ -1,0 +1,69 @@
+"""How far each consumer group is done: ``config/consumerOffset.json``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from mqtemplate.clock import Clock
+from mqtemplate.store.home import Home
+from mqtemplate.store.json_files import DataVersion, read_table, write_table
+
+__all__ = ["ConsumerOffsets"]
+
+
+class ConsumerOffsets:
+    """(group, topic) -> queue id -> the first queue offset not yet done.
+
+    Args:
+        name: The file. A group that broadcasts keeps a file for each member.
+    """
+
+    def __init__(self, home: Home, clock: Clock, name: str = "config/consumerOffset.json") -> None:
+        self._home = home
+        self._clock = clock
+        self._name = name
+        self._lock = threading.Lock()
+        self._version = DataVersion()
+        self._table: dict[tuple[str, str], dict[int, int]] = {}
+        self._is_dirty = False
+        self._on_change: Callable[[], None] = lambda: None
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call *changed* at the first change after each `persist`."""
+        self._on_change = changed
+
+    def load(self) -> None:
+        table = read_table(self._home, self._name)
+        for key, offsets in table.get("offsetTable", {}).items():
+            topic, _, group = key.rpartition("@")
+            self._table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        offsets = self._table.get((group, topic))
+        return None if offsets is None else offsets.get(queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        offsets = self._table.get((group, topic))
+        if offsets is None:
+            with self._lock:
+                offsets = self._table.setdefault((group, topic), {})
+        if offsets.get(queue_id) != queue_offset:
+            offsets[queue_id] = queue_offset
+            if not self._is_dirty:
+                self._is_dirty = True
+                self._on_change()
+
+    def groups(self) -> set[str]:
+        """Every group that ever said how far it is."""
+        return {group for group, _ in self._table}
+
+    def persist(self) -> None:
+        """Write the table, if it changed."""
+        if not self._is_dirty:
+            return
+        self._is_dirty = False
+        with self._lock:
+            tables = list(self._table.items())
+        table = {f"{topic}@{group}": {str(queue): offset for queue, offset in dict(offsets).items()} for (group, topic), offsets in tables}
+        write_table(self._home, self._name, {"dataVersion": self._version.next(self._clock.now_ms()), "offsetTable": table})

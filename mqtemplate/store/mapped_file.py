@@ -1,0 +1,85 @@
+"""One file of fixed size, seen as memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+from mqtemplate.errors import StoreFormatError, StoreFullError
+
+__all__ = ["MappedFile"]
+
+
+class MappedFile:
+    """A preallocated file, mapped whole; or, without a path, that much anonymous memory.
+
+    - Its length never changes, and every byte of it has its block on the disk, so that writing into the map
+      cannot fail: a full disk is met when the file is made.
+    - Bytes never written are zero.
+
+    Args:
+        path: The file; made if missing. None keeps it in memory.
+        size: Its length in bytes.
+
+    Raises:
+        StoreFullError: There is no room for it; nothing is left behind.
+        StoreFormatError: It exists with another length.
+    """
+
+    def __init__(self, path: Path | None, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._fd = -1 if path is None else _open_allocated(path, size)
+        self.view = mmap.mmap(self._fd, size)
+
+    def flush(self) -> None:
+        """Return when everything written so far is on the disk."""
+        if self._fd >= 0:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        self.view.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def delete(self) -> None:
+        """Close it and remove the file."""
+        self.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _open_allocated(path: Path, size: int) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    length = os.fstat(fd).st_size
+    try:
+        if length not in (0, size):
+            raise StoreFormatError(
+                f"{path} has {length} bytes, but the settings ask for {size}; open the folder with the sizes it was made with"
+            )
+        if length == 0:
+            os.posix_fallocate(fd, 0, size)
+            _sync_folder(path.parent)
+    except BaseException as exc:
+        os.close(fd)
+        if length == 0:
+            path.unlink(missing_ok=True)
+        if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFullError(
+                f"no room on the disk for {path.name} ({size} bytes) in {path.parent}; free space there, then send again: what was acknowledged is safe"
+            ) from exc
+        raise
+    return fd
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,326 @@
+"""The engine: appends records, keeps the queues that point at them, and says when a message is safe to see."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from mqtemplate.clock import Clock
+from mqtemplate.java_hash import tags_code
+from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, find_property
+from mqtemplate.service import AfterChangeService, Service, ServiceThread
+from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
+from mqtemplate.store.commit_log import CommitLog
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.flush import GroupCommit
+from mqtemplate.store.flush_service import AllocateService, FlushService
+from mqtemplate.store.home import Home
+from mqtemplate.store.layout import CQ_UNIT_SIZE
+from mqtemplate.store.recovery import QueueGapError, Recovery
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
+
+__all__ = ["MessageStore", "PutResult"]
+
+_log = structlog.stdlib.get_logger("mqtemplate.store")
+_ABORT = "abort"
+_MORE_THAN_A_HEADER = 160  # header with IPv6 hosts, and check
+
+
+class PutResult(NamedTuple):
+    """Where a record is now."""
+
+    physical_offset: int
+    size: int
+    queue_offset: int
+    store_timestamp: int
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the record; what `MessageStore.settle` waits for."""
+        return self.physical_offset + self.size
+
+
+def _tags_code_of(record: StoredRecord) -> int:
+    return tags_code(find_property(record.properties_bytes, b"TAGS"))
+
+
+class MessageStore:
+    """Commit log, consume queues and what keeps them safe, in one home.
+
+    - A record and its consume queue unit are written under one lock, the record first.
+    - ``confirm_offset`` is how far readers may look: what is flushed (``SYNC_FLUSH``), or what is written.
+    - Everything but the log is derived from it, and rebuilt from it after a crash.
+
+    Args:
+        tags_code_of: The tags code of a record that is read again by the recovery; the delay services
+            keep a deliver time there.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        settings: StoreSettings,
+        clock: Clock,
+        tags_code_of: Callable[[StoredRecord], int] = _tags_code_of,
+    ) -> None:
+        self.home = home
+        self.clock = clock
+        self.settings = settings
+        self._tags_code_of = tags_code_of
+        self._lock = threading.Lock()
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._watchers: dict[str, list[Callable[[], None]]] = {}
+        self._followers: Sequence[LogFollower] = ()
+        self._flushes_first = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._open_files: list[CommitLog | StoreCheckpoint] = []
+        self._is_open = False
+        self._is_dirty = False
+        self._thread: ServiceThread | None = None
+        self.group_commit = GroupCommit(self._flush_log)
+        self._checkpoint_service = AfterChangeService(
+            "store.checkpoint", self.take_checkpoint, clock, settings.checkpoint_interval_ms
+        )
+        self._flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def load(self, followers: Sequence[LogFollower] = ()) -> None:
+        """Own the home, open its files and recover.
+
+        Raises:
+            StoreLockedError: Another process has it.
+            StoreFormatError: Its files have other sizes than the settings.
+            CorruptRecordError: The log is damaged in the middle.
+        """
+        self.home.lock()
+        try:
+            self._open(followers)
+        except BaseException:
+            self._close_files()
+            self.home.unlock()
+            raise
+
+    def _open(self, followers: Sequence[LogFollower]) -> None:
+        was_clean = not self.home.exists(_ABORT)
+        settings = self.settings
+        files = self.home.mapped_queue("commitlog", settings.mapped_file_size_commit_log)
+        self._commit_log = CommitLog(files, self.clock, settings.store_host)
+        self._open_files.append(self._commit_log)
+        self._checkpoint = StoreCheckpoint(self.home)
+        self._open_files.append(self._checkpoint)
+        self._followers = followers
+        self._is_open = True
+        self._load_queues()
+        recovery = Recovery(self._commit_log, self._queues.values, self._dispatch_again, followers)
+        recovery.run(self._checkpoint.fields.logics_physical_offset, was_clean=was_clean)
+        self.group_commit.flushed = 0 if not was_clean else self.end_offset
+        self.home.write_bytes(_ABORT, str(os.getpid()).encode())
+        self._allocate_service = AllocateService(self._commit_log)
+
+    def _load_queues(self) -> None:
+        for topic in self.home.list_folders("consumequeue"):
+            for queue_id in self.home.list_folders(f"consumequeue/{topic}"):
+                self._open_queue(topic, int(queue_id))
+
+    def start(self) -> None:
+        """Start the thread that makes files ahead of the writer. The other services are stepped by the owner."""
+        if not self.clock.is_virtual:
+            self._thread = ServiceThread("mqtemplate-allocate", [self._allocate_service], self.clock, self.report)
+            self._thread.start()
+
+    def services(self) -> list[Service]:
+        return [self._flush_service, self._checkpoint_service]
+
+    def report(self, service: Service, error: Exception) -> None:
+        """What a service thread does with an error: tell it, and go on."""
+        _log.error("service.failed", service=service.name, exc_info=error)
+
+    def close(self) -> None:
+        """Flush everything, write all progress, and give the home free."""
+        if not self._is_open:
+            return
+        if self._thread is not None:
+            self._thread.stop()
+        self._is_open = False
+        try:
+            self.take_checkpoint()
+            self.home.delete(_ABORT)
+        finally:
+            self._close_files()
+            self.home.unlock()
+
+    def _close_files(self) -> None:
+        self._is_open = False
+        for queue in self._queues.values():
+            queue.close()
+        self._queues.clear()
+        for file in self._open_files:
+            file.close()
+        self._open_files.clear()
+
+    # --- writing -------------------------------------------------------------------------------
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset of the next record."""
+        return self._commit_log.end
+
+    @property
+    def begin_offset(self) -> int:
+        """Physical offset of the first record that is still there."""
+        return self._commit_log.begin
+
+    @property
+    def confirm_offset(self) -> int:
+        """Records that end here or before may be read."""
+        return self.group_commit.flushed if self._flushes_first else self._commit_log.end
+
+    def put(self, draft: RecordDraft) -> PutResult:
+        """Append one record and its queue unit. It is not promised to be safe before `settle` returned.
+
+        Raises:
+            MessageError: Its properties take too much room.
+            StoreFullError: There is no room for another file; nothing was written.
+        """
+        magic, tail = draft.encode_tail()
+        with self._lock:
+            result = self._append(draft, magic, tail)
+        if not self._is_dirty:
+            self._mark_dirty()
+        return result
+
+    def put_all(self, drafts: Sequence[RecordDraft]) -> list[PutResult]:
+        """Append records one behind the other, all of them or none; together they must fit into one file."""
+        tails = [draft.encode_tail() for draft in drafts]
+        size = sum([len(tail) for _, tail in tails], _MORE_THAN_A_HEADER * len(tails))
+        with self._lock:
+            self._commit_log.make_room(size)
+            for draft in drafts:
+                self._queue(draft.topic, draft.queue_id).make_room()
+            results = [self._append(draft, magic, tail) for draft, (magic, tail) in zip(drafts, tails, strict=True)]
+        if not self._is_dirty:
+            self._mark_dirty()
+        return results
+
+    def _append(self, draft: RecordDraft, magic: int, tail: bytes) -> PutResult:
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._queue(draft.topic, draft.queue_id)
+        queue.make_room()
+        queue_offset = queue.max_offset
+        physical_offset, size, timestamp = self._commit_log.append(draft, magic, tail, queue_offset)
+        queue.append(physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms)
+        return PutResult(physical_offset, size, queue_offset, timestamp)
+
+    def _mark_dirty(self) -> None:
+        self._is_dirty = True
+        self._checkpoint_service.changed()
+        self._flush_service.changed()
+
+    def settle(self, physical_end: int, topics: Iterable[str], timeout_ms: int = 5_000) -> bool:
+        """Keep the promise of the flush mode for everything before *physical_end*, then wake the readers of *topics*.
+
+        Returns:
+            False if flushing took longer than *timeout_ms*; the records are there all the same.
+        """
+        is_safe = not self._flushes_first or self.group_commit.wait(physical_end, timeout_ms)
+        self.ring(topics)
+        return is_safe
+
+    def settle_later(self, physical_end: int, topics: Sequence[str], done: Callable[[], None] | None = None) -> None:
+        """The same without waiting; *done* is called, maybe in another thread, when the promise is kept."""
+
+        def finish() -> None:
+            self.ring(topics)
+            if done is not None:
+                done()
+
+        if not self._flushes_first:
+            finish()
+            return
+        self.group_commit.when(physical_end, finish)
+        self._flush_service.request()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def watch(self, topic: str, callback: Callable[[], None]) -> None:
+        """Call *callback* whenever messages of *topic* became readable. It must be quick: it sets a bell."""
+        with self._lock:
+            self._watchers[topic] = [*self._watchers.get(topic, []), callback]
+
+    def unwatch(self, topic: str, callback: Callable[[], None]) -> None:
+        with self._lock:
+            self._watchers[topic] = [other for other in self._watchers.get(topic, []) if other != callback]
+
+    def ring(self, topics: Iterable[str]) -> None:
+        """Wake the readers of *topics*."""
+        for topic in topics:
+            for callback in self._watchers.get(topic, ()):
+                callback()
+
+    def read(self, physical_offset: int, size: int) -> StoredRecord:
+        """One record, checked.
+
+        Raises:
+            CorruptRecordError: It is damaged; the error names file and offset.
+        """
+        return self._commit_log.read(physical_offset, size)
+
+    def consume_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; made, without a file yet, if missing."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            with self._lock:
+                queue = self._queue(topic, queue_id)
+        return queue
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """Ids of the queues that *topic* has messages in."""
+        return sorted(queue_id for name, queue_id in list(self._queues) if name == topic)
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        return self._queues.get((topic, queue_id)) or self._open_queue(topic, queue_id)
+
+    def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        size = -(-self.settings.mapped_file_size_consume_queue // CQ_UNIT_SIZE) * CQ_UNIT_SIZE
+        queue = ConsumeQueue(self.home.mapped_queue(f"consumequeue/{topic}/{queue_id}", size))
+        self._queues[topic, queue_id] = queue
+        return queue
+
+    # --- keeping -------------------------------------------------------------------------------
+
+    def _flush_log(self) -> int:
+        end = self._commit_log.end
+        self._commit_log.flush(self.group_commit.flushed, end)
+        return end
+
+    def take_checkpoint(self) -> None:
+        """Make log, queues and the followers' progress durable, and note how far they agree."""
+        with self._lock:
+            self._is_dirty = False
+            end = self._commit_log.end
+            queues = list(self._queues.values())
+        self.group_commit.wait(end, 60_000)
+        for queue in queues:
+            queue.flush()
+        starts = [start for follower in self._followers if (start := follower.persist()) is not None]
+        self._checkpoint.write(min([end, *starts]), self._commit_log.last_store_timestamp)
+
+    def _dispatch_again(self, record: StoredRecord) -> None:
+        """Write the consume queue unit of a record that the recovery found, if it is not there."""
+        if record.sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
+            return
+        queue = self._queue(record.topic, record.queue_id)
+        if queue.max_offset == 0 and record.queue_offset > 0 and self._commit_log.begin > 0:
+            queue.begin_at(record.queue_offset)
+        if queue.min_offset <= record.queue_offset < queue.max_offset:
+            if queue.unit(record.queue_offset).physical_offset == record.physical_offset:
+                return
+        if record.queue_offset != queue.max_offset:
+            raise QueueGapError(
+                f"queue {record.queue_id} of {record.topic} ends at {queue.max_offset}, the log goes on with {record.queue_offset}"
+            )
+        queue.make_room()
+        queue.append(record.physical_offset, record.total_size, self._tags_code_of(record))

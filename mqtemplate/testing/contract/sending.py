@@ -1,0 +1,187 @@
+"""The contract, chapter one: what is sent is kept, as it was sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtemplate.errors import BrokerClosedError, DestinationError, MessageError
+from mqtemplate.message import SCHEDULE_TOPIC, Message, Property
+from mqtemplate.results import SendStatus
+from mqtemplate.testing.contract.under_test import BrokerUnderTest
+
+__all__ = ["SendContract"]
+
+_GENEROUS_S = 30.0
+
+
+class SendContract:
+    def test_an_answer_says_where_the_message_is(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic()
+        queue = under_test.broker.queues(topic)[2]
+
+        first, second = under_test.send(topic, "one", queue), under_test.send(topic, "two", queue)
+
+        assert first.send_status is SendStatus.SEND_OK
+        assert (first.message_queue, second.message_queue) == (queue, queue)
+        assert (first.queue_offset, second.queue_offset) == (0, 1)
+        assert first.msg_id != second.msg_id
+        assert first.offset_msg_id != second.offset_msg_id
+
+    def test_a_message_arrives_as_it_was_sent(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic(queue_count=1)
+        sent = Message(
+            topic, b"\x00body\xff", {Property.TAGS: "paid", Property.KEYS: "4466 4467", "region": "EU-ß"}, flag=7
+        )
+
+        result = under_test.broker.send(sent)
+        [message] = under_test.broker.pull(result.message_queue, 0).messages
+
+        assert (message.topic, message.body, message.flag) == (topic, b"\x00body\xff", 7)
+        assert (message.tags, message.keys, message.properties["region"]) == ("paid", "4466 4467", "EU-ß")
+        assert (message.message_queue, message.queue_offset) == (result.message_queue, result.queue_offset)
+        assert (message.msg_id, message.offset_msg_id) == (result.msg_id, result.offset_msg_id)
+        assert message.reconsume_times == 0
+
+    def test_a_message_is_dated_by_sender_and_broker(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic(queue_count=1)
+        before = under_test.now_ms()
+
+        queue = under_test.send(topic, "dated").message_queue
+        [message] = under_test.broker.pull(queue, 0).messages
+
+        assert before <= message.born_timestamp <= message.store_timestamp <= under_test.now_ms()
+
+    def test_sending_does_not_change_the_message(self, under_test: BrokerUnderTest) -> None:
+        """One message may be sent twice, and is two messages then."""
+        message = Message(under_test.topic(), b"body", {"region": "EU"})
+
+        first, second = under_test.broker.send(message), under_test.broker.send(message)
+
+        assert message == Message(message.topic, b"body", {"region": "EU"})
+        assert first.msg_id != second.msg_id
+
+    def test_queues_take_turns(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic(queue_count=4)
+
+        used = [under_test.send(topic, str(number)).message_queue.queue_id for number in range(8)]
+
+        assert sorted(used) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+    def test_order_holds_within_a_queue(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic()
+        queue = under_test.broker.queues(topic)[1]
+
+        for number in range(20):
+            under_test.send(topic, str(number), queue)
+
+        bodies = [message.body for message in under_test.broker.pull(queue, 0).messages]
+        assert bodies == [str(number).encode() for number in range(20)]
+
+    def test_an_unknown_topic_is_made(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.name("never-heard-of")
+
+        under_test.send(topic, "first")
+
+        assert len(under_test.broker.queues(topic)) >= 1
+
+    def test_a_topic_can_get_more_queues(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic(queue_count=2)
+
+        under_test.broker.create_topic(topic, 5)
+
+        assert [queue.queue_id for queue in under_test.broker.queues(topic)] == [0, 1, 2, 3, 4]
+
+    # --- batches -------------------------------------------------------------------------------
+
+    def test_a_batch_lies_together_and_in_order(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic()
+
+        result = under_test.broker.send_batch([Message(topic, b"%d" % number) for number in range(5)])
+
+        page = under_test.broker.pull(result.message_queue, result.queue_offset)
+        assert [message.body for message in page.messages] == [b"0", b"1", b"2", b"3", b"4"]
+        assert result.msg_id.split(",") == [message.msg_id for message in page.messages]
+        assert result.offset_msg_id.split(",") == [message.offset_msg_id for message in page.messages]
+
+    def test_the_messages_of_a_batch_keep_their_own_properties(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic(queue_count=1)
+        batch = [Message(topic, b"a", {Property.TAGS: "x"}), Message(topic, b"b", {Property.KEYS: "4466"})]
+
+        queue = under_test.broker.send_batch(batch).message_queue
+
+        messages = under_test.broker.pull(queue, 0).messages
+        assert [(message.tags, message.keys) for message in messages] == [("x", None), (None, "4466")]
+
+    def test_a_batch_goes_to_the_queue_asked_for(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic()
+        queue = under_test.broker.queues(topic)[3]
+
+        result = under_test.broker.send_batch([Message(topic, b"a"), Message(topic, b"b")], queue)
+
+        assert result.message_queue == queue
+
+    def test_an_empty_batch_is_refused(self, under_test: BrokerUnderTest) -> None:
+        with pytest.raises(MessageError, match=r"empty|at least one"):
+            under_test.broker.send_batch([])
+
+    def test_a_batch_of_two_topics_is_refused(self, under_test: BrokerUnderTest) -> None:
+        batch = [Message(under_test.topic(), b"a"), Message(under_test.topic(stem="bills"), b"b")]
+
+        with pytest.raises(MessageError, match="topic"):
+            under_test.broker.send_batch(batch)
+
+    # --- the other verbs -----------------------------------------------------------------------
+
+    def test_an_asynchronous_send_answers_later(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic(queue_count=1)
+
+        one = under_test.broker.send_async([Message(topic, b"one")]).result(_GENEROUS_S)
+        two = under_test.broker.send_async([Message(topic, b"two"), Message(topic, b"three")]).result(_GENEROUS_S)
+
+        assert (one.send_status, two.send_status) == (SendStatus.SEND_OK, SendStatus.SEND_OK)
+        bodies = [message.body for message in under_test.broker.pull(one.message_queue, 0).messages]
+        assert bodies == [b"one", b"two", b"three"]
+
+    def test_what_goes_wrong_with_an_asynchronous_send_comes_with_the_future(self, under_test: BrokerUnderTest) -> None:
+        too_large = Message(under_test.topic(), bytes(under_test.max_message_bytes + 1))
+
+        future = under_test.broker.send_async([too_large])
+
+        assert isinstance(future.exception(_GENEROUS_S), MessageError)
+
+    def test_a_one_way_message_arrives_unasked(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic(queue_count=1)
+        [queue] = under_test.broker.queues(topic)
+
+        under_test.broker.send_one_way(Message(topic, b"fire and forget"))
+
+        under_test.until(lambda: under_test.broker.max_offset(queue) == 1, "the message is there")
+
+    # --- refusals ------------------------------------------------------------------------------
+
+    def test_a_body_over_the_maximum_is_refused_with_both_sizes(self, under_test: BrokerUnderTest) -> None:
+        size = under_test.max_message_bytes + 1
+        topic = under_test.topic()
+
+        with pytest.raises(MessageError, match=rf"(?s){size}.*{size - 1}") as refusal:
+            under_test.broker.send(Message(topic, bytes(size)))
+
+        assert not isinstance(refusal.value, DestinationError)
+        assert under_test.send(topic, "the next one").send_status is SendStatus.SEND_OK
+
+    @pytest.mark.parametrize("topic", ["", "no blanks", "a:b", "ünicode", "x" * 128])
+    def test_an_illegal_topic_is_refused(self, under_test: BrokerUnderTest, topic: str) -> None:
+        with pytest.raises(DestinationError, match="topic"):
+            under_test.broker.send(Message(topic, b"body"))
+
+    def test_the_brokers_own_topics_take_no_messages(self, under_test: BrokerUnderTest) -> None:
+        with pytest.raises(DestinationError, match=SCHEDULE_TOPIC):
+            under_test.broker.send(Message(SCHEDULE_TOPIC, b"body"))
+
+    def test_a_closed_broker_says_so(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic()
+        under_test.broker.close()
+        under_test.broker.close()
+
+        with pytest.raises(BrokerClosedError, match=r"closed|not running"):
+            under_test.send(topic, "too late")

@@ -1,0 +1,15 @@
+"""All chapters of the contract in one class."""
+
+from __future__ import annotations
+
+from mqtemplate.testing.contract.delays import DelayContract
+from mqtemplate.testing.contract.groups import GroupContract
+from mqtemplate.testing.contract.pulling import PullContract
+from mqtemplate.testing.contract.retries import RetryContract
+from mqtemplate.testing.contract.sending import SendContract
+
+__all__ = ["BrokerContract"]
+
+
+class BrokerContract(SendContract, PullContract, GroupContract, RetryContract, DelayContract):
+    """What every broker promises. A subclass gives the fixture ``under_test``."""

@@ -1,0 +1,111 @@
+"""What a test wants to look at afterwards: what was sent, and what arrived."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from mqtemplate.broker import Broker
+from mqtemplate.destination import parse_destination
+from mqtemplate.message import MessageExt
+from mqtemplate.results import PullStatus, SendResult
+from mqtemplate.template import RocketMQTemplate
+
+__all__ = ["Inbox", "RecordingTemplate", "SentMessage", "messages_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class SentMessage:
+    """One call of a sending verb that the broker did not refuse.
+
+    Attributes:
+        verb: ``sync_send``, ``async_send`` or ``send_one_way``; the other verbs and Spring's names end in one of them.
+        payload: The object as it was passed, not its bytes.
+        options: What else was passed, by name.
+        result: What the call returned.
+    """
+
+    verb: str
+    destination: str
+    payload: Any
+    options: dict[str, Any]
+    result: SendResult | Future[SendResult] | None
+
+    @property
+    def topic(self) -> str:
+        return parse_destination(self.destination).topic
+
+    @property
+    def tag(self) -> str | None:
+        return parse_destination(self.destination).tag
+
+
+class RecordingTemplate(RocketMQTemplate):
+    """A template that sends as ever and remembers it.
+
+    Attributes:
+        sent: The calls, oldest first. Clear it as you like.
+    """
+
+    def __init__(self, broker: Broker, **settings: Any) -> None:
+        super().__init__(broker, **settings)
+        self.sent: list[SentMessage] = []
+
+    def sync_send(self, *args: Any, **options: Any) -> SendResult:
+        result = super().sync_send(*args, **options)
+        self._note(RocketMQTemplate.sync_send, args, options, result)
+        return result
+
+    def async_send(self, *args: Any, **options: Any) -> Future[SendResult]:
+        result = super().async_send(*args, **options)
+        self._note(RocketMQTemplate.async_send, args, options, result)
+        return result
+
+    def send_one_way(self, *args: Any, **options: Any) -> None:
+        super().send_one_way(*args, **options)
+        self._note(RocketMQTemplate.send_one_way, args, options, None)
+
+    def _note(
+        self,
+        verb: Callable[..., object],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        result: SendResult | Future[SendResult] | None,
+    ) -> None:
+        named = inspect.signature(verb).bind(self, *args, **options).arguments
+        rest = {name: value for name, value in named.items() if name not in ("self", "destination", "payload")}
+        self.sent.append(SentMessage(verb.__name__, named["destination"], named["payload"], rest, result))
+
+
+class Inbox:
+    """Something to pass messages to that keeps them: call it, or use it as a listener object.
+
+    Attributes:
+        messages: Oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[MessageExt] = []
+
+    def on_message(self, message: MessageExt) -> None:
+        self.messages.append(message)
+
+    __call__ = on_message
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+
+def messages_in(broker: Broker, topic: str) -> list[MessageExt]:
+    """Everything a consumer of *topic* could see now, queue by queue; a delayed message is there once it is due."""
+    found: list[MessageExt] = []
+    for queue in broker.queues(topic):
+        queue_offset = broker.min_offset(queue)
+        while (page := broker.pull(queue, queue_offset)).pull_status is not PullStatus.NO_NEW_MSG:
+            found += page.messages
+            queue_offset = page.next_begin_offset
+    return found

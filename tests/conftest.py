@@ -1,0 +1,40 @@
+"""What holds for every test: no foreign settings, no deadlines, and Spark is skipped with a reason."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# A property that holds slowly on a busy machine holds all the same.
+settings.register_profile("mqtemplate", deadline=None)
+settings.load_profile("mqtemplate")
+
+
+def pytest_configure() -> None:
+    """Settings of the developer's shell must not reach the applications that tests start."""
+    for name in [name for name in os.environ if name.startswith(("MQTEMPLATE_", "ROCKETMQ_"))]:
+        del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs Spark where Spark cannot run, and say why."""
+    spark_tests = [item for item in items if item.get_closest_marker("spark")]
+    reason = _why_not_spark() if spark_tests else None
+    if reason:
+        for item in spark_tests:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_not_spark() -> str | None:
+    from mqtemplate.errors import SparkError
+    from mqtemplate.spark.java import find_java
+    from mqtemplate.spark.session import require_pyspark
+
+    try:
+        require_pyspark()
+        find_java()
+    except SparkError as error:
+        return str(error)
+    return None

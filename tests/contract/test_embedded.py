@@ -1,0 +1,71 @@
+"""The embedded broker keeps the promises of the port, in memory and on disk, on virtual and on real time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.testing.contract import (
+    BrokerContract,
+    BrokerUnderTest,
+    GroupContract,
+    PullContract,
+    SendContract,
+)
+
+SMALL = EmbeddedSettings(
+    mapped_file_size_commit_log=8 * 1024 * 1024,
+    mapped_file_size_consume_queue=20_000,
+    max_message_size=1024 * 1024,
+)
+
+
+class TestInMemory(BrokerContract):
+    @pytest.fixture
+    def under_test(self) -> Iterator[BrokerUnderTest]:
+        with EmbeddedBroker(None, SMALL, VirtualClock()) as broker:
+            yield BrokerUnderTest.on_virtual_clock(broker, max_message_bytes=SMALL.max_message_size)
+
+
+class TestOnDisk(BrokerContract):
+    """The same, and what was acknowledged is there again after a restart."""
+
+    @pytest.fixture
+    def under_test(self, tmp_path: Path) -> Iterator[BrokerUnderTest]:
+        clock = VirtualClock()
+
+        def restart() -> Broker:
+            broker = under_test.broker
+            broker.close()
+            again = EmbeddedBroker(tmp_path, SMALL, clock)
+            again.start()
+            return again
+
+        broker = EmbeddedBroker(tmp_path, SMALL, clock)
+        broker.start()
+        under_test = BrokerUnderTest.on_virtual_clock(broker, restart=restart, max_message_bytes=SMALL.max_message_size)
+        yield under_test
+        under_test.broker.close()
+
+
+class _OnRealTime:
+    """With threads, waiting, and waking; the chapters that let hours pass are left to virtual time."""
+
+    @pytest.fixture
+    def under_test(self) -> Iterator[BrokerUnderTest]:
+        with EmbeddedBroker(None, SMALL, SystemClock()) as broker:
+            yield BrokerUnderTest.on_real_clock(broker, max_message_bytes=SMALL.max_message_size)
+
+
+class TestSendingOnRealTime(_OnRealTime, SendContract): ...
+
+
+class TestPullingOnRealTime(_OnRealTime, PullContract): ...
+
+
+class TestGroupsOnRealTime(_OnRealTime, GroupContract): ...

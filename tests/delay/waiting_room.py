@@ -1,0 +1,141 @@
+"""A store with both delay services on a virtual clock: what the tests of this room work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.delay import (
+    DelayLevels,
+    ScheduleMessageService,
+    TimerLimits,
+    TimerMessageStore,
+    divert,
+    tags_code_of,
+)
+from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.store import FlushDiskType, FolderHome, Home, MemoryHome, MessageStore, PutResult, StoreSettings
+
+SMALL_WHEEL = {"slots_total": 4_000, "roll_window_slots": 3_600, "timer_log_file_size": 5_216}
+"""A little more than an hour each way, and a hundred units a file."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A message in its real topic."""
+
+    body: bytes
+    at_ms: int
+    record: StoredRecord
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return self.record.properties
+
+
+class WaitingRoom:
+    """Puts messages the way a broker does, steps the services the way a harness does.
+
+    Args:
+        folder: None for memory.
+        levels: The level table.
+        timers: Sizes of the timer files.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        timers: dict[str, int] = SMALL_WHEEL,
+        limits: TimerLimits | None = None,
+        clock: VirtualClock | None = None,
+        flush: FlushDiskType = FlushDiskType.ASYNC_FLUSH,
+        log_file_size: int = 1 << 20,
+    ) -> None:
+        self.clock = clock or VirtualClock()
+        self.levels = DelayLevels.parse(levels)
+        self.limits = limits or TimerLimits()
+        self.home: Home = MemoryHome() if folder is None else FolderHome(folder)
+        settings = StoreSettings(
+            flush_disk_type=flush, mapped_file_size_commit_log=log_file_size, mapped_file_size_consume_queue=20_000
+        )
+        self.store = MessageStore(self.home, settings, self.clock, lambda record: tags_code_of(record, self.levels))
+        self.schedule = ScheduleMessageService(self.store, self.levels)
+        self.timer = TimerMessageStore(self.store, self.limits, **timers)
+        self.store.load([self.schedule, self.timer])
+        self.schedule.start()
+        self.timer.start()
+
+    # --- the sender's side ---------------------------------------------------------------------
+
+    def send(self, body: bytes, topic: str = "orders", queue_id: int = 0, **properties: object) -> PutResult:
+        """Through the front door: diverted if its properties ask for a delay."""
+        wanted = {name: str(value) for name, value in properties.items()}
+        waiting = divert(wanted, topic, queue_id, self.clock.now_ms(), self.levels, self.limits)
+        if waiting is None:
+            return self.put(RecordDraft(topic, queue_id, body, encode_properties(wanted)))
+        draft = RecordDraft(waiting.topic, waiting.queue_id, body, encode_properties(waiting.properties))
+        draft.delay_ms = waiting.delay_ms
+        return self.put(draft)
+
+    def put(self, draft: RecordDraft) -> PutResult:
+        """Past the front door, as it is."""
+        result = self.store.put(draft)
+        self.store.settle(result.end, [draft.topic])
+        return result
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def settle(self) -> int | None:
+        """Step both services until nothing is due now; gives when something is."""
+        while True:
+            nexts = [due for service in (self.schedule, self.timer) if (due := service.step()) is not None]
+            if not nexts or min(nexts) > self.clock.now_ms():
+                return min(nexts, default=None)
+
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass, stopping whenever a service wants to be called."""
+        target = self.clock.now_ms() + milliseconds
+        while (due := self.settle()) is not None and due <= target:
+            self.clock.set_ms(due)
+        self.clock.set_ms(max(target, self.clock.now_ms()))
+        self.settle()
+
+    # --- the consumer's side -------------------------------------------------------------------
+
+    def arrived(self, topic: str = "orders", queue_id: int = 0) -> list[Arrived]:
+        """Everything in a queue, in order."""
+        queue = self.store.consume_queue(topic, queue_id)
+        found = []
+        position = queue.min_offset
+        while len(units := queue.unit_tuples(position, 1_000)):
+            for physical_offset, size, _ in units:
+                record = self.store.read(physical_offset, size)
+                found.append(Arrived(record.body, record.store_timestamp, record))
+            position += len(units)
+        return found
+
+    def bodies(self, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
+        return [message.body for message in self.arrived(topic, queue_id)]
+
+    def waiting(self, topic: str = SCHEDULE_TOPIC, queue_id: int = 0) -> list[StoredRecord]:
+        return [message.record for message in self.arrived(topic, queue_id)]
+
+    def waiting_timers(self) -> list[StoredRecord]:
+        return self.waiting(TIMER_TOPIC)
+
+    # --- ends ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End cleanly."""
+        self.store.close()
+        self.timer.close()
+
+    def crash(self) -> None:
+        """Be gone without a word, as a killed process: files stay as they are at this moment."""
+        self.store._close_files()
+        self.timer.close()
+        self.home.unlock()

@@ -1,0 +1,225 @@
+"""What a handler's parameters ask for, and what each message gives them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.errors import ConversionError, ListenerError
+from mqtemplate.listener.arguments import plan_handler
+from mqtemplate.message import Message, MessageExt, MessageQueue
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from tests.listener.conftest import MakeMessage
+
+CONVERTER = JsonMessageConverter()
+
+
+@dataclass
+class Order:
+    id: int
+
+
+class Invoice(BaseModel):
+    id: int
+
+
+def called(handler: Callable[..., Any], message: MessageExt, **options: Any) -> Any:
+    """Call a handler, which returns what it got, with one message."""
+    return plan_handler(handler, "listener test", **options).single_call(CONVERTER)(message)
+
+
+def called_with_batch(handler: Callable[..., Any], messages: list[MessageExt], **options: Any) -> Any:
+    call = plan_handler(handler, "listener test", **options).batch_call(CONVERTER)
+    return call.call([call.read(message) for message in messages], messages)
+
+
+def test_text_and_bytes(make_message: MakeMessage) -> None:
+    def text(message: str) -> Any:
+        return message
+
+    def raw(message: bytes) -> Any:
+        return message
+
+    assert called(text, make_message("grüß".encode())) == "grüß"
+    assert called(raw, make_message(b"\xff")) == b"\xff"
+
+
+def test_json_becomes_what_the_annotation_names(make_message: MakeMessage) -> None:
+    """U19: the type is what the parameter says, not what a sender happened to have."""
+
+    def mapping(order: dict[str, int]) -> Any:
+        return order
+
+    def data(order: Order) -> Any:
+        return order
+
+    def model(order: Invoice) -> Any:
+        return order
+
+    message = make_message(b'{"id": 7}')
+
+    assert called(mapping, message) == {"id": 7}
+    assert called(data, message) == Order(7)
+    assert called(model, message) == Invoice(id=7)
+
+
+def test_a_body_of_another_kind_is_a_conversion_error(make_message: MakeMessage) -> None:
+    def handle(order: Order) -> Any:
+        return order
+
+    with pytest.raises(ConversionError):
+        called(handle, make_message(b"no json"))
+
+
+@pytest.mark.parametrize("kind", [Message, MessageExt])
+def test_the_message_itself_can_be_the_payload(kind: type, make_message: MakeMessage) -> None:
+    def handle(message: Any) -> Any:
+        return message
+
+    handle.__annotations__["message"] = kind
+    message = make_message()
+
+    assert called(handle, message) is message
+
+
+def test_the_message_its_queue_and_its_headers_may_stand_beside_the_payload(make_message: MakeMessage) -> None:
+    def handle(order: Order, message: MessageExt, *, queue: MessageQueue, headers: dict[str, str]) -> Any:
+        return order, message, queue, headers["rocketmq_TOPIC"]
+
+    message = make_message(b'{"id": 7}')
+
+    assert called(handle, message) == (Order(7), message, MessageQueue("orders", "broker-a", 0), "orders")
+
+
+def test_headers_are_known_by_their_type_or_by_their_name(make_message: MakeMessage) -> None:
+    def typed(body: str, facts: Mapping[str, str]) -> Any:
+        return facts["rocketmq_QUEUE_ID"]
+
+    def named(body, headers) -> Any:  # type: ignore[no-untyped-def]
+        return headers["rocketmq_QUEUE_ID"]
+
+    named.__annotations__["body"] = str
+
+    assert called(typed, make_message()) == called(named, make_message()) == "0"
+
+
+def test_parameters_with_defaults_keep_them(make_message: MakeMessage) -> None:
+    """So a function under @inject is given its services by dependency-injector."""
+
+    def handle(body: str, limit: int = 5) -> Any:
+        return body, limit
+
+    assert called(handle, make_message()) == ("hello", 5)
+
+
+def test_methods_partials_and_callable_objects_are_handlers_too(make_message: MakeMessage) -> None:
+    class Listener:
+        def on_message(self, body: str) -> Any:
+            return body
+
+        def __call__(self, body: str) -> Any:
+            return body
+
+    def handle(limit: int, body: str) -> Any:
+        return body
+
+    assert called(Listener().on_message, make_message()) == "hello"
+    assert called(Listener(), make_message()) == "hello"
+    assert called(functools.partial(handle, 5), make_message()) == "hello"
+
+
+# --- batches ------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_a_type_is_a_batch_of_messages(make_message: MakeMessage) -> None:
+    """U13, X8: ``list[Order]`` gets many messages in one call, each converted."""
+
+    def handle(orders: list[Order]) -> Any:
+        return orders
+
+    messages = [make_message(b'{"id": 1}'), make_message(b'{"id": 2}', offset=1)]
+
+    assert plan_handler(handle, "listener test").is_batch
+    assert called_with_batch(handle, messages) == [Order(1), Order(2)]
+
+
+def test_a_batch_may_be_of_messages_with_their_headers(make_message: MakeMessage) -> None:
+    def handle(messages: Sequence[MessageExt], headers: list[dict[str, str]]) -> Any:
+        return messages, [facts["rocketmq_TOPIC"] for facts in headers]
+
+    messages = [make_message(), make_message(offset=1)]
+
+    assert called_with_batch(handle, messages) == (messages, ["orders", "orders"])
+
+
+def test_a_body_that_is_a_json_list_is_one_message_if_the_listener_says_so(make_message: MakeMessage) -> None:
+    def handle(numbers: list[int]) -> Any:
+        return numbers
+
+    assert not plan_handler(handle, "listener test", batch=False).is_batch
+    assert called(handle, make_message(b"[1, 2]"), batch=False) == [1, 2]
+
+
+def test_an_orderly_batch_is_of_one_queue_and_may_ask_for_it(make_message: MakeMessage) -> None:
+    def handle(bodies: list[str], queue: MessageQueue) -> Any:
+        return queue.queue_id
+
+    assert called_with_batch(handle, [make_message(queue_id=3)], is_orderly=True) == 3
+    with pytest.raises(ListenerError, match="a concurrent batch mixes queues"):
+        plan_handler(handle, "listener test")
+
+
+def test_an_annotated_type_is_read_through(make_message: MakeMessage) -> None:
+    def handle(bodies: Annotated[list[str], "a note"]) -> Any:
+        return bodies
+
+    assert plan_handler(handle, "listener test").is_batch
+
+
+# --- refused ------------------------------------------------------------------------------------------
+
+
+def no_parameter() -> None: ...
+def no_type(message) -> None: ...  # type: ignore[no-untyped-def]
+def bare_list(messages: list) -> None: ...  # type: ignore[type-arg]
+def queue_first(queue: MessageQueue) -> None: ...
+def unknown_service(message: str, audit: Order) -> None: ...
+def untyped_extra(message: str, more) -> None: ...  # type: ignore[no-untyped-def]
+def unseen_name(price: Decimal) -> None: ...
+def extra_of_a_batch(orders: list[Order], message: MessageExt) -> None: ...
+def positional_only(order: str, message: MessageExt, /) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "sentence"),
+    [
+        (no_parameter, r"has no parameter for the payload; write it first, such as \(message: str\)"),
+        (no_type, "parameter 'message' has no type; annotate it with what the body shall become"),
+        (bare_list, r"a bare list may mean two things; write list\[Order\]"),
+        (queue_first, "the first parameter is the payload, a MessageQueue comes after it"),
+        (unknown_service, "parameter 'audit' has the type .*Order; .*services come in through the constructor"),
+        (untyped_extra, "parameter 'more' has no type"),
+        (unseen_name, "an annotation cannot be read: name 'Decimal' is not defined; import or define the name"),
+        (extra_of_a_batch, r"parameter 'message' has the type .*; after the payload a handler may take list\[Message"),
+        (positional_only, "parameter 'message' has the type"),
+    ],
+)
+def test_a_signature_that_cannot_be_served_is_refused_at_start(handler: Callable[..., Any], sentence: str) -> None:
+    with pytest.raises(ListenerError, match=f"^listener test: {sentence}|^listener test: .*{sentence}"):
+        plan_handler(handler, "listener test")
+
+
+def test_batch_needs_a_list() -> None:
+    def handle(order: dict[str, int]) -> None: ...
+
+    with pytest.raises(ListenerError, match="batch=True needs a list"):
+        plan_handler(handle, "listener test", batch=True)

@@ -1,0 +1,46 @@
+"""Which messages of a batch failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mqtemplate.errors import ListenerError
+from mqtemplate.listener import BatchFailure, ConsumeStatus
+from mqtemplate.listener.batch import failed_indices
+
+
+@pytest.mark.parametrize(
+    ("answer", "failed"),
+    [
+        (None, set()),
+        (ConsumeStatus.CONSUME_SUCCESS, set()),
+        (ConsumeStatus.RECONSUME_LATER, {0, 1, 2}),
+        ([], set()),
+        ([2, 0], {0, 2}),
+        ({1}, {1}),
+        ((1, 1), {1}),
+    ],
+)
+def test_a_batch_handler_says_who_failed(answer: Any, failed: set[int]) -> None:
+    """X8: partial acknowledgement."""
+    assert failed_indices(answer, 3) == failed
+
+
+@pytest.mark.parametrize("answer", [True, "0", 1, {"a": 1}])
+def test_an_answer_that_names_nobody_is_refused(answer: Any) -> None:
+    with pytest.raises(ListenerError, match="return nothing, a ConsumeStatus, or the indices of those that failed"):
+        failed_indices(answer, 3)
+
+
+@pytest.mark.parametrize("index", [3, -1, True, "0"])
+def test_an_index_outside_of_the_batch_is_refused(index: Any) -> None:
+    with pytest.raises(ListenerError, match=r"the batch has 0\.\.2"):
+        failed_indices([index], 3)
+
+
+def test_a_batch_failure_knows_its_messages() -> None:
+    assert BatchFailure(iter([1, 2])).failed == (1, 2)
+    assert str(BatchFailure([1])) == "1 message(s) of the batch failed"
+    assert str(BatchFailure([1], "no such customer")) == "no such customer"

@@ -1,0 +1,182 @@
+"""From what a decorator says to what a listener does."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from mqtemplate.broker import ConsumeFromWhere, MessageModel
+from mqtemplate.errors import ListenerError, UnsupportedError
+from mqtemplate.listener import ConsumeMode, ListenerSettings, ListenerSpec, default_resolve, resolve_spec
+
+NOW_MS = 1_767_225_600_000
+
+
+def resolved(**attributes: Any) -> ListenerSettings:
+    return resolve_spec(ListenerSpec(**({"topics": ("orders",), "consumer_group": "billing"} | attributes)))
+
+
+def resolver(**values: str) -> Any:
+    """Knows some keys, with underscores for dots and dashes, and fills in the defaults of the others."""
+
+    def resolve(text: str) -> str:
+        for key, value in values.items():
+            name = key.replace("__", ".").replace("_", "-")
+            text = text.replace(f"${{{name}}}", value).replace(f"${{{name}:}}", value)
+        return default_resolve(text)
+
+    return resolve
+
+
+def test_placeholders_are_filled_in_wherever_they_stand() -> None:
+    spec = ListenerSpec(
+        topics=("${demo.topic}",),
+        consumer_group="${demo.group:billing}-eu",
+        selector_expression="${demo.tags:paid || refunded}",
+        consume_thread_number="${demo.threads:4}",
+        consume_mode="${demo.mode:orderly}",
+        enabled="${demo.on:false}",
+    )
+
+    settings = resolve_spec(spec, resolver(demo__topic="orders"))
+
+    assert settings.topics == ("orders",)
+    assert settings.group == "billing-eu"
+    assert settings.selector.tags == {"paid", "refunded"}
+    assert settings.thread_number == 4
+    assert settings.consume_mode is ConsumeMode.ORDERLY
+    assert settings.enabled is False
+
+
+def test_a_placeholder_may_name_several_topics() -> None:
+    spec = ListenerSpec(topics=("${demo.topics}",), consumer_group="billing")
+
+    assert resolve_spec(spec, resolver(demo__topics="orders, refunds")).topics == ("orders", "refunds")
+
+
+def test_defaults_may_hold_placeholders() -> None:
+    assert default_resolve("${a:${b:c}}-${d:}") == "c-"
+
+
+def test_without_configuration_a_placeholder_needs_a_default() -> None:
+    with pytest.raises(ListenerError, match=r"\$\{demo.topic\} has no value.*write \$\{demo.topic:default\}"):
+        resolved(topics=("${demo.topic}",))
+
+
+def test_minutes_become_milliseconds() -> None:
+    assert resolved(consume_timeout=15).consume_timeout_ms == 900_000
+
+
+def test_retries_are_sixteen_concurrently_and_endless_in_order() -> None:
+    """Features 2.2: -1 means what RocketMQ means by it."""
+    assert resolved().retry_limit == 16
+    assert resolved(consume_mode=ConsumeMode.ORDERLY).retry_limit == 2**31 - 1
+    assert resolved(consume_mode=ConsumeMode.ORDERLY, max_reconsume_times=3).retry_limit == 3
+
+
+def test_the_ceiling_of_threads_bounds_their_number() -> None:
+    assert resolved(consume_thread_number=20, consume_thread_max=5).thread_number == 5
+
+
+def test_the_id_is_the_name_unless_one_is_given() -> None:
+    spec = ListenerSpec(topics=("orders",), consumer_group="billing")
+
+    assert resolve_spec(spec, name="shop.Bill").id == "shop.Bill"
+    assert resolved(id="bill-${demo.region:eu}").id == "bill-eu"
+
+
+def test_a_listener_joins_its_group_with_all_topics() -> None:
+    settings = resolved(topics=("orders", "refunds"), selector_expression="paid", instance_name="left")
+
+    spec = settings.consumer_spec(NOW_MS)
+
+    assert spec.group == "billing"
+    assert {topic: selector.expression for topic, selector in spec.subscriptions.items()} == {
+        "orders": "paid",
+        "refunds": "paid",
+    }
+    assert (spec.max_reconsume_times, spec.instance_name, spec.consume_timestamp) == (16, "left", None)
+
+
+def test_consuming_from_a_time_begins_half_an_hour_ago_unless_told() -> None:
+    settings = resolved(consume_from_where="CONSUME_FROM_TIMESTAMP")
+
+    assert settings.consumer_spec(NOW_MS).consume_timestamp == NOW_MS - 1_800_000
+    assert settings.consume_from_where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+
+
+def test_a_timestamp_is_milliseconds_or_rocketmqs_local_form() -> None:
+    local = datetime(2026, 1, 2, 3, 4, 5).astimezone()
+
+    assert resolved(consume_timestamp=NOW_MS).consume_timestamp == NOW_MS
+    assert resolved(consume_timestamp="20260102030405").consume_timestamp == int(local.timestamp()) * 1_000
+
+
+# --- refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"consume_thread_number": "many"}, "consume_thread_number must be a whole number, got 'many'"),
+        ({"consume_thread_number": 0}, "consume_thread_number must be a whole number from 1 to 1000, got 0"),
+        ({"consume_thread_number": True}, "consume_thread_number must be a whole number from 1 to 1000, got True"),
+        ({"pull_batch_size": "${demo.size:1.5}"}, r"got '1.5' from '\$\{demo.size:1.5\}'"),
+        ({"max_reconsume_times": -2}, "max_reconsume_times must be a whole number from -1"),
+        ({"suspend_current_queue_time_millis": 9}, "from 10 to 30000, got 9"),
+        ({"delay_level_when_next_consume": -2}, "delay_level_when_next_consume must be a whole number from -1"),
+        ({"enabled": "maybe"}, "enabled must be true or false, got 'maybe'"),
+        ({"consume_mode": "SOMEHOW"}, "consume_mode must be one of CONCURRENTLY, ORDERLY, got 'SOMEHOW'"),
+        ({"consumer_group": "${demo.group:}"}, "consumer_group is empty; name who shares the work"),
+        ({"consumer_group": "a b"}, "consumer_group: topic 'a b' has characters that are not allowed"),
+        ({"topics": ("a:b",)}, "topic: topic 'a:b' has characters that are not allowed"),
+        ({"selector_expression": "a ||"}, "has an empty tag; write 'a || b'"),
+        ({"consume_timestamp": "yesterday"}, "consume_timestamp must be epoch milliseconds or yyyyMMddHHmmss"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(attributes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ListenerError, match=f"^listener .*{sentence}"):
+        resolved(**attributes)
+
+
+def test_broadcasting_in_order_is_refused() -> None:
+    """X14: a queue can be locked for order by one member only."""
+    with pytest.raises(ListenerError, match=r"BROADCASTING and ORDERLY exclude each other.*use CLUSTERING with ORDERLY"):
+        resolved(message_model=MessageModel.BROADCASTING, consume_mode=ConsumeMode.ORDERLY)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({"selector_type": "SQL92"}, "only TAG is there"),
+        ({"access_key": "me"}, "knows no users"),
+        ({"secret_key": "hush"}, "knows no users"),
+        ({"tls_enable": "true"}, "nothing travels over a network"),
+        ({"namespace": "prod"}, "has no namespaces"),
+        ({"namespace_v2": "prod"}, "has no namespaces"),
+        ({"enable_msg_trace": True}, "writes no trace topic"),
+        ({"customized_trace_topic": "traces"}, "writes no trace topic"),
+        ({"access_channel": "CLOUD"}, "no cloud broker"),
+        ({"reply_timeout": 10}, "listeners that reply are not there yet"),
+        ({"name_server": "10.0.0.1:9876"}, "a listener of another cluster needs an application of its own"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_a_reason(attributes: dict[str, Any], reason: str) -> None:
+    """Design 4.15: never ignored. U15: nor is a listener quietly connected to the wrong cluster."""
+    with pytest.raises(UnsupportedError, match=f"{next(iter(attributes))}.*{reason}"):
+        resolved(**attributes)
+
+
+def test_a_secret_is_not_shown_when_it_is_refused() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        resolved(secret_key="hush")
+
+    assert "hush" not in str(caught.value)
+
+
+def test_naming_the_applications_own_name_server_is_fine() -> None:
+    spec = ListenerSpec(topics=("orders",), consumer_group="billing", name_server="embedded:memory")
+
+    assert resolve_spec(spec, resolver(rocketmq__name_server="embedded:memory")).group == "billing"

@@ -1,0 +1,33 @@
+"""A store in a folder that a test may close, kill and open again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.store import FolderHome, MessageStore, StoreSettings
+from tests.store.small_store import OpenStore, small
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def open_store(tmp_path: Path, clock: VirtualClock) -> Iterator[OpenStore]:
+    """Open the store in ``tmp_path``, again and again; what is still open at the end is closed."""
+    stores: list[MessageStore] = []
+
+    def open_(settings: StoreSettings | None = None) -> MessageStore:
+        store = MessageStore(FolderHome(tmp_path), settings or small(), clock)
+        store.load()
+        stores.append(store)
+        return store
+
+    yield open_
+    for store in stores:
+        store.close()

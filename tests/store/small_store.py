@@ -1,0 +1,32 @@
+"""Small stores: files of a few kilobytes roll over in tests that stay quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mqtemplate.record import RecordDraft
+from mqtemplate.store import MessageStore, StoreSettings
+
+OpenStore = Callable[..., MessageStore]
+
+
+def draft(body: bytes, topic: str = "orders", queue_id: int = 0, properties: bytes = b"TAGS\x01paid\x02") -> RecordDraft:
+    return RecordDraft(topic, queue_id, body, properties)
+
+
+def small(**changes: object) -> StoreSettings:
+    sizes: dict[str, object] = {"mapped_file_size_commit_log": 4_096, "mapped_file_size_consume_queue": 200}
+    return StoreSettings(**(sizes | changes))  # type: ignore[arg-type]
+
+
+def kill(store: MessageStore) -> None:
+    """Let go of a store as a killed process does: files as they are, no progress written, no clean mark."""
+    store._close_files()
+    store.home.unlock()
+
+
+def bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
+    """What a reader of the queue gets."""
+    queue = store.consume_queue(topic, queue_id)
+    units = [queue.unit(at) for at in range(queue.min_offset, queue.max_offset)]
+    return [store.read(unit.physical_offset, unit.size).body for unit in units]

@@ -1,0 +1,105 @@
+"""Group commit: many senders, one flush."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mqtemplate.errors import StoreError
+from mqtemplate.store.flush import GroupCommit
+
+
+class Disk:
+    """A log that grows, and a flush that a test can hold up."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.flushes = 0
+        self.is_flushing = threading.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.error: OSError | None = None
+
+    def flush(self) -> int:
+        end = self.end
+        self.flushes += 1
+        self.is_flushing.set()
+        assert self.may_go_on.wait(30)
+        if self.error is not None:
+            raise self.error
+        return end
+
+
+def test_who_comes_during_a_flush_shares_the_next_one() -> None:
+    disk = Disk()
+    commit = GroupCommit(disk.flush)
+    with ThreadPoolExecutor(9) as pool:
+        disk.may_go_on.clear()
+        disk.end = 1
+        first = pool.submit(commit.wait, 1, 30_000)
+        assert disk.is_flushing.wait(30)
+        disk.end = 9
+        others = [pool.submit(commit.wait, end, 30_000) for end in range(2, 10)]
+        while len(commit._waiters) < 8:
+            threading.Event().wait(0.001)
+
+        disk.may_go_on.set()
+
+        assert first.result(30)
+        assert all(other.result(30) for other in others)
+    assert disk.flushes == 2
+    assert commit.flushed == 9
+
+
+def test_what_is_flushed_already_needs_no_flush() -> None:
+    disk = Disk()
+    commit = GroupCommit(disk.flush)
+    disk.end = 5
+    commit.wait(5, 1_000)
+
+    commit.wait(3, 1_000)
+
+    assert disk.flushes == 1
+
+
+def test_a_follower_that_waited_too_long_is_told_so() -> None:
+    disk = Disk()
+    commit = GroupCommit(disk.flush)
+    with ThreadPoolExecutor(1) as pool:
+        disk.may_go_on.clear()
+        disk.end = 1
+        leader = pool.submit(commit.wait, 1, 30_000)
+        assert disk.is_flushing.wait(30)
+
+        assert commit.wait(2, 1) is False
+
+        disk.may_go_on.set()
+        assert leader.result(30)
+
+
+def test_a_disk_that_refuses_is_reported_to_the_sender() -> None:
+    disk = Disk()
+    commit = GroupCommit(disk.flush)
+    disk.end, disk.error = 1, OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(StoreError, match="the disk refused to flush the commit log: .*Input/output error"):
+        commit.wait(1, 1_000)
+
+    disk.error = None
+    assert commit.wait(1, 1_000)
+
+
+def test_a_callback_comes_once_its_bytes_are_safe() -> None:
+    disk = Disk()
+    commit = GroupCommit(disk.flush)
+    called: list[str] = []
+    commit.when(5, lambda: called.append("five"))
+    commit.when(9, lambda: called.append("nine"))
+
+    disk.end = 5
+    commit.wait(5, 1_000)
+
+    assert called == ["five"]

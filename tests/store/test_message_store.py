@@ -1,0 +1,264 @@
+"""The engine: appending, rolling over, reading back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import CorruptRecordError, MessageError, StoreFormatError, StoreFullError, StoreLockedError
+from mqtemplate.java_hash import java_string_hash
+from mqtemplate.message import HostAddress
+from mqtemplate.record import pack_host
+from mqtemplate.store import FolderHome, MemoryHome, MessageStore
+from tests.store.small_store import OpenStore, bodies, draft, kill, small
+
+
+def test_records_read_back_in_the_order_of_their_queue(open_store: OpenStore) -> None:
+    store = open_store()
+
+    puts = [store.put(draft(body)) for body in (b"first", b"", b"third and longest")]
+
+    assert [put.queue_offset for put in puts] == [0, 1, 2]
+    assert bodies(store) == [b"first", b"", b"third and longest"]
+
+
+def test_queues_count_for_themselves(open_store: OpenStore) -> None:
+    store = open_store()
+
+    store.put(draft(b"a", queue_id=0))
+    store.put(draft(b"b", queue_id=1))
+    put = store.put(draft(b"c", topic="other"))
+
+    assert put.queue_offset == 0
+    assert bodies(store, "orders", 1) == [b"b"]
+
+
+def test_a_unit_points_at_its_record_and_carries_the_tags_hash(open_store: OpenStore) -> None:
+    store = open_store()
+    code = java_string_hash("paid")
+    message = draft(b"x")
+    message.tags_code = code
+
+    put = store.put(message)
+
+    assert store.consume_queue("orders", 0).unit(0) == (put.physical_offset, put.size, code)
+
+
+def test_the_schedule_topics_unit_carries_the_deliver_time(open_store: OpenStore, clock: VirtualClock) -> None:
+    """B6, E5: store time + the level's delay stands where other queues keep the tag's hash."""
+    store = open_store()
+    message = draft(b"x", topic="SCHEDULE_TOPIC_XXXX", queue_id=2)
+    message.delay_ms = 10_000
+
+    store.put(message)
+
+    assert store.consume_queue("SCHEDULE_TOPIC_XXXX", 2).unit(0).tags_code == clock.now_ms() + 10_000
+
+
+def test_a_file_that_is_full_ends_with_a_blank_and_the_record_goes_to_the_next(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = open_store()
+
+    puts = [store.put(draft(bytes(1_000))) for _ in range(5)]
+
+    files = sorted((tmp_path / "commitlog").iterdir())
+    assert [file.name for file in files] == ["00000000000000000000", "00000000000000004096"]
+    end = puts[2].physical_offset + puts[2].size
+    assert struct.unpack(">ii", files[0].read_bytes()[end : end + 8]) == (4096 - end, -875286124)
+    assert puts[3].physical_offset == 4096
+    assert len(bodies(store)) == 5
+
+
+def test_consume_queues_roll_over_too(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+
+    for number in range(25):
+        store.put(draft(str(number).encode()))
+
+    names = sorted(path.name for path in (tmp_path / "consumequeue/orders/0").iterdir())
+    assert names == [f"{start:020d}" for start in (0, 200, 400)]
+    assert bodies(store) == [str(number).encode() for number in range(25)]
+
+
+def test_a_batch_lies_in_one_file_with_consecutive_offsets(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put(draft(bytes(2_000)))
+
+    puts = store.put_all([draft(bytes(600)) for _ in range(3)])
+
+    assert [put.queue_offset for put in puts] == [1, 2, 3]
+    assert {put.physical_offset // 4_096 for put in puts} == {1}
+
+
+def test_a_record_larger_than_a_file_says_what_to_change(open_store: OpenStore) -> None:
+    store = open_store()
+
+    with pytest.raises(MessageError, match=r"do not fit into a commit log file of 4096 bytes.*mapped-file-size-commit-log"):
+        store.put(draft(bytes(5_000)))
+
+    assert store.put(draft(b"next")).queue_offset == 0
+
+
+def test_store_timestamps_never_go_back(open_store: OpenStore, clock: VirtualClock) -> None:
+    store = open_store()
+    first = store.put(draft(b"a"))
+
+    clock.move_ms(-60_000)
+    second = store.put(draft(b"b"))
+
+    assert second.store_timestamp == first.store_timestamp
+
+
+def test_an_ipv6_sender_is_stored_with_the_longer_header(open_store: OpenStore) -> None:
+    store = open_store()
+    message = draft(b"hello")
+    message.born_host = pack_host(HostAddress("::1", 4))
+
+    put = store.put(message)
+
+    record = store.read(put.physical_offset, put.size)
+    assert record.body == b"hello"
+    assert record.born_host == message.born_host
+    assert record.sys_flag == 0x10
+
+
+def test_memory_and_folder_run_the_same_code(clock: VirtualClock) -> None:
+    store = MessageStore(MemoryHome(), small(), clock)
+    store.load()
+
+    for number in range(20):
+        store.put(draft(bytes(500) + str(number).encode()))
+
+    assert [body[500:] for body in bodies(store)] == [str(number).encode() for number in range(20)]
+    store.close()
+
+
+def test_after_a_clean_stop_everything_is_there_and_goes_on(open_store: OpenStore) -> None:
+    store = open_store()
+    for number in range(30):
+        store.put(draft(bytes(300) + str(number).encode()))
+    store.close()
+
+    again = open_store()
+    put = again.put(draft(b"next"))
+
+    assert put.queue_offset == 30
+    assert len(bodies(again)) == 31
+
+
+def test_a_full_disk_fails_the_send_and_sending_works_again_with_room(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Files are preallocated, so a full disk is met at roll-over, as an error, and nowhere else."""
+    store = open_store()
+    for _ in range(3):
+        store.put(draft(bytes(1_000)))
+
+    def no_room(fd: int, start: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", no_room)
+        with pytest.raises(StoreFullError, match=r"no room on the disk for 0+4096 \(4096 bytes\).*free space there"):
+            store.put(draft(bytes(1_000)))
+        assert store.put(draft(b"small")).queue_offset == 3  # what fits still goes in
+
+    store.put(draft(bytes(1_000)))
+    assert len(bodies(store)) == 5
+    assert not list((tmp_path / "commitlog").glob("*8192"))
+
+
+def test_a_full_disk_fails_a_whole_batch_and_no_part_of_it(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store()
+    store.put(draft(bytes(3_000)))
+
+    def no_room(fd: int, start: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(StoreFullError):
+        store.put_all([draft(bytes(300)) for _ in range(5)])
+
+    assert len(bodies(store)) == 1
+
+
+def test_a_second_broker_in_this_process_is_told_who_has_the_folder(open_store: OpenStore, tmp_path: Path) -> None:
+    open_store()
+    second = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+
+    with pytest.raises(StoreLockedError, match=rf"in use by process {os.getpid()}.*choose another folder.*name-server"):
+        second.load()
+
+
+def test_a_second_process_is_told_who_has_the_folder(open_store: OpenStore, tmp_path: Path) -> None:
+    open_store()
+    code = (
+        "import sys; from pathlib import Path; from mqtemplate.clock import VirtualClock; from mqtemplate.store import *\n"
+        "try: MessageStore(FolderHome(Path(sys.argv[1])), StoreSettings(), VirtualClock()).load()\n"
+        "except Exception as exc: print(type(exc).__name__, exc)"
+    )
+
+    said = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+
+    assert said.startswith("StoreLockedError")
+    assert f"in use by process {os.getpid()}" in said
+
+
+def test_a_folder_made_with_other_file_sizes_is_refused(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put(draft(b"x"))
+    store.close()
+
+    with pytest.raises(StoreFormatError, match=r"has 4096 bytes, but the settings ask for 8192; open the folder with the sizes"):
+        open_store(small(mapped_file_size_commit_log=8_192))
+
+    assert bodies(open_store()) == [b"x"]
+
+
+def test_a_stray_file_between_the_logs_is_named(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    store.put(draft(b"x"))
+    store.close()
+    (tmp_path / "commitlog" / "notes.txt").write_text("mine")
+
+    with pytest.raises(StoreFormatError, match=r"notes.txt does not belong there"):
+        open_store()
+
+
+def test_a_damaged_record_is_named_with_file_and_offset_when_it_is_read(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(puts[1].physical_offset + 100)
+        file.write(b"!")
+
+    with pytest.raises(CorruptRecordError, match=rf"{0:020d}: bad record at physical offset {puts[1].physical_offset}.*CRC"):
+        store.read(puts[1].physical_offset, puts[1].size)
+
+    assert store.read(puts[2].physical_offset, puts[2].size).body == b"c" * 50
+
+
+def test_damage_in_the_middle_of_the_log_stops_the_start_and_is_named(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
+    kill(store)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    damaged = bytearray(file.read_bytes())
+    damaged[puts[1].physical_offset + 100] ^= 1
+    file.write_bytes(damaged)
+
+    with pytest.raises(
+        CorruptRecordError,
+        match=rf"{0:020d}: bad record at physical offset {puts[1].physical_offset}: .*whole records follow at {puts[2].physical_offset}",
+    ):
+        open_store()
+
+    assert file.read_bytes() == damaged  # left as it was, for whoever repairs it

@@ -1,0 +1,77 @@
+"""The tables in JSON, as RocketMQ writes and reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import StoreFormatError
+from mqtemplate.store import ConsumerOffsets, FolderHome, TopicTable
+from mqtemplate.store.json_files import load_json
+
+
+def test_keys_without_quotes_are_read() -> None:
+    """Upstream writes integer keys bare, which is no JSON."""
+    assert load_json('{"offsetTable":{ 2:1, 3:1,\n\t4:0},"text":"{ 5:1"}') == {
+        "offsetTable": {"2": 1, "3": 1, "4": 0},
+        "text": "{ 5:1",
+    }
+
+
+def test_consumer_offsets_survive_a_restart_in_upstreams_shape(tmp_path: Path) -> None:
+    home, clock = FolderHome(tmp_path), VirtualClock()
+    offsets = ConsumerOffsets(home, clock)
+    offsets.commit("billing", "orders", 2, 17)
+    offsets.commit("billing", "%RETRY%billing", 0, 3)
+    offsets.persist()
+
+    again = ConsumerOffsets(home, clock)
+    again.load()
+
+    table = json.loads((tmp_path / "config/consumerOffset.json").read_text())
+    assert table["offsetTable"] == {"orders@billing": {"2": 17}, "%RETRY%billing@billing": {"0": 3}}
+    assert again.offset("billing", "orders", 2) == 17
+    assert again.offset("billing", "orders", 1) is None
+    assert again.groups() == {"billing"}
+
+
+def test_a_table_that_is_missing_is_read_from_its_backup(tmp_path: Path) -> None:
+    """Upstream renames the old file before it writes the new one; a crash in between leaves only the backup."""
+    home, clock = FolderHome(tmp_path), VirtualClock()
+    for queue_offset in (1, 2):
+        offsets = ConsumerOffsets(home, clock)
+        offsets.commit("g", "t", 0, queue_offset)
+        offsets.persist()
+    (tmp_path / "config/consumerOffset.json").unlink()
+
+    again = ConsumerOffsets(home, clock)
+    again.load()
+
+    assert again.offset("g", "t", 0) == 1
+
+
+def test_a_table_that_is_no_json_is_named(tmp_path: Path) -> None:
+    home = FolderHome(tmp_path)
+    home.write_bytes("config/topics.json", b"{broken")
+
+    with pytest.raises(StoreFormatError, match=r"config/topics.json is not JSON .*restore it from config/topics.json.bak"):
+        TopicTable(home, VirtualClock()).load()
+
+
+def test_topics_only_ever_grow_and_keep_what_upstream_wrote(tmp_path: Path) -> None:
+    home, clock = FolderHome(tmp_path), VirtualClock()
+    home.write_bytes(
+        "config/topics.json",
+        b'{"topicConfigTable":{"orders":{"topicName":"orders","readQueueNums":4,"writeQueueNums":4,"perm":4,"order":true}}}',
+    )
+    topics = TopicTable(home, clock)
+    topics.load()
+
+    assert topics.create("orders", 2) == 4
+    assert topics.create("orders", 8) == 8
+
+    config = json.loads((tmp_path / "config/topics.json").read_text())["topicConfigTable"]["orders"]
+    assert (config["perm"], config["order"], config["readQueueNums"]) == (4, True, 8)

@@ -1,0 +1,95 @@
+"""Sending without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import BrokerClosedError, DelayError, DestinationError, MessageError
+from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.testing import RecordingTemplate, messages_in
+
+TOO_LARGE = bytes(4 * 1024 * 1024 + 1)
+GENEROUS_S = 30.0
+
+
+def test_a_future_brings_the_answer(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
+    result = mqtemplate_template.async_send("orders:paid", {"id": 1}, keys="4466").result(GENEROUS_S)
+
+    [message] = messages_in(mqtemplate_broker, "orders")
+    assert (result.send_status, result.msg_id) == (SendStatus.SEND_OK, message.msg_id)
+
+
+def test_a_future_can_be_awaited(mqtemplate_template: RecordingTemplate) -> None:
+    async def send() -> SendResult:
+        return await asyncio.wrap_future(mqtemplate_template.async_send("orders", b"body"))
+
+    assert asyncio.run(send()).send_status is SendStatus.SEND_OK
+
+
+def test_callbacks_are_told_how_it_went(mqtemplate_template: RecordingTemplate) -> None:
+    good: list[SendResult] = []
+    bad: list[BaseException] = []
+
+    first = mqtemplate_template.async_send("orders", b"body", on_success=good.append, on_error=bad.append)
+    mqtemplate_template.async_send("orders", TOO_LARGE, on_success=good.append, on_error=bad.append)
+
+    assert good == [first.result(GENEROUS_S)]
+    assert [type(error) for error in bad] == [MessageError]
+
+
+def test_an_error_in_a_callback_is_logged(mqtemplate_template: RecordingTemplate) -> None:
+    def broken(result: SendResult) -> None:
+        raise RuntimeError("no space for results")
+
+    with capture_logs() as logs:
+        mqtemplate_template.async_send("orders:paid", b"body", on_success=broken).result(GENEROUS_S)
+
+    [line] = logs
+    assert (line["event"], line["log_level"], line["destination"]) == ("send.callback_failed", "error", "orders:paid")
+    assert line["exc_info"]
+
+
+def test_a_failure_that_nobody_asked_about_is_logged(mqtemplate_template: RecordingTemplate) -> None:
+    """Who gives on_success alone will hardly look at the future."""
+    with capture_logs() as logs:
+        mqtemplate_template.async_send("orders", TOO_LARGE, on_success=print)
+
+    assert [line["event"] for line in logs] == ["send.failed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind"),
+    [
+        (("", b"body"), {}, DestinationError),
+        (("orders", b"body"), {"delay_level": -1}, DelayError),
+        (("orders", []), {}, MessageError),
+        (("orders", b"body", 0), {}, MessageError),
+    ],
+)
+def test_what_is_wrong_with_the_call_is_raised_at_once(
+    mqtemplate_template: RecordingTemplate, arguments: tuple[Any, ...], options: dict[str, Any], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        mqtemplate_template.async_send(*arguments, **options)
+
+
+def test_a_closed_broker_is_told_by_the_future(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
+    mqtemplate_broker.close()
+
+    future = mqtemplate_template.async_send("orders", b"body")
+
+    assert isinstance(future.exception(GENEROUS_S), BrokerClosedError)
+
+
+def test_one_way_asks_for_no_answer(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
+    mqtemplate_template.send_one_way("orders:paid", b"one", keys="4466")
+    mqtemplate_template.send_one_way("orders", [b"two", b"three"])
+
+    assert sorted(message.body for message in messages_in(mqtemplate_broker, "orders")) == [b"one", b"three", b"two"]

@@ -1,0 +1,226 @@
+"""Payload <-> body."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.errors import ConversionError
+from mqtemplate.template import RocketMQTemplate
+from mqtemplate.testing import messages_in
+
+CONVERTER = JsonMessageConverter()
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Grade(IntEnum):
+    A = 1
+
+
+@dataclass
+class Line:
+    article: str
+    price: Decimal
+    tags: set[str] = field(default_factory=set)
+
+
+class Order(BaseModel):
+    order_id: int = Field(alias="orderId")
+    placed: datetime
+    lines: list[Line] = []
+
+
+ORDER = Order(orderId=7, placed=datetime(2026, 1, 1, 12, tzinfo=UTC), lines=[Line("pen", Decimal("1.50"), {"blue"})])
+
+
+def round_trip(payload: object, target_type: Any) -> object:
+    body, _ = CONVERTER.to_body(payload)
+    return CONVERTER.from_body(body, target_type, {})
+
+
+def test_bytes_and_text_travel_as_they_are() -> None:
+    assert CONVERTER.to_body(b"\x00\xff") == (b"\x00\xff", None)
+    assert CONVERTER.to_body(bytearray(b"ab")) == (b"ab", None)
+    assert CONVERTER.to_body(memoryview(b"ab")) == (b"ab", None)
+    assert CONVERTER.to_body("grün") == ("grün".encode(), None)
+    assert CONVERTER.from_body(b"\x00\xff", bytes, {}) == b"\x00\xff"
+    assert CONVERTER.from_body("grün".encode(), str, {}) == "grün"
+
+
+@pytest.mark.parametrize(
+    ("payload", "body"),
+    [
+        ({"id": 1, "name": "grün", "none": None}, '{"id":1,"name":"grün","none":null}'),
+        ((1, 2.5, True), "[1,2.5,true]"),
+        (5, "5"),
+        ({}, "{}"),
+        ({1: "int key"}, '{"1":"int key"}'),
+        ({"big": 2**70}, '{"big":1180591620717411303424}'),
+        ({"at": datetime(2026, 1, 1, 12, tzinfo=UTC)}, '{"at":"2026-01-01T12:00:00Z"}'),
+        ({"on": date(2026, 1, 1)}, '{"on":"2026-01-01"}'),
+        ({"price": Decimal("1.50")}, '{"price":"1.50"}'),
+        ({"for": timedelta(minutes=90)}, '{"for":"PT1H30M"}'),
+        ({"id": UUID(int=7)}, '{"id":"00000000-0000-0000-0000-000000000007"}'),
+        ({"colour": Colour.RED, "grade": Grade.A}, '{"colour":"red","grade":1}'),
+        (Line("pen", Decimal("1.50"), {"blue"}), '{"article":"pen","price":"1.50","tags":["blue"]}'),
+        (
+            ORDER,
+            '{"orderId":7,"placed":"2026-01-01T12:00:00Z",'
+            '"lines":[{"article":"pen","price":"1.50","tags":["blue"]}]}',
+        ),
+        ({"orders": [ORDER]}, None),
+    ],
+)
+def test_everything_else_is_json(payload: object, body: str | None) -> None:
+    written, content_type = CONVERTER.to_body(payload)
+
+    assert content_type == "application/json"
+    if body is not None:
+        assert written.decode() == body
+    json.loads(written)
+
+
+@pytest.mark.parametrize(
+    ("payload", "target_type"),
+    [
+        (ORDER, Order),
+        ((ORDER, ORDER), tuple[Order, Order]),
+        (Line("pen", Decimal("1.50"), {"blue"}), Line),
+        ({"a": Line("pen", Decimal("1.50"))}, dict[str, Line]),
+        (datetime(2026, 1, 1, 12, tzinfo=UTC), datetime),
+        (Colour.RED, Colour),
+        (UUID(int=7), UUID),
+        (5, int),
+        ({"id": 1}, dict),
+        (5, Annotated[int, Field(gt=1)]),
+    ],
+)
+def test_what_was_written_is_read_back(payload: object, target_type: Any) -> None:
+    assert round_trip(payload, target_type) == payload
+
+
+def test_generic_forms_are_read() -> None:
+    body, _ = CONVERTER.to_body((ORDER, ORDER))
+
+    assert CONVERTER.from_body(body, list[Order], {}) == [ORDER, ORDER]
+
+
+@given(
+    payload=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
+    ).map(lambda inner: {"inner": inner})
+)
+def test_any_json_survives(payload: dict[str, Any]) -> None:
+    try:
+        body, _ = CONVERTER.to_body(payload)
+    except ConversionError as refusal:
+        assert "UTF-8" in str(refusal) or "surrogates" in str(refusal)
+        return
+
+    assert CONVERTER.from_body(body, object, {"contentType": "application/json"}) == payload
+
+
+@pytest.mark.parametrize(
+    ("body", "properties", "expected"),
+    [
+        (b'{"id":1}', {"contentType": "application/json"}, {"id": 1}),
+        (b'{"id":1}', {"contentType": "application/json;charset=UTF-8"}, {"id": 1}),
+        (b'{"id":1}', {}, '{"id":1}'),
+        (b"\xff", {}, b"\xff"),
+    ],
+)
+def test_without_a_type_the_content_type_decides(body: bytes, properties: dict[str, str], expected: object) -> None:
+    assert CONVERTER.from_body(body, object, properties) == expected
+    assert CONVERTER.from_body(body, Any, properties) == expected
+
+
+class Stranger:
+    """Nothing that has a form of its own in JSON."""
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        (None, "the payload is None; a message needs a body: allowed are bytes, str, dict"),
+        (b"", "the payload is empty"),
+        ("", "the payload is empty"),
+        (Stranger(), "a payload of type Stranger cannot be written as JSON"),
+        ({"inside": Stranger()}, "a payload of type dict cannot be written as JSON"),
+        ({"lost": float("nan")}, "a payload of type dict cannot be written as JSON"),
+        (Line("pen", Decimal("1.5"), {"\ud800"}), "cannot be written as JSON"),
+        ("\ud800", "the text cannot be written as UTF-8: surrogates not allowed at character 0"),
+    ],
+)
+def test_a_payload_that_cannot_travel_is_told_what_can(payload: object, told: str) -> None:
+    with pytest.raises(ConversionError) as refusal:
+        CONVERTER.to_body(payload)
+
+    assert told in str(refusal.value)
+
+
+def test_a_payload_that_holds_itself_is_refused() -> None:
+    payload: dict[str, Any] = {}
+    payload["self"] = payload
+
+    with pytest.raises(ConversionError, match="a payload of type dict cannot be written as JSON"):
+        CONVERTER.to_body(payload)
+
+
+@pytest.mark.parametrize(
+    ("body", "target_type", "told"),
+    [
+        (b"\xff", str, "the body is no UTF-8 text: invalid start byte at byte 0; ask for bytes instead"),
+        (b'{"placed":"x"}', Order, "the body is no Order: orderId: Field required; placed: Input should be a valid"),
+        (b"[1]", list[Order], "the body is no list["),
+        (b"not json", dict, "the body is no dict: body: Invalid JSON"),
+        (b"{}", Stranger, "a body cannot become a Stranger"),
+        (b"{", object, "the body says it is JSON and is not"),
+    ],
+)
+def test_a_body_that_is_something_else_is_told_so(body: bytes, target_type: Any, told: str) -> None:
+    with pytest.raises(ConversionError) as refusal:
+        CONVERTER.from_body(body, target_type, {"contentType": "application/json"})
+
+    assert told in str(refusal.value)
+
+
+def test_a_refusal_keeps_the_body_to_itself() -> None:
+    """It goes into logs, and the body may be secret."""
+    with pytest.raises(ConversionError) as refusal:
+        CONVERTER.from_body(b'{"orderId":"s3cret","placed":"s3cret"}', Order, {})
+
+    assert "s3cret" not in str(refusal.value)
+
+
+def test_a_converter_of_ones_own_replaces_the_default(mqtemplate_broker: EmbeddedBroker) -> None:
+    class Shouting:
+        def to_body(self, payload: object) -> tuple[bytes, str | None]:
+            return str(payload).upper().encode(), "text/shout"
+
+        def from_body(self, body: bytes, target_type: Any, properties: Any) -> object:
+            return body.decode().lower()
+
+    template = RocketMQTemplate(mqtemplate_broker, converter=Shouting(), consumer_group="ears", consumer_topic="orders")
+
+    template.sync_send("orders", "hello")
+
+    [message] = messages_in(mqtemplate_broker, "orders")
+    assert (message.body, message.properties["contentType"]) == (b"HELLO", "text/shout")
+    assert template.receive(str) == ["hello"]

@@ -1,0 +1,213 @@
+"""When a message shall arrive: every way to say it, on every verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.delay_options import delay_properties
+from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.message import Message
+from mqtemplate.template import RocketMQTemplate
+from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+
+NOW_MS = VirtualClock().now_ms()
+NOW = datetime.fromtimestamp(NOW_MS / 1_000, UTC)
+
+Send = Callable[..., object]
+
+VERBS: dict[str, Callable[[RocketMQTemplate], Send]] = {
+    "sync_send": lambda template: template.sync_send,
+    "async_send": lambda template: template.async_send,
+    "send_one_way": lambda template: template.send_one_way,
+}
+FORMS: dict[str, tuple[object, dict[str, Any], int]] = {
+    "single": (b"body", {}, 1),
+    "ordered": (b"body", {"hash_key": "customer-1"}, 1),
+    "batch": ([b"one", b"two"], {}, 2),
+    "ordered batch": ([b"one", b"two"], {"hash_key": "customer-1"}, 2),
+    "finished message": (Message("orders", b"body"), {}, 1),
+}
+TEN_SECONDS: dict[str, dict[str, Any]] = {
+    "level": {"delay_level": 3},
+    "timedelta": {"delay": timedelta(seconds=10)},
+    "seconds": {"delay": 10.0},
+    "datetime": {"deliver_at": NOW + timedelta(seconds=10)},
+    "epoch milliseconds": {"deliver_at": NOW_MS + 10_000},
+    "header DELAY": {"headers": {"DELAY": 3}},
+    "header TIMER_DELAY_SEC": {"headers": {"rocketmq_TIMER_DELAY_SEC": "10"}},
+    "header TIMER_DELAY_MS": {"headers": {"TIMER_DELAY_MS": 10_000}},
+    "header TIMER_DELIVER_MS": {"headers": {"TIMER_DELIVER_MS": NOW_MS + 10_000}},
+    "header __STARTDELIVERTIME": {"headers": {"__STARTDELIVERTIME": str(NOW_MS + 10_000)}},
+}
+
+
+@pytest.mark.parametrize("kind", TEN_SECONDS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_delay_works_on_every_verb(
+    verb: str,
+    form: str,
+    kind: str,
+    mqtemplate_template: RecordingTemplate,
+    mqtemplate_broker: EmbeddedBroker,
+    mqtemplate_harness: Harness,
+) -> None:
+    """X13, A4, A17, A19 All of them mean the same instant: ten seconds from now, to the millisecond."""
+    payload, options, count = FORMS[form]
+
+    VERBS[verb](mqtemplate_template)("orders:paid", payload, **options, **TEN_SECONDS[kind])
+
+    mqtemplate_harness.advance("9999ms")
+    assert messages_in(mqtemplate_broker, "orders") == []
+    mqtemplate_harness.advance("1ms")
+    delivered = messages_in(mqtemplate_broker, "orders")
+    assert [message.store_timestamp for message in delivered] == [NOW_MS + 10_000] * count
+    assert {message.tags for message in delivered} == {"paid"}
+
+
+def test_the_articles_three_ways_in_a_loop(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
+) -> None:
+    """A17, A19"""
+    for number in range(3):
+        body = f"Hello{number}"
+        mqtemplate_template.syncSendDelayTimeSeconds("TimerTopic", body, 10)
+        mqtemplate_template.syncSendDelayTimeMills("TimerTopic", body, 10_000)
+        mqtemplate_template.syncSendDeliverTimeMills("TimerTopic", body, NOW_MS + 10_000)
+
+    mqtemplate_harness.advance("10s")
+
+    delivered = messages_in(mqtemplate_broker, "TimerTopic")
+    assert sorted(message.body for message in delivered) == [b"Hello0"] * 3 + [b"Hello1"] * 3 + [b"Hello2"] * 3
+
+
+def test_level_five_is_a_minute(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
+) -> None:
+    """A8"""
+    mqtemplate_template.sync_send("TopicA:Tag", "this is a delay message", delay_level=5)
+
+    mqtemplate_harness.advance("59999ms")
+    assert messages_in(mqtemplate_broker, "TopicA") == []
+    mqtemplate_harness.advance("1ms")
+    assert [message.body for message in messages_in(mqtemplate_broker, "TopicA")] == [b"this is a delay message"]
+
+
+# --- what is written -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({"delay_level": 3}, {"DELAY": "3"}),
+        ({"delay": timedelta(seconds=10)}, {"TIMER_DELAY_MS": "10000"}),
+        ({"delay": 10}, {"TIMER_DELAY_MS": "10000"}),
+        ({"deliver_at": NOW_MS + 10_000}, {"TIMER_DELIVER_MS": str(NOW_MS + 10_000)}),
+        ({"deliver_at": NOW.astimezone(timezone(timedelta(hours=-7)))}, {"TIMER_DELIVER_MS": str(NOW_MS)}),
+    ],
+)
+def test_relative_delays_are_counted_by_the_broker_and_instants_are_taken(
+    options: dict[str, Any], written: dict[str, str]
+) -> None:
+    """G2, G4, A18 The sender's clock has no part in a relative delay."""
+    everything = {"delay_level": 0, "delay": None, "deliver_at": None, **options}
+
+    assert delay_properties(**everything, now_ms=NOW_MS) == written
+
+
+@pytest.mark.parametrize("nothing", [{"delay": 0}, {"delay": timedelta(0)}, {"delay_level": 0}])
+def test_no_delay_is_no_property(nothing: dict[str, Any]) -> None:
+    everything = {"delay_level": 0, "delay": None, "deliver_at": None, **nothing}
+
+    assert delay_properties(**everything, now_ms=NOW_MS) == {}
+
+
+@pytest.mark.parametrize(
+    ("delay", "milliseconds"),
+    [
+        (0.1 + 0.2, "300"),  # not the 301 that the last bits of the float would make
+        (0.0001, "1"),
+        (1.0005, "1001"),
+        (timedelta(microseconds=1), "1"),
+        (timedelta(seconds=1, microseconds=1), "1001"),
+    ],
+)
+def test_fractions_of_a_millisecond_are_rounded_up(delay: timedelta | float, milliseconds: str) -> None:
+    """Early is wrong; a fraction of a millisecond late is not."""
+    assert delay_properties(0, delay, None, NOW_MS) == {"TIMER_DELAY_MS": milliseconds}
+
+
+def test_an_instant_between_two_milliseconds_is_the_later_one() -> None:
+    between = NOW + timedelta(microseconds=1)
+
+    assert delay_properties(0, None, between, NOW_MS) == {"TIMER_DELIVER_MS": str(NOW_MS + 1)}
+
+
+# --- refusals --------------------------------------------------------------------------------------
+
+NAIVE = datetime(2026, 1, 1, 10)  # noqa: DTZ001 - the naive datetime is the point
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"delay_level": -1}, "delay_level must be 0 (at once) or a position in the level table"),
+        ({"delay_level": 2.5}, "delay_level must be a whole number"),
+        ({"delay_level": "3"}, "delay_level must be a whole number"),
+        ({"delay_level": True}, "got bool True"),
+        ({"delay_level": 3, "delay": 10}, "delay_level=3 and delay are two answers to one question"),
+        ({"delay_level": 3, "deliver_at": NOW}, "delay_level=3 and deliver_at are two answers to one question"),
+        ({"delay": 10, "deliver_at": NOW}, "delay and deliver_at are two answers to one question"),
+        ({"delay": -1}, "delay must not be negative, got -1"),
+        ({"delay": -0.0000001}, "delay must not be negative"),
+        ({"delay": timedelta(seconds=-1)}, "delay must not be negative"),
+        ({"delay": float("nan")}, "delay must be a finite number of seconds, got nan"),
+        ({"delay": float("inf")}, "delay must be a finite number of seconds, got inf"),
+        ({"delay": "10s"}, "delay must be a timedelta or a number of seconds, got str '10s'"),
+        ({"delay": True}, "delay must be a timedelta or a number of seconds, got bool True"),
+        ({"deliver_at": NAIVE}, "deliver_at=2026-01-01T10:00:00 is a naive datetime"),
+        ({"deliver_at": "tomorrow"}, "got str 'tomorrow'; datetime.fromisoformat(...) reads a text"),
+        ({"deliver_at": NOW_MS / 1_000}, "of time.time() take int(seconds * 1000)"),
+        ({"deliver_at": NOW_MS // 1_000}, f"looks like seconds; it takes epoch milliseconds: {NOW_MS}"),
+        ({"deliver_at": -1}, "must not lie before 1970, got -1"),
+        ({"headers": {"DELAY": "soon"}}, "header DELAY must be a whole number (a level), got 'soon'"),
+        ({"headers": {"DELAY": -1}}, "delay_level must be 0 (at once) or a position in the level table"),
+        ({"headers": {"TIMER_DELAY_SEC": "1.5"}}, "header TIMER_DELAY_SEC must be a whole number (seconds), got '1.5'"),
+        ({"headers": {"TIMER_DELAY_MS": -5}}, "header TIMER_DELAY_MS must not be negative, got -5"),
+        ({"headers": {"TIMER_DELIVER_MS": "tomorrow"}}, "header TIMER_DELIVER_MS must be a whole number (milliseconds)"),
+        ({"headers": {"__STARTDELIVERTIME": "1767225600"}}, "looks like seconds"),
+        ({"headers": {"DELAY": 3, "TIMER_DELAY_SEC": 10}}, "DELAY and TIMER_DELAY_SEC are several answers"),
+        ({"headers": {"DELAY": 3}, "delay": 10}, "TIMER_DELAY_MS and DELAY are several answers"),
+    ],
+)
+def test_a_delay_that_is_none_is_told_what_is_wrong(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(DelayError) as refusal:
+        mqtemplate_template.sync_send("orders", b"body", **options)
+
+    assert told in str(refusal.value)
+    assert messages_in(mqtemplate_broker, "orders") == []
+
+
+def test_a_level_twice_is_a_contradiction_unless_it_is_the_same(
+    mqtemplate_template: RecordingTemplate,
+) -> None:
+    mqtemplate_template.sync_send("orders", b"body", delay_level=3, headers={"DELAY": 3})
+
+    with pytest.raises(MessageError, match="DELAY is given twice: '3' and '4'"):
+        mqtemplate_template.sync_send("orders", b"body", delay_level=3, headers={"DELAY": 4})
+
+
+def test_a_delay_beyond_the_brokers_limit_is_refused(mqtemplate_template: RecordingTemplate) -> None:
+    """A3 Forty days are taken."""
+    mqtemplate_template.sync_send("orders", b"body", delay=timedelta(days=40))
+
+    with pytest.raises(DelayError):
+        mqtemplate_template.sync_send("orders", b"body", delay=timedelta(days=41))

@@ -1,0 +1,201 @@
+"""One message, sent and waited for."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import DestinationError, MessageError, SendTimeoutError
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.template import RocketMQTemplate
+from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+
+
+def only_message(broker: Broker, topic: str) -> Any:
+    [message] = messages_in(broker, topic)
+    return message
+
+
+def test_the_cards_call_works_by_position_and_by_name(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
+) -> None:
+    """C1 (destination, payload, timeout, delay level), in this order."""
+    by_position = mqtemplate_template.sync_send("orders:paid", b"one", 3000, 3)
+    by_name = mqtemplate_template.sync_send("orders:paid", b"two", timeout=3000, delay_level=3)
+    as_in_java = mqtemplate_template.syncSend("orders:paid", b"three", 3000, 3)
+
+    assert {result.send_status for result in (by_position, by_name, as_in_java)} == {SendStatus.SEND_OK}
+    mqtemplate_harness.advance("9999ms")
+    assert messages_in(mqtemplate_broker, "orders") == []
+    mqtemplate_harness.advance("1ms")
+    assert sorted(message.body for message in messages_in(mqtemplate_broker, "orders")) == [b"one", b"three", b"two"]
+
+
+def test_the_articles_service_sends_branches_and_logs(
+    mqtemplate_template: RecordingTemplate,
+    mqtemplate_broker: EmbeddedBroker,
+    mqtemplate_harness: Harness,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """B10, B11, B12, B14, B16 The service of the article, with a timeout of 100 ms that must be enough."""
+
+    class ScheduleMessageService:
+        log = logging.getLogger("ScheduleMessageService")
+
+        def __init__(self, template: RocketMQTemplate) -> None:
+            self.template = template
+
+        def send_sync_schedule_message(self, id: str, message: str, timeout: int, delay_level: int) -> SendResult:
+            result = self.template.sync_send(
+                "schedule-message-topic:sync-tags", message, timeout, delay_level, headers={"KEYS": id}
+            )
+            if result.send_status is SendStatus.SEND_OK:
+                self.log.info("sent %s at %s", result.msg_id, datetime.now().astimezone())
+            else:
+                self.log.warning("not safe: %s at %s", result.msg_id, datetime.now().astimezone())
+            return result
+
+    id = str(uuid4())
+    with caplog.at_level(logging.INFO):
+        result = ScheduleMessageService(mqtemplate_template).send_sync_schedule_message(id, "hello" + id, 100, 3)
+
+    assert f"sent {result.msg_id}" in caplog.text
+    mqtemplate_harness.advance("10s")
+    message = only_message(mqtemplate_broker, "schedule-message-topic")
+    assert (message.body, message.tags, message.keys) == (f"hello{id}".encode(), "sync-tags", id)
+    assert message.msg_id == result.msg_id
+
+
+def test_an_answer_says_where_the_message_is(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
+    result = mqtemplate_template.sync_send("orders:paid", b"body")
+
+    message = only_message(mqtemplate_broker, "orders")
+    assert (result.msg_id, result.offset_msg_id) == (message.msg_id, message.offset_msg_id)
+    assert (result.message_queue, result.queue_offset) == (message.message_queue, message.queue_offset)
+
+
+def test_keys_find_a_message_again(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
+    """A6"""
+    mqtemplate_template.sync_send("orders", b"body", keys=["4466", "4467"])
+
+    assert only_message(mqtemplate_broker, "orders").keys == "4466 4467"
+
+
+def test_a_finished_message_can_be_sent(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
+    """G1 topic, flag, properties, body; A5 the builder of the v5 client sets the same things."""
+    message = Message("orders", b"body", {"KEYS": "4466", "region": "EU"}, flag=7)
+
+    mqtemplate_template.sync_send("orders:paid", message)
+
+    stored = only_message(mqtemplate_broker, "orders")
+    assert (stored.body, stored.flag, stored.tags, stored.keys) == (b"body", 7, "paid", "4466")
+    assert stored.user_properties == {"region": "EU"}
+    assert message == Message("orders", b"body", {"KEYS": "4466", "region": "EU"}, flag=7)
+
+
+def test_a_message_for_another_topic_is_refused(mqtemplate_template: RecordingTemplate) -> None:
+    with pytest.raises(DestinationError, match="names the topic 'bills' and the destination 'orders'"):
+        mqtemplate_template.sync_send("orders", Message("bills", b"body"))
+
+
+def test_a_received_message_is_not_sent_on_as_it_is(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
+    """Its id, its times and its way so far are the broker's; what is the sender's own can go on."""
+    mqtemplate_template.sync_send("orders", b"body", headers={"region": "EU"})
+    received = only_message(mqtemplate_broker, "orders")
+
+    with pytest.raises(MessageError, match=r"send message\.body with headers=message\.user_properties"):
+        mqtemplate_template.sync_send("orders", received)
+
+    mqtemplate_template.sync_send("copies", received.body, headers=received.user_properties)
+    assert only_message(mqtemplate_broker, "copies").properties["region"] == "EU"
+
+
+# --- which queue -----------------------------------------------------------------------------------
+
+
+def test_equal_keys_go_to_one_queue_in_the_order_sent(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
+    queues = {
+        mqtemplate_template.sync_send("orders", str(number), hash_key="customer-1").message_queue for number in range(9)
+    }
+
+    assert len(queues) == 1
+    assert [message.body for message in messages_in(mqtemplate_broker, "orders")] == [b"%d" % n for n in range(9)]
+
+
+def test_the_choice_of_the_queue_is_replaceable(mqtemplate_broker: EmbeddedBroker) -> None:
+    template = RocketMQTemplate(mqtemplate_broker, message_queue_selector=lambda queues, message, key: queues[int(key)])
+
+    assert template.sync_send("orders", b"body", hash_key="3").message_queue.queue_id == 3
+
+    template.message_queue_selector = lambda queues, message, key: queues[0]
+    assert template.sync_send("orders", b"body", hash_key="3").message_queue.queue_id == 0
+
+
+def test_a_queue_can_be_named(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
+    queue = mqtemplate_broker.queues("orders")[2]
+
+    assert mqtemplate_template.sync_send("orders", b"body", queue=queue).message_queue == queue
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"hash_key": 4466}, "hash_key must be text, got int 4466; pass str"),
+        ({"hash_key": ""}, "hash_key is empty"),
+        ({"queue": MessageQueue("bills", "broker-a", 0)}, "the queue is one of topic 'bills', the destination says 'orders'"),
+        ({"queue": MessageQueue("orders", "broker-a", 0), "hash_key": "k"}, "both choose the queue"),
+    ],
+)
+def test_a_contradictory_queue_is_refused(
+    mqtemplate_template: RecordingTemplate, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(MessageError, match=told):
+        mqtemplate_template.sync_send("orders", b"body", **options)
+
+
+# --- how long --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 1.5, "3s", True])
+def test_a_timeout_that_is_none_is_refused(mqtemplate_template: RecordingTemplate, timeout: Any) -> None:
+    with pytest.raises(MessageError, match="timeout must be a whole number of milliseconds from 1 on"):
+        mqtemplate_template.sync_send("orders", b"body", timeout)
+
+
+def test_the_timeout_counts_the_whole_call(mqtemplate_broker: EmbeddedBroker) -> None:
+    """What finding the queue took is not there for the broker any more; when nothing is left, nothing is sent."""
+
+    def slow(queues: Any, message: Message, key: str) -> Any:
+        give_up = __import__("time").monotonic() + 0.003
+        while __import__("time").monotonic() < give_up:
+            pass
+        return queues[0]
+
+    template = RocketMQTemplate(mqtemplate_broker, message_queue_selector=slow)
+
+    with pytest.raises(SendTimeoutError, match="timeout of 2 ms was over before the message reached the broker"):
+        template.sync_send("orders", b"body", timeout=2, hash_key="k")
+
+    assert messages_in(mqtemplate_broker, "orders") == []
+
+
+def test_a_body_over_the_maximum_is_refused_with_both_sizes(mqtemplate_template: RecordingTemplate) -> None:
+    size = 4 * 1024 * 1024 + 1
+
+    with pytest.raises(MessageError, match=f"{size} bytes, allowed are {size - 1}"):
+        mqtemplate_template.sync_send("orders", bytes(size))
