@@ -24,9 +24,10 @@ are those of a record with IPv4 hosts, each IPv6 host makes what follows it 12 b
 =====  ======  ===========================  =====================================================
 
 ``body_crc`` guards the body alone. So that a damaged topic, property or number is noticed too, a record written here
-ends with one more property, 24 bytes: ``__CRC@ 0x01``, the CRC-32 of everything before it as 8 hex digits, the low half
-of ``physical_offset`` as 8 hex digits, ``0x02``. The offset tells a check of this record from one that another broker
-copied along with the other properties. Readers who do not know it see a property; here it never leaves this file.
+ends with one more property, 24 bytes: ``__CRC@ 0x01``, the CRC-32 of everything before it but the body as 8 hex digits,
+the low half of ``physical_offset`` as 8 hex digits, ``0x02``. The offset tells the check of this record from one that
+another broker copied along with the other properties. Readers who do not know it see a property; here it never leaves
+this file.
 
 Source: RocketMQ ``common: MessageDecoder``, ``store: MessageExtEncoder``.
 """
@@ -46,18 +47,14 @@ from mqtemplate.errors import ConversionError, MessageError
 from mqtemplate.message import HostAddress, MessageExt
 
 __all__ = [
-    "CHECK_SIZE",
-    "HEADER",
-    "HEADER_SIZE",
     "MAGIC_BLANK",
     "MAGIC_V1",
     "MAGIC_V2",
+    "MAX_PROPERTIES_BYTES",
     "BadRecordError",
     "RecordDraft",
     "StoredRecord",
     "SysFlag",
-    "body_crc",
-    "check_of",
     "decode_properties",
     "encode_properties",
     "find_property",
@@ -70,12 +67,11 @@ __all__ = [
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK = 0xCBD43194 - (1 << 32)
-_MAX_PROPERTIES_BYTES = 32_767
 _V1_TOPIC_LONGEST = 127
 
-HEADER: struct.Struct = struct.Struct(">iiiiiqqiq8sq8siqi")
-HEADER_SIZE = HEADER.size
-assert HEADER_SIZE == 88
+_HEADER: struct.Struct = struct.Struct(">iiiiiqqiq8sq8siqi")
+_HEADER_SIZE = _HEADER.size
+assert _HEADER_SIZE == 88
 
 _FIXED_FRONT = struct.Struct(">iiiiiqqiq")  # up to the born host
 _FIXED_BACK = struct.Struct(">iqi")  # behind the store host
@@ -85,7 +81,10 @@ _I2 = struct.Struct(">h")
 
 _CHECK_NAME = "__CRC@"
 _CHECK_START = f"{_CHECK_NAME}\x01".encode()
-CHECK_SIZE = len(_CHECK_START) + 17
+_CHECK_SIZE = len(_CHECK_START) + 17
+MAX_PROPERTIES_BYTES = 32_767 - _CHECK_SIZE
+"""What a message's properties may take, encoded; the field's limit less the check."""
+_FIXED_SIZE = _HEADER_SIZE - 16 + _CHECK_SIZE  # a record without hosts, body, topic and properties
 _OTHER_OFFSET = re.compile(rb"[0-9a-f]{8}\x02")
 
 
@@ -101,6 +100,9 @@ class SysFlag:
     STORE_HOST_V6 = 0x20
     COMPRESSION_MASK = 0x700
     _ZLIB = (0x000, 0x300)
+
+
+_HOST_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 
 
 class BadRecordError(Exception):
@@ -132,17 +134,56 @@ class RecordDraft:
     prepared_transaction_offset: int = 0
     body_crc: int | None = None
 
-    def encode_tail(self) -> tuple[int, bytes]:
-        """The magic that fits the topic, and everything behind the body's length but the check."""
+    def encode_rest(self) -> tuple[int, bytes]:
+        """The magic that fits the topic, and what stands behind the body, but for the check."""
         magic, topic = _encode_topic(self.topic)
-        properties = self.properties
-        length = len(properties) + CHECK_SIZE
-        if length > _MAX_PROPERTIES_BYTES:
+        length = len(self.properties)
+        if length > MAX_PROPERTIES_BYTES:
             raise MessageError(
-                f"keys, tags and properties take {len(properties)} bytes, allowed are {_MAX_PROPERTIES_BYTES - CHECK_SIZE}; "
-                "move data into the body"
+                f"keys, tags and properties take {length} bytes, allowed are {MAX_PROPERTIES_BYTES}; move data into the body"
             )
-        return magic, b"".join((self.body, topic, _I2.pack(length), properties))
+        return magic, b"%b%b%b" % (topic, (length + _CHECK_SIZE).to_bytes(2, "big"), self.properties)
+
+    def size_with(self, rest: bytes, store_host: bytes) -> int:
+        """Bytes of the whole record; *rest* is from `encode_rest`."""
+        return _FIXED_SIZE + len(self.born_host) + len(store_host) + len(self.body) + len(rest)
+
+    def encode(
+        self, size: int, magic: int, rest: bytes, place: tuple[int, int], store_timestamp: int, store_host: bytes
+    ) -> bytes:
+        """The record. *place* is its queue offset and its physical offset."""
+        crc = self.body_crc
+        body = self.body
+        header = (
+            size,
+            magic,
+            zlib.crc32(body) & 0x7FFF_FFFF if crc is None else crc,
+            self.queue_id,
+            self.flag,
+            *place,
+            self.sys_flag & ~_HOST_FLAGS,
+            self.born_timestamp,
+            self.born_host,
+            store_timestamp,
+            store_host,
+            self.reconsume_times,
+            self.prepared_transaction_offset,
+            len(body),
+        )
+        if len(self.born_host) == 8 and len(store_host) == 8:
+            head = _HEADER.pack(*header)
+        else:
+            head = _pack_v6_header(header)
+        return b"".join((head, body, rest, _check_of(zlib.crc32(rest, zlib.crc32(head)), place[1])))
+
+
+def _pack_v6_header(fields: tuple[Any, ...]) -> bytes:
+    born_host, store_timestamp, store_host = fields[9:12]
+    sys_flag = fields[7]
+    sys_flag |= SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
+    sys_flag |= SysFlag.STORE_HOST_V6 if len(store_host) == 20 else 0
+    front = _FIXED_FRONT.pack(*fields[:7], sys_flag, fields[8])
+    return b"".join((front, born_host, _I8.pack(store_timestamp), store_host, _FIXED_BACK.pack(*fields[12:])))
 
 
 @lru_cache(maxsize=4_096)
@@ -185,15 +226,15 @@ def parse_record(data: bytes) -> StoredRecord:
     Raises:
         BadRecordError: It is not whole; the text says what is wrong.
     """
-    if len(data) < HEADER_SIZE:
+    if len(data) < _HEADER_SIZE:
         raise BadRecordError(f"{len(data)} bytes are fewer than a header has")
-    fields: tuple[Any, ...] = HEADER.unpack_from(data)
+    fields: tuple[Any, ...] = _HEADER.unpack_from(data)
     size, magic, sys_flag = fields[0], fields[1], fields[7]
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise BadRecordError(f"magic {magic & 0xFFFF_FFFF:#010x} is not a record's")
     if size > len(data):
         raise BadRecordError(f"size {size} reaches over the {len(data)} bytes that are there")
-    at = HEADER_SIZE
+    at = _HEADER_SIZE
     if sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6):
         fields, at = _unpack_v6_header(data, sys_flag)
     body_end = at + fields[14]
@@ -208,24 +249,22 @@ def parse_record(data: bytes) -> StoredRecord:
     properties = data[properties_at:size]
     if properties.endswith(b"\0"):
         raise BadRecordError("its end is missing")
-    if properties.startswith(_CHECK_START, -CHECK_SIZE):
-        properties = properties[:-CHECK_SIZE]
-        is_sound = _is_sound(data[: size - CHECK_SIZE], data[size - CHECK_SIZE : size], fields[6])
-    else:
-        is_sound = None
-    if is_sound is None:
-        is_sound = zlib.crc32(body) & 0x7FFF_FFFF == fields[2]
-    if not is_sound:
-        raise BadRecordError("it does not match its CRC-32")
+    if properties.startswith(_CHECK_START, -_CHECK_SIZE):
+        rest = data[body_end : size - _CHECK_SIZE]
+        _verify(properties[-_CHECK_SIZE:], zlib.crc32(rest, zlib.crc32(data[:at])), fields[6])
+        properties = properties[:-_CHECK_SIZE]
+    if zlib.crc32(body) & 0x7FFF_FFFF != fields[2]:
+        raise BadRecordError("its body does not match its CRC-32")
     return StoredRecord._make((*fields[:14], body, _decode_topic(data[topic_at:topic_end]), properties))
 
 
-def _is_sound(data: bytes, check: bytes, physical_offset: int) -> bool | None:
-    """Whether *check* fits the record; None if it is the check of another record, copied along by another broker."""
-    if check == check_of(zlib.crc32(data), physical_offset):
-        return True
-    own_offset = check_of(0, physical_offset)[15:]
-    return False if check[15:] == own_offset or not _OTHER_OFFSET.fullmatch(check[15:]) else None
+def _verify(check: bytes, crc: int, physical_offset: int) -> None:
+    """Compare the check that a record ends with, unless another broker copied it from another record."""
+    if check == _check_of(crc, physical_offset):
+        return
+    is_own = check[15:] == _check_of(0, physical_offset)[15:]
+    if is_own or not _OTHER_OFFSET.fullmatch(check[15:]):
+        raise BadRecordError("it does not match its CRC-32")
 
 
 def _unpack_v6_header(data: bytes, sys_flag: int) -> tuple[tuple[Any, ...], int]:
@@ -255,14 +294,9 @@ def _decode_topic(name: bytes) -> str:
         raise BadRecordError("the topic is not UTF-8") from exc
 
 
-def check_of(crc: int, physical_offset: int) -> bytes:
+def _check_of(crc: int, physical_offset: int) -> bytes:
     """The last bytes of a record at *physical_offset* whose other bytes have the CRC-32 *crc*."""
     return b"%b%08x%08x\x02" % (_CHECK_START, crc, physical_offset & 0xFFFF_FFFF)
-
-
-def body_crc(body: bytes) -> int:
-    """CRC-32 as RocketMQ stores it: the top bit cleared."""
-    return zlib.crc32(body) & 0x7FFF_FFFF
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:

@@ -62,13 +62,21 @@ class DraftMaker:
             encoded = encode_properties(properties) + f"{_UNIQ_KEY}\x01{unique_id}\x02".encode()
         else:
             encoded = encode_properties(properties)
-        if _LOOK_TWICE.isdisjoint(properties):
-            draft = RecordDraft(message.topic, queue_id, body, encoded, tags_code(properties.get(_TAGS)))
-        else:
-            draft = self._make_delayed(message, queue_id, unique_id)
-        draft.flag = message.flag
-        draft.born_timestamp = self._clock.now_ms()
-        draft.born_host = self._born_host
+        topic, properties_bytes, code, delay_ms = message.topic, encoded, tags_code(properties.get(_TAGS)), -1
+        if not _LOOK_TWICE.isdisjoint(properties):
+            topic, queue_id, properties_bytes, delay_ms = self._set_waiting(message, queue_id, unique_id)
+        draft = RecordDraft(
+            topic,
+            queue_id,
+            body,
+            properties_bytes,
+            code,
+            delay_ms,
+            message.flag,
+            0,
+            self._clock.now_ms(),
+            self._born_host,
+        )
         return draft, unique_id
 
     def make_again(self, message: Message, original: MessageExt, queue_id: int) -> RecordDraft:
@@ -79,17 +87,10 @@ class DraftMaker:
         draft.reconsume_times = original.reconsume_times + 1
         return draft
 
-    def _make_delayed(self, message: Message, queue_id: int, unique_id: str) -> RecordDraft:
+    def _set_waiting(self, message: Message, queue_id: int, unique_id: str) -> tuple[str, int, bytes, int]:
+        """Topic, queue id, properties and level's delay of a message that may ask for a delay."""
         properties = strip_broker_properties(message.properties | {_UNIQ_KEY: unique_id})
         diverted = divert(properties, message.topic, queue_id, self._clock.now_ms(), self._levels, self._limits)
         if diverted is None:
-            code = tags_code(properties.get(_TAGS))
-            return RecordDraft(message.topic, queue_id, message.body, encode_properties(properties), code)
-        return RecordDraft(
-            diverted.topic,
-            diverted.queue_id,
-            message.body,
-            encode_properties(diverted.properties),
-            tags_code(properties.get(_TAGS)),
-            diverted.delay_ms,
-        )
+            return message.topic, queue_id, encode_properties(properties), -1
+        return diverted.topic, diverted.queue_id, encode_properties(diverted.properties), diverted.delay_ms

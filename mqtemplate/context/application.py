@@ -18,7 +18,6 @@ from mqtemplate.context.autoconfigure import AutoConfiguration
 from mqtemplate.context.components import collect_components
 from mqtemplate.context.config_source import load_settings
 from mqtemplate.context.injection import name_of
-from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings import AppSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import start
@@ -39,8 +38,8 @@ class MQApplication:
 
     ::
 
-        MQApplication(ScheduleListener, AuditService).run()          # until Ctrl-C or SIGTERM
-        with MQApplication(__name__) as app:                         # scripts and tests
+        MQApplication(ScheduleListener, AuditService).run()  # until Ctrl-C or SIGTERM
+        with MQApplication(__name__) as app:  # scripts and tests
             app.template.sync_send("orders:paid", order)
 
     Start: settings, starters, all wiring, then the broker, the services in the order of their dependencies
@@ -80,7 +79,6 @@ class MQApplication:
         self.is_ready = threading.Event()
         self._clock = clock or _clock_of_broker((*self.context.components, *(overrides or {}).values()))
         self._starters = starters
-        self._lifecycle = Lifecycle()
         self._stop_requests = StopRequests()
         self._lock = threading.RLock()
         self._state = "new"
@@ -107,7 +105,9 @@ class MQApplication:
             DependencyError: There is none or several, or the application was not started.
         """
         if self._state == "new":
-            raise DependencyError("the application is not started; use 'with MQApplication(...) as app:', start() or run()")
+            raise DependencyError(
+                "the application is not started; use 'with MQApplication(...) as app:', start() or run()"
+            )
         return self.context.get(wanted, name)
 
     def services(self) -> Sequence[Service]:
@@ -127,7 +127,7 @@ class MQApplication:
                 raise DependencyError("an application is started once; make another MQApplication")
             self._state = "started"
             try:
-                start(self.context, self._lifecycle, self._clock, self._starters)
+                start(self.context, self._clock, self._starters)
             except BaseException as exc:
                 self._stop_after(exc)
                 raise
@@ -152,7 +152,7 @@ class MQApplication:
             self._state = "stopped"
             self.is_ready.clear()
             _log.info("application.stopping")
-            self._lifecycle.stop()
+            self.context.lifecycle.stop()
 
     def run(self, main: Callable[..., T] | None = None, *, keep_running: bool = False) -> T | None:
         """Start, work, and stop in order.

@@ -15,6 +15,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.context.container import MQContainer
 from mqtemplate.context.definitions import Definition, Definitions, fits, snake_case
 from mqtemplate.context.injection import name_of, service_mark
+from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings import AppSettings
 from mqtemplate.context.wiring import Wiring
 from mqtemplate.converter import MessageConverter
@@ -81,6 +82,7 @@ class ApplicationContext:
         components: What the application was given, for starters that look for marks of their own.
         parts: What starters added to run beside the listeners.
         conditions: What each starter did, and why.
+        lifecycle: How to undo what is open; the first thing put in is undone last.
     """
 
     def __init__(self, settings: AppSettings, overrides: Mapping[type, object] | None = None) -> None:
@@ -93,6 +95,7 @@ class ApplicationContext:
         self._notes: list[str] = []
         self.components: tuple[object, ...] = ()
         self.parts: list[Part] = []
+        self.lifecycle = Lifecycle()
         self.conditions: tuple[ConditionOutcome, ...] = ()
         self._by_component: dict[int, Definition] = {}
         self._overrides = dict(overrides or {})
@@ -118,7 +121,9 @@ class ApplicationContext:
             DependencyError: It is abstract, has no type, or its name is taken.
         """
         if self._linked:
-            raise DependencyError(f"{name_of(component)}: the context is complete; register before the application starts")
+            raise DependencyError(
+                f"{name_of(component)}: the context is complete; register before the application starts"
+            )
         kind, target = _kind_and_target(component, as_type)
         if self._stands_back(kind):
             return False
@@ -135,7 +140,7 @@ class ApplicationContext:
         self._by_component[id(component)] = definition
         self._notes.append(f"added {name_of(kind)}")
         if not hasattr(self.container, chosen):
-            self.container.set_provider(chosen, provider)  # type: ignore[attr-defined]  # an instance is a dynamic container
+            self.container.set_provider(chosen, provider)
         return True
 
     def add_part(self, part: Part) -> None:
@@ -164,13 +169,7 @@ class ApplicationContext:
         Raises:
             DependencyError: There is none, several fit, or building it failed.
         """
-        chosen = self._wiring.choose(wanted, name)
-        if chosen is None:
-            there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions))
-            raise DependencyError(
-                f"nothing here is a {name_of(wanted)}; there is: {there_is}. "
-                "Mark the class with @service and give it to MQApplication, or use context.register(...)"
-            )
+        chosen = self._chosen(name, wanted)
         self._wiring.link(chosen)
         found: T = self.build(chosen)
         return found
@@ -215,6 +214,14 @@ class ApplicationContext:
 
         for definition in self._definitions:
             yield from visit(definition)
+
+    def definition_for(self, wanted: type) -> Definition:
+        """Which definition `get` would take.
+
+        Raises:
+            DependencyError: There is none, or several fit.
+        """
+        return self._chosen(snake_case(wanted.__name__), wanted)
 
     def definition_of(self, component: object) -> Definition | None:
         """What became of a component; None if an override or another stands in its place."""
@@ -277,23 +284,30 @@ class ApplicationContext:
                 return True
         return False
 
-    def _chosen(self, slot: str, kind: type) -> Definition:
-        """Who fills a place of the container."""
-        chosen = self._wiring.choose(kind, slot)
-        if chosen is None:
+    def _chosen(self, name: str | None, wanted: type) -> Definition:
+        chosen = self._wiring.choose(wanted, name)
+        if chosen is not None:
+            return chosen
+        if wanted is Broker:
             raise DependencyError(
-                f"there is no {name_of(kind)}: no starter made one and the application gave none. Is mqtemplate installed "
-                "(the starters are found through its entry points), and is mqtemplate.embedded.enabled true? "
+                "there is no Broker: no starter made one and the application gave none. Is mqtemplate installed (its "
+                "starters are found through entry points), and is mqtemplate.embedded.enabled true? "
                 "Or give MQApplication an EmbeddedBroker"
             )
-        return chosen
+        there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions))
+        raise DependencyError(
+            f"nothing here is a {name_of(wanted)}; there is: {there_is}. "
+            "Mark the class with @service and give it to MQApplication, or use context.register(...)"
+        )
 
 
 def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Callable[..., object] | None]:
     """What a component may be asked for by, and what builds it."""
     if inspect.isclass(component):
         if inspect.isabstract(component) or getattr(component, "_is_protocol", False):
-            raise DependencyError(f"{name_of(component)} is abstract and cannot be built; give a class that implements it")
+            raise DependencyError(
+                f"{name_of(component)} is abstract and cannot be built; give a class that implements it"
+            )
         return as_type or component, component
     if inspect.isfunction(component):
         kind = as_type or _return_type(component)
@@ -303,7 +317,6 @@ def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Cal
             )
         return kind, component
     return as_type or type(component), None
-
 
 
 def _return_type(function: Callable[..., object]) -> Any:

@@ -52,7 +52,9 @@ class Starter:
     configuration: AutoConfiguration
 
 
-def find_starters(given: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None = None) -> list[Starter]:
+def find_starters(
+    given: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None = None,
+) -> list[Starter]:
     """The starters of all installed distributions, or those *given*.
 
     Raises:
@@ -63,7 +65,9 @@ def find_starters(given: Iterable[EntryPoint | type[AutoConfiguration] | AutoCon
     for source in sources:
         starter = _load(source)
         if starter.name in starters:
-            raise ConfigurationError(f"two starters are called {starter.name!r}; uninstall one, or rename its entry point")
+            raise ConfigurationError(
+                f"two starters are called {starter.name!r}; uninstall one, or rename its entry point"
+            )
         starters[starter.name] = starter
     return list(starters.values())
 
@@ -92,7 +96,9 @@ def _load(source: EntryPoint | type[AutoConfiguration] | AutoConfiguration) -> S
         ) from exc
     configuration = loaded() if isinstance(loaded, type) else loaded
     if not isinstance(configuration, AutoConfiguration):
-        raise ConfigurationError(f"{origin} is no AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration")
+        raise ConfigurationError(
+            f"{origin} is no AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration"
+        )
     return Starter(source.name, configuration)
 
 
@@ -105,7 +111,9 @@ def _in_order(starters: Sequence[Starter]) -> list[Starter]:
         return [by_name[name] for name in graph.static_order()]
     except graphlib.CycleError as exc:
         chain = " -> ".join(reversed(exc.args[1]))
-        raise ConfigurationError(f"starters wait for each other: {chain} (each is 'after' the next); drop one 'after'") from exc
+        raise ConfigurationError(
+            f"starters wait for each other: {chain} (each is 'after' the next); drop one 'after'"
+        ) from exc
 
 
 def _check_excluded(excluded: Sequence[str], starters: Sequence[Starter], settings: AppSettings) -> None:

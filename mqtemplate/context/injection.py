@@ -1,4 +1,4 @@
-"""What a user writes for dependency injection: ``@service``, ``Value``, ``Section``; and reading what a constructor asks for."""
+"""What a user writes for dependency injection, and reading what a constructor asks for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SERVICE_ATTRIBUTE = "__mqtemplate_service__"
 """Where a decorated class or function keeps its `ServiceMark`."""
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
-_MARKERS = (Provide, Provider, Closing)
+_MARKERS: tuple[type, ...] = tuple(marker for marker in (Provide, Provider, Closing) if isinstance(marker, type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A parameter takes a section of the configuration: ``Annotated[ShopSettings, Section("shop")]``, a pydantic model."""
+    """A parameter is a section of the configuration, a pydantic model: ``Annotated[Shop, Section("shop")]``."""
 
     key: str
 
@@ -144,7 +144,9 @@ def read_parameters(target: Callable[..., object], known: Mapping[str, type]) ->
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError) as exc:
-        raise DependencyError(f"{name_of(target)} does not tell what it asks for; register an object of it instead") from exc
+        raise DependencyError(
+            f"{name_of(target)} does not tell what it asks for; register an object of it instead"
+        ) from exc
     hints = _type_hints(target, known)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
@@ -157,7 +159,7 @@ def read_parameters(target: Callable[..., object], known: Mapping[str, type]) ->
 def _type_hints(target: Callable[..., object], known: Mapping[str, type]) -> dict[str, Any]:
     holder: Any = target
     if inspect.isclass(target):
-        holder = target.__init__ if target.__init__ is not object.__init__ else target.__new__  # type: ignore[misc]
+        holder = target.__init__ if target.__init__ is not object.__init__ else target.__new__
         if holder is object.__new__:
             return {}
     elif not inspect.isroutine(target):
@@ -169,8 +171,8 @@ def _type_hints(target: Callable[..., object], known: Mapping[str, type]) -> dic
             return get_type_hints(holder, localns=dict(known), include_extras=True)
         except NameError as exc:
             raise DependencyError(
-                f"{name_of(target)}: the annotations name {exc.name!r}, which is not known at run time; import it outside "
-                "of 'if TYPE_CHECKING', or register the class under that name"
+                f"{name_of(target)}: the annotations name {exc.name!r}, which is not known at run time; import it "
+                "outside of 'if TYPE_CHECKING', or register the class under that name"
             ) from exc
     except TypeError as exc:
         raise DependencyError(f"{name_of(target)}: an annotation cannot be read: {exc}") from exc
@@ -180,11 +182,13 @@ def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Para
     where = f"{name_of(target)}: parameter {parameter.name!r}"
     has_default = parameter.default is not inspect.Parameter.empty
     if annotation is inspect.Parameter.empty and not has_default:
-        raise DependencyError(f"{where} has no type annotation, so nobody knows what to inject; annotate it, or give it a default")
-    wanted, extras = annotation, ()
+        raise DependencyError(
+            f"{where} has no type annotation, so nobody knows what to inject; annotate it, or give it a default"
+        )
+    wanted: Any = annotation
+    extras: list[Any] = []
     if get_origin(annotation) is Annotated:
-        wanted, *rest = get_args(annotation)
-        extras = tuple(rest)
+        wanted, *extras = get_args(annotation)
     if isinstance(parameter.default, _MARKERS) or any(isinstance(extra, _MARKERS) for extra in extras):
         raise DependencyError(
             f"{where} carries a marker of dependency-injector, which acts only in modules wired to a container; "

@@ -56,9 +56,13 @@ def hook_of(instance: object, name: str) -> Callable[[], object] | None:
     if method is None:
         return None
     if inspect.iscoroutinefunction(method):
-        raise DependencyError(f"{type(instance).__qualname__}.{name} is async; hooks are called from a plain thread, make it def")
+        raise DependencyError(
+            f"{type(instance).__qualname__}.{name} is async; hooks are called from a plain thread, make it def"
+        )
     if not _needs_nothing(method):
-        raise DependencyError(f"{type(instance).__qualname__}.{name} is called without arguments; give its parameters defaults")
+        raise DependencyError(
+            f"{type(instance).__qualname__}.{name} is called without arguments; give its parameters defaults"
+        )
     return method
 
 

@@ -37,7 +37,7 @@ class ConfigOrigins:
     root: ConfigNode = field(default_factory=ConfigNode, repr=False)
 
     def of(self, key: str) -> str:
-        """Where a key was written: ``application.yml:4``, ``environment NAME``, ``argument settings``; or ``default``."""
+        """Where a key was written: ``application.yml:4``, ``environment NAME``, ``argument settings``, ``default``."""
         node = self.root.find(key.split("."))
         return node.origin if node is not None and not node.is_empty else "default"
 
@@ -82,7 +82,7 @@ class LoadedConfig:
 
 
 def _variables(key: str) -> tuple[str, ...]:
-    """The variables that may stand for a key: its own name; for a dotted one ``SHOP_FIRST_NAME``, ``SHOP_FIRSTNAME``."""
+    """The variables that may stand for a key: itself; for a dotted one ``SHOP_FIRST_NAME`` and ``SHOP_FIRSTNAME``."""
     if "." not in key:
         return (key,)
     upper = key.replace(".", "_").upper()

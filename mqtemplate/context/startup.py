@@ -15,9 +15,10 @@ from mqtemplate.context.autoconfigure import AutoConfiguration, apply_starters, 
 from mqtemplate.context.components import is_injectable, is_listener
 from mqtemplate.context.definitions import Definition
 from mqtemplate.context.injection import name_of
-from mqtemplate.context.lifecycle import Lifecycle, closing_of, hook_of
+from mqtemplate.context.lifecycle import closing_of, hook_of
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.listener import ListenerRegistry
+from mqtemplate.template import RocketMQTemplate
 
 __all__ = ["start"]
 
@@ -26,22 +27,21 @@ _log = structlog.stdlib.get_logger("mqtemplate.context")
 
 def start(
     context: ApplicationContext,
-    lifecycle: Lifecycle,
     clock: Clock | None,
     starters: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None,
 ) -> None:
     """Wire everything, then open it: broker, template, services, listeners, what starters run beside.
 
     Raises:
-        MQTemplateError: It cannot start. What is open by then is for the caller to stop, through *lifecycle*.
+        MQTemplateError: It cannot start. What is open by then is for the caller to stop: ``context.lifecycle``.
     """
     _assemble(context, clock, starters)
-    _start_broker(context, lifecycle)
+    _start_broker(context)
     for definition in context.in_order():
-        _start_object(definition, context, lifecycle)
-    _start_listeners(context, lifecycle)
+        _start_object(definition, context)
+    _start_listeners(context)
     for part in context.parts:
-        lifecycle.push(part.name, part.stop)
+        context.lifecycle.push(part.name, part.stop)
         part.start()
 
 
@@ -61,31 +61,33 @@ def _assemble(
     context.link()
 
 
-def _start_broker(context: ApplicationContext, lifecycle: Lifecycle) -> None:
-    broker: Broker = context.get(Broker)  # type: ignore[type-abstract]  # asked for by its base, whichever it is
-    if context.owns(broker):
-        lifecycle.push("broker", broker.close)
+def _start_broker(context: ApplicationContext) -> None:
+    definition = context.definition_for(Broker)
+    broker = context.build(definition)
+    if definition.is_owned:
+        context.lifecycle.push("broker", broker.close)
     broker.start()
-    template = context.get_template()
-    lifecycle.push("template", template.close)
+    definition = context.definition_for(RocketMQTemplate)
+    if definition.is_default:
+        context.lifecycle.push("template", context.build(definition).close)
 
 
-def _start_object(definition: Definition, context: ApplicationContext, lifecycle: Lifecycle) -> None:
+def _start_object(definition: Definition, context: ApplicationContext) -> None:
     """Build one object and call its hook. Who was opened is closed, who was started is also told the end."""
     instance = context.build(definition)
-    if isinstance(instance, Broker) or not definition.is_owned:
+    if not definition.is_owned or definition is context.definition_for(Broker):
         return
     name = definition.title
     if (close := closing_of(instance)) is not None:
-        lifecycle.push(name, close)
+        context.lifecycle.push(name, close)
     on_start, on_stop = hook_of(instance, "on_start"), hook_of(instance, "on_stop")
     if on_start is not None:
         on_start()
     if on_stop is not None:
-        lifecycle.push(f"{name}.on_stop", on_stop)
+        context.lifecycle.push(f"{name}.on_stop", on_stop)
 
 
-def _start_listeners(context: ApplicationContext, lifecycle: Lifecycle) -> None:
+def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
     for component in context.components:
         target = _listener_of(component, context)
@@ -95,7 +97,7 @@ def _start_listeners(context: ApplicationContext, lifecycle: Lifecycle) -> None:
             registry.register(target)
         except ConfigurationError as exc:
             raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
-    lifecycle.push("listeners", registry.stop)
+    context.lifecycle.push("listeners", registry.stop)
     registry.start()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dependency_injector import providers
@@ -132,7 +132,9 @@ class Wiring:
         try:
             return TypeAdapter(parameter.wanted).validate_python(value)
         except (ValidationError, PydanticSchemaGenerationError) as exc:
-            reason = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else "this type cannot be read from text"
+            reason = (
+                exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else "this type cannot be read from text"
+            )
             raise DependencyError(
                 f"{where}: the value of {source.text!r} is no {name_of(parameter.wanted)}: {reason}"
             ) from None
@@ -142,19 +144,19 @@ class Wiring:
         if parameter.wanted in _PLAIN:
             plain = name_of(parameter.wanted)
             return (
-                f"{where}a plain {plain}, and plain values are not injected by type; "
-                f"write Annotated[{plain}, Value('${{some.key}}')] to take it from the configuration, or give it a default"
+                f"{where}a plain {plain}, and plain values are not injected by type; write "
+                f"Annotated[{plain}, Value('${{some.key}}')] to take it from the configuration, or give it a default"
             )
-        there_is = _list([definition for definition in self._definitions if not definition.is_default])
-        wanted = name_of(parameter.wanted)
         return (
-            f"{where}{wanted}, and nothing here is one; there is: {there_is or 'nothing'}. Mark the class with @service "
-            f"and give it to MQApplication, or call context.register(...) with an object of it"
+            f"{where}{name_of(parameter.wanted)}, and nothing here is one; there is: {_list(self._definitions)}. "
+            "Mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
         )
 
 
-def _list(definitions: list[Definition]) -> str:
-    return ", ".join(sorted(f"{name_of(each.kind)} ({each.name})" for each in definitions))
+def _list(definitions: Iterable[Definition]) -> str:
+    return ", ".join(
+        sorted(name_of(each.kind) + ("" if each.is_default else f" ({each.name})") for each in definitions)
+    )
 
 
 def _circle(definition: Definition, above: list[Definition]) -> str:

@@ -17,7 +17,7 @@ from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property, check_topic
 from mqtemplate.record import (
-    CHECK_SIZE,
+    MAX_PROPERTIES_BYTES,
     RecordDraft,
     StoredRecord,
     SysFlag,
@@ -50,7 +50,6 @@ MAX_RELEASE_COUNT = 1_000
 _MAX_RELEASE_BYTES = 4 << 20
 
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
-_MOST_PROPERTIES_BYTES = 32_767 - CHECK_SIZE  # as `RecordDraft.encode_tail` allows
 _HIGHEST_QUEUE_ID = 0x7FFF_FFFF
 
 
@@ -123,7 +122,7 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
 
 
 def _with_stamps(properties: bytes, stamps: bytes) -> bytes:
-    if not stamps or len(properties) + len(stamps) >= _MOST_PROPERTIES_BYTES:
+    if not stamps or len(properties) + len(stamps) >= MAX_PROPERTIES_BYTES:
         return properties  # what only informs must not make a message impossible
     separator = b"" if properties.endswith(b"\x02") or not properties else b"\x02"
     return properties + separator + stamps
@@ -144,7 +143,7 @@ def rolled_draft(record: StoredRecord, enqueue_ms: int, now_ms: int) -> RecordDr
     properties[Property.TIMER_ENQUEUE_MS] = str(enqueue_ms)
     properties[Property.TIMER_DEQUEUE_MS] = str(now_ms)
     encoded = encode_properties(properties)
-    if len(encoded) > _MOST_PROPERTIES_BYTES:
+    if len(encoded) > MAX_PROPERTIES_BYTES:
         encoded = record.properties_bytes
     return _copy(record, TIMER_TOPIC, 0, encoded)
 

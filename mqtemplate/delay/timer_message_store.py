@@ -235,6 +235,7 @@ class TimerMessageStore:
         queue = self._store.consume_queue(TIMER_TOPIC, 0)
         if self._cursor >= queue.max_offset:
             return True
+        self._leave_empty_slots(now_ms)
         if self._wheel_is_full(now_ms):
             return False
         self._cursor = max(self._cursor, queue.min_offset)
@@ -254,8 +255,15 @@ class TimerMessageStore:
 
     def _wheel_is_full(self, now_ms: int) -> bool:
         """Whether a slot that waits since long stands where the far end of the window would be written."""
-        first_ms = min([*self._open, *([] if self._next_slot_ms is None else [self._next_slot_ms])], default=now_ms)
-        return first_ms <= now_ms + self._settings.window_ms - self._settings.turn_ms
+        return self._first_slot(now_ms) <= now_ms + self._settings.window_ms - self._settings.turn_ms
+
+    def _first_slot(self, now_ms: int) -> int:
+        """The first slot that has messages; that of now if it is later or there is none."""
+        return min([*self._open, self._slot_at(now_ms), *([] if self._next_slot_ms is None else [self._next_slot_ms])])
+
+    def _leave_empty_slots(self, now_ms: int) -> None:
+        """Count the slots before the first that has messages as closed, up to now."""
+        self._read_ms = max(self._read_ms, self._first_slot(now_ms))
 
     def _make_files(self, now_ms: int) -> TimerFiles:
         """The first timer of this folder."""
@@ -307,10 +315,10 @@ class TimerMessageStore:
 
     def _open_slots(self, now_ms: int) -> None:
         """Read the slots that begin, and of those that should be past as many as one step can hand over."""
-        if self._must_open_ms is not None:
+        if self._must_open_ms is not None and self._must_open_ms not in self._open:
             with self._lock:
                 self._open_slot(self._must_open_ms)
-            self._must_open_ms = None
+        self._must_open_ms = None
         newest_ms = self._slot_at(now_ms + _READ_AHEAD_MS)
         while (slot_ms := self._next_slot_ms) is not None and slot_ms <= newest_ms:
             is_past = slot_ms + self._settings.precision_ms < now_ms
@@ -327,8 +335,8 @@ class TimerMessageStore:
         self._near.add_slot(content.rows)
         for physical_offset, size in content.markers:
             self._cancel(physical_offset, size, slot_ms)
-        if self._next_slot_ms is not None and self._next_slot_ms <= slot_ms:
-            self._next_slot_ms = files.wheel.next_live(slot_ms + self._settings.precision_ms)
+        while self._next_slot_ms in self._open:
+            self._next_slot_ms = files.wheel.next_live(self._next_slot_ms + self._settings.precision_ms)
 
     def _close_slots(self, now_ms: int) -> None:
         """Leave slots behind that have passed and of which nothing is left."""
@@ -337,14 +345,11 @@ class TimerMessageStore:
             for slot_ms in sorted(self._open):
                 end_ms = slot_ms + self._settings.precision_ms
                 if end_ms > now_ms or (next_due_ms is not None and next_due_ms <= end_ms):
-                    return
+                    break
                 del self._open[slot_ms]
                 self._read_ms = max(self._read_ms, end_ms)
                 self._deleted = {key: slot for key, slot in self._deleted.items() if slot != slot_ms}
-            passed_ms = self._slot_at(now_ms)
-            if self._next_slot_ms is not None:
-                passed_ms = min(passed_ms, self._next_slot_ms)
-            self._read_ms = max(self._read_ms, passed_ms)
+            self._leave_empty_slots(now_ms)
 
     # --- release -------------------------------------------------------------------------------
 

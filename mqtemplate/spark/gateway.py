@@ -63,9 +63,7 @@ def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway
             "pyspark-shell",
         ]
         # A session of its own: Ctrl-C is for Python, which then stops the queries in order.
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, env=_environment(connection), start_new_session=True
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(connection), start_new_session=True)
         _await_file(connection, process, java)
         data = connection.read_bytes()
     port, length = struct.unpack_from(">ii", data)

@@ -10,8 +10,6 @@ from decimal import Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from pydantic import AliasChoices, BaseModel
-
 from mqtemplate.errors import ListenerError
 
 if TYPE_CHECKING:
@@ -64,6 +62,8 @@ def payload_schema(payload: type) -> StructType:
 
 
 def _fields(payload: Any) -> list[tuple[str, Any]]:
+    from pydantic import BaseModel
+
     if isinstance(payload, type) and issubclass(payload, BaseModel):
         return [(_json_name(name, field), field.annotation) for name, field in payload.model_fields.items()]
     if dataclasses.is_dataclass(payload):
@@ -73,6 +73,8 @@ def _fields(payload: Any) -> list[tuple[str, Any]]:
 
 
 def _json_name(name: str, field: Any) -> str:
+    from pydantic import AliasChoices
+
     alias = field.validation_alias or field.alias
     if isinstance(alias, AliasChoices):
         alias = alias.choices[0]
@@ -108,7 +110,7 @@ def _spark_type(kind: Any, where: str) -> DataType:
         return t.MapType(t.StringType(), _spark_type(arguments[1], where))
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _spark_type(_only_one(list({type(member.value) for member in kind}), kind, where), where)
-    if isinstance(kind, type) and (issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)):
+    if hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind):
         return payload_schema(kind)
     raise ListenerError(
         f"payload field {where}: {kind!r} has no counterpart in Spark; use bool, int, float, str, bytes, Decimal, "

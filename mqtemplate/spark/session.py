@@ -102,7 +102,9 @@ def require_pyspark() -> None:
         raise SparkError(f"Spark support needs {', '.join(missing)}, not installed here: {install}")
     version = importlib.import_module("pyspark").__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYSPARK:
-        raise SparkError(f"Spark support needs pyspark {'.'.join(map(str, OLDEST_PYSPARK))} or newer, got {version}: {install}")
+        raise SparkError(
+            f"Spark support needs pyspark {'.'.join(map(str, OLDEST_PYSPARK))} or newer, got {version}: {install}"
+        )
 
 
 def _check(master: str, conf: dict[str, str]) -> None:
@@ -113,7 +115,9 @@ def _check(master: str, conf: dict[str, str]) -> None:
         )
     for key in conf:
         if not key.startswith("spark."):
-            raise ConfigurationError(f"{key!r} is not a key of Spark's; they begin with 'spark.', such as 'spark.sql.ansi.enabled'")
+            raise ConfigurationError(
+                f"{key!r} is not a key of Spark's; they begin with 'spark.', such as 'spark.sql.ansi.enabled'"
+            )
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,10 @@ class StoreReading:
         """Where ``startingOffsets`` or ``startingTimestamp`` point to, now."""
         return self._resolve(self._options.start, "startingOffsets", EARLIEST)
 
+    def beginning_at(self, committed: Callable[[str, int], int | None]) -> OffsetTable:
+        """Where a group is, as *committed* tells by (topic, queue id); the beginning of a queue where it tells None."""
+        return {queue: self._clamped(queue, committed(*queue)) for queue in self.queues()}
+
     def ending(self) -> OffsetTable:
         """Where ``endingOffsets`` or ``endingTimestamp`` point to, now; what lies before is on the disk."""
         self._make_durable(self._latest())
@@ -143,13 +147,17 @@ class StoreReading:
         if isinstance(position, int):
             return {queue: self._blocks.search_offset(*queue, position) for queue in queues}
         if position == "group":
-            return {queue: self._offset(queue, self._committed(*queue)) for queue in queues}
+            return self.beginning_at(self._committed)
         return {queue: self._offset(queue, LATEST if position == "latest" else EARLIEST) for queue in queues}
 
-    def _committed(self, topic: str, queue_id: int) -> int:
+    def _committed(self, topic: str, queue_id: int) -> int | None:
         table = read_table(FolderHome(self._blocks.store), "config/consumerOffset.json")
-        offsets = table.get("offsetTable", {}).get(f"{topic}@{self._options.group}", {})
-        return int(offsets.get(str(queue_id), EARLIEST))
+        offset = table.get("offsetTable", {}).get(f"{topic}@{self._options.group}", {}).get(str(queue_id))
+        return None if offset is None else int(offset)
+
+    def _clamped(self, queue: tuple[str, int], offset: int | None) -> int:
+        """A group that is behind what was kept goes on with what is there, as a consumer of the broker would."""
+        return max(offset or 0, self._blocks.min_offset(*queue))
 
     def _offset(self, queue: tuple[str, int], wanted: int) -> int:
         if wanted == LATEST:

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-from zlib import crc32
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.message import HostAddress
-from mqtemplate.record import (
-    CHECK_SIZE,
-    HEADER,
-    HEADER_SIZE,
-    MAGIC_BLANK,
-    BadRecordError,
-    RecordDraft,
-    StoredRecord,
-    SysFlag,
-    body_crc,
-    check_of,
-    pack_host,
-    parse_record,
-)
+from mqtemplate.record import MAGIC_BLANK, BadRecordError, RecordDraft, StoredRecord, pack_host, parse_record
 from mqtemplate.store.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.mapped_file import MappedFile
 from mqtemplate.store.mapped_file_queue import MappedFileQueue
@@ -33,18 +18,15 @@ from mqtemplate.store.mapped_file_queue import MappedFileQueue
 __all__ = ["CommitLog"]
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
-_HEADER_FRONT = struct.Struct(">iiiiiqqiq")
-_HEADER_BACK = struct.Struct(">iqi")
-_I8 = struct.Struct(">q")
-_HOST_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_SMALLEST_RECORD = 91
 
 
 class CommitLog:
     """Records, one behind the other, over files of one size.
 
     - A record lies in one file. Where the next one does not fit, a blank ends the file.
-    - A record's first eight bytes, its size and magic, are written last: a process killed in between
-      leaves zeros there, so what can be seen is whole.
+    - What is appended together has its first eight bytes, a size and a magic, written last: a process killed in
+      between leaves zeros there, so what can be seen is whole.
     - Behind ``end`` everything is zero.
     - Not thread-safe: the `MessageStore` appends under its lock. Reading needs no lock.
 
@@ -58,7 +40,6 @@ class CommitLog:
         self._files = files
         self._clock = clock
         self._store_host = pack_host(store_host)
-        self._store_flag = 0 if len(self._store_host) == 8 else SysFlag.STORE_HOST_V6
         self._file_size = files.file_size
         self._spare: MappedFile | None = None
         self._spare_lock = threading.Lock()
@@ -86,60 +67,56 @@ class CommitLog:
         found = self._files.find(end)
         self._view = found[0].view if found else None
 
-    def append(self, draft: RecordDraft, magic: int, tail: bytes, queue_offset: int) -> tuple[int, int, int]:
-        """Write one record; gives physical offset, size and store timestamp.
+    def append(self, draft: RecordDraft, magic: int, rest: bytes, queue_offset: int) -> tuple[int, int, int]:
+        """Write one record; gives its physical offset, size and store timestamp.
+
+        Args:
+            magic, rest: From `RecordDraft.encode_rest`.
 
         Raises:
             StoreFullError: The next file could not be made; the log is as before.
+            MessageError: It does not fit into a file.
         """
-        born_host = draft.born_host
-        is_v4 = len(born_host) == 8 and not self._store_flag
-        size = HEADER_SIZE + len(tail) + CHECK_SIZE
-        if not is_v4:
-            size += len(born_host) + len(self._store_host) - 16
+        size = draft.size_with(rest, self._store_host)
         self.make_room(size)
-        at = self._at
-        view = self._view
-        assert view is not None
-        physical_offset = self._start + at
+        now = self._date()
+        physical_offset = self._start + self._at
+        self._write(draft.encode(size, magic, rest, (queue_offset, physical_offset), now, self._store_host))
+        return physical_offset, size, now
+
+    def append_all(self, drafts: Sequence[tuple[RecordDraft, int, bytes, int]]) -> list[tuple[int, int, int]]:
+        """`append` for several: all are written into one file, or, if it fails or the process dies, none."""
+        host = self._store_host
+        sizes = [draft.size_with(rest, host) for draft, _, rest, _ in drafts]
+        self.make_room(sum(sizes))
+        now = self._date()
+        at = self._start + self._at
+        places, records = [], []
+        for (draft, magic, rest, queue_offset), size in zip(drafts, sizes, strict=True):
+            records.append(draft.encode(size, magic, rest, (queue_offset, at), now, host))
+            places.append((at, size, now))
+            at += size
+        self._write(b"".join(records))
+        return places
+
+    def _date(self) -> int:
+        """The store timestamp of what is written now."""
         now = self._clock.now_ms()
         if now < self.last_store_timestamp:
-            now = self.last_store_timestamp
+            return self.last_store_timestamp
         self.last_store_timestamp = now
-        crc = draft.body_crc
-        fields = (
-            size,
-            magic,
-            body_crc(draft.body) if crc is None else crc,
-            draft.queue_id,
-            draft.flag,
-            queue_offset,
-            physical_offset,
-            draft.sys_flag & ~_HOST_FLAGS,
-            draft.born_timestamp,
-            born_host,
-            now,
-            self._store_host,
-            draft.reconsume_times,
-            draft.prepared_transaction_offset,
-            len(draft.body),
-        )
-        header = HEADER.pack(*fields) if is_v4 else self._pack_v6_header(fields)
-        check = check_of(crc32(tail, crc32(header)), physical_offset)
-        end = at + size
-        view[at + 8 : end] = b"".join((header[8:], tail, check))
-        view[at : at + 8] = header[:8]
+        return now
+
+    def _write(self, data: bytes) -> None:
+        view, at = self._view, self._at
+        assert view is not None
+        end = at + len(data)
+        view[at + 8 : end] = data[8:]
+        view[at : at + 8] = data[:8]
         self._at = end
         if end > self._low_water:
             self._low_water = self._file_size  # once a file
             self._on_low_water()
-        return physical_offset, size, now
-
-    def _pack_v6_header(self, fields: tuple[Any, ...]) -> bytes:
-        born_host, now, store_host = fields[9:12]
-        sys_flag = fields[7] | self._store_flag | (SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0)
-        front = _HEADER_FRONT.pack(*fields[:7], sys_flag, fields[8])
-        return b"".join((front, born_host, _I8.pack(now), store_host, _HEADER_BACK.pack(*fields[12:])))
 
     def make_room(self, size: int) -> None:
         """See that *size* bytes of records fit into the file that is written to, by going on to the next if need be.
@@ -218,7 +195,7 @@ class CommitLog:
                 continue
             if size == 0 and magic == 0:
                 return
-            record = parse_record(file.view[at : at + max(size, HEADER_SIZE)])
+            record = parse_record(file.view[at : at + max(size, _SMALLEST_RECORD)])
             if record.physical_offset != self.scan_end:
                 raise BadRecordError(f"the record there says it lies at {record.physical_offset}")
             yield record

@@ -58,20 +58,23 @@ class ConsumeQueue:
         self._view = None if found is None else found[0].view
         self._at = max_offset * CQ_UNIT_SIZE - (self._files.begin if found is None else found[1])
 
-    def make_room(self) -> None:
-        """Have the file for the next unit.
+    def reserve(self, count: int) -> None:
+        """Have the files for *count* more units.
 
         Raises:
-            StoreFullError: It could not be made.
+            StoreFullError: One could not be made.
         """
-        if self._view is None or self._at >= self._file_size:
-            self._view = self._files.append_file(self.max_offset * CQ_UNIT_SIZE).view
-            self._at = 0
+        if self._view is not None and self._at + count * CQ_UNIT_SIZE <= self._file_size:
+            return
+        while not self._files.files or self._files.end < (self.max_offset + count) * CQ_UNIT_SIZE:
+            self._files.append_file(self.max_offset * CQ_UNIT_SIZE)
+        self._open_at(self.max_offset)
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """Write the unit at ``max_offset``; `make_room` was called."""
-        assert self._view is not None
-        pack_cq_unit_into(self._view, self._at, physical_offset, size, tags_code)
+        """Write the unit at ``max_offset``; `reserve` has seen to its place."""
+        if self._at >= self._file_size:
+            self._open_at(self.max_offset)
+        pack_cq_unit_into(self._view, self._at, physical_offset, size, tags_code)  # type: ignore[arg-type]
         self._at += CQ_UNIT_SIZE
         self.max_offset += 1
 
@@ -137,7 +140,7 @@ class ConsumeQueue:
         per_file = self._file_size // CQ_UNIT_SIZE
         blanks = queue_offset % per_file
         self._open_at(queue_offset - blanks)
-        self.make_room()
+        self.reserve(blanks + 1)
         for _ in range(blanks):
             self.append(0, PRE_BLANK_SIZE_MARK, 0)
         self.min_offset = queue_offset

@@ -27,7 +27,6 @@ __all__ = ["MessageStore", "PutResult"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 _ABORT = "abort"
-_MORE_THAN_A_HEADER = 160  # header with IPv6 hosts, and check
 
 
 class PutResult(NamedTuple):
@@ -183,36 +182,34 @@ class MessageStore:
         """Append one record and its queue unit. It is not promised to be safe before `settle` returned.
 
         Raises:
-            MessageError: Its properties take too much room.
+            MessageError: It is too large, or its properties are.
             StoreFullError: There is no room for another file; nothing was written.
         """
-        magic, tail = draft.encode_tail()
+        magic, rest = draft.encode_rest()
+        key = (draft.topic, draft.queue_id)
         with self._lock:
-            result = self._append(draft, magic, tail)
+            queue = self._queues.get(key) or self._open_queue(*key)
+            queue.reserve(1)
+            queue_offset = queue.max_offset
+            physical_offset, size, timestamp = self._commit_log.append(draft, magic, rest, queue_offset)
+            queue.append(physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms)
         if not self._is_dirty:
             self._mark_dirty()
-        return result
+        return PutResult(physical_offset, size, queue_offset, timestamp)
 
     def put_all(self, drafts: Sequence[RecordDraft]) -> list[PutResult]:
-        """Append records one behind the other, all of them or none; together they must fit into one file."""
-        tails = [draft.encode_tail() for draft in drafts]
-        size = sum([len(tail) for _, tail in tails], _MORE_THAN_A_HEADER * len(tails))
+        """`put` for several, one behind the other: all of them or none. Together they must fit into one file."""
+        rests = [draft.encode_rest() for draft in drafts]
         with self._lock:
-            self._commit_log.make_room(size)
-            for draft in drafts:
-                self._queue(draft.topic, draft.queue_id).make_room()
-            results = [self._append(draft, magic, tail) for draft, (magic, tail) in zip(drafts, tails, strict=True)]
+            queues = [self._queue(draft.topic, draft.queue_id) for draft in drafts]
+            offsets = _reserve(queues)
+            placed = [(draft, *rest, at) for draft, rest, at in zip(drafts, rests, offsets, strict=True)]
+            places = self._commit_log.append_all(placed)
+            for draft, queue, (physical_offset, size, timestamp) in zip(drafts, queues, places, strict=True):
+                queue.append(physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms)
         if not self._is_dirty:
             self._mark_dirty()
-        return results
-
-    def _append(self, draft: RecordDraft, magic: int, tail: bytes) -> PutResult:
-        queue = self._queues.get((draft.topic, draft.queue_id)) or self._queue(draft.topic, draft.queue_id)
-        queue.make_room()
-        queue_offset = queue.max_offset
-        physical_offset, size, timestamp = self._commit_log.append(draft, magic, tail, queue_offset)
-        queue.append(physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms)
-        return PutResult(physical_offset, size, queue_offset, timestamp)
+        return [PutResult(place[0], place[1], at, place[2]) for place, at in zip(places, offsets, strict=True)]
 
     def _mark_dirty(self) -> None:
         self._is_dirty = True
@@ -322,5 +319,17 @@ class MessageStore:
             raise QueueGapError(
                 f"queue {record.queue_id} of {record.topic} ends at {queue.max_offset}, the log goes on with {record.queue_offset}"
             )
-        queue.make_room()
+        queue.reserve(1)
         queue.append(record.physical_offset, record.total_size, self._tags_code_of(record))
+
+
+def _reserve(queues: Sequence[ConsumeQueue]) -> list[int]:
+    """The queue offsets of messages that go to *queues* in this order; there is room for all of them then."""
+    ends = {queue: queue.max_offset for queue in queues}
+    offsets = []
+    for queue in queues:
+        offsets.append(ends[queue])
+        ends[queue] += 1
+    for queue, end in ends.items():
+        queue.reserve(end - queue.max_offset)
+    return offsets

@@ -1,0 +1,113 @@
+"""What the embedded broker makes of each key: it honours it, has no need of it, or refuses it with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from mqtemplate.context.name_server import RemoteCluster
+from mqtemplate.context.relaxed_keys import kebab
+from mqtemplate.context.rocketmq_settings import AccessChannel
+from mqtemplate.context.settings import AppSettings
+from mqtemplate.errors import UnsupportedError
+from mqtemplate.selector import SelectorType
+
+__all__ = ["UnneededKey", "check_embedded_support", "unneeded_keys"]
+
+
+class _Refusal(NamedTuple):
+    field: str
+    harmless: tuple[object, ...]
+    reason: str
+
+
+class UnneededKey(NamedTuple):
+    """A key that is set, and whose promise is kept without doing anything."""
+
+    key: str
+    reason: str
+
+
+_NO_USERS = "the embedded broker lives inside this process and knows no users"
+_NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
+_NO_TRACE = "the embedded broker writes no trace topic; log events carry msg_id, topic and group"
+
+_CLIENT_REFUSALS = (
+    _Refusal("namespace", (None,), _NO_NAMESPACE),
+    _Refusal("namespace_v2", (None,), _NO_NAMESPACE),
+    _Refusal("access_key", (None,), _NO_USERS),
+    _Refusal("secret_key", (None,), _NO_USERS),
+    _Refusal("enable_msg_trace", (False,), _NO_TRACE),
+    _Refusal("customized_trace_topic", ("RMQ_SYS_TRACE_TOPIC",), _NO_TRACE),
+    _Refusal("tls_enable", (False,), "nothing travels over a network here"),
+    _Refusal("selector_type", (SelectorType.TAG,), "only tags are there; select by them, or filter in the handler"),
+)
+
+_NOT_RESENT = "a send to this process is answered for certain, so there is nothing to try again"
+_IN_THE_DECORATOR = "listeners say it themselves; write ${{{key}}} in @message_listener to take it from here"
+
+_UNNEEDED = {
+    ("producer", "group"): "it names the sender to a cluster; nobody else can send here",
+    ("producer", "compress_message_body_threshold"): "bodies do not travel, so they are kept as they are",
+    ("producer", "retry_times_when_send_failed"): _NOT_RESENT,
+    ("producer", "retry_times_when_send_async_failed"): _NOT_RESENT,
+    ("producer", "retry_next_server"): "there is one broker only",
+    ("producer", "instance_name"): "it tells clients of one cluster apart; here is one client",
+    ("pull_consumer", "instance_name"): "it tells clients of one cluster apart; here is one client",
+    ("pull_consumer", "pull_batch_size"): "template.receive(max_count=...) says it for each call",
+    ("consumer", "group"): _IN_THE_DECORATOR,
+    ("consumer", "topic"): _IN_THE_DECORATOR,
+    ("consumer", "message_model"): _IN_THE_DECORATOR,
+    ("consumer", "selector_expression"): _IN_THE_DECORATOR,
+    ("consumer", "pull_batch_size"): _IN_THE_DECORATOR,
+    ("consumer", "instance_name"): _IN_THE_DECORATOR,
+}
+
+
+def check_embedded_support(settings: AppSettings) -> None:
+    """Refuse what the embedded broker cannot do, before anything is opened.
+
+    Raises:
+        UnsupportedError: The first such key, where it was written, why, and what to do.
+    """
+    choice = settings.broker_choice
+    if isinstance(choice, RemoteCluster):
+        raise UnsupportedError(
+            f"{_at(settings, 'rocketmq.name-server')}: rocketmq.name-server is {settings.rocketmq.name_server!r}, a "
+            "RocketMQ cluster, and the remote broker is not part of this version. Set the key to 'embedded' (files in "
+            "mqtemplate.broker.store-path), 'embedded:<folder>' or 'embedded:memory', or give MQApplication a Broker "
+            "of your own"
+        )
+    if settings.rocketmq.access_channel not in (None, AccessChannel.LOCAL):
+        raise _refused(settings, "rocketmq.access-channel", "there is no cloud provider behind the embedded broker")
+    for section, model in _sections(settings):
+        for refusal in _CLIENT_REFUSALS:
+            if getattr(model, refusal.field, refusal.harmless[0]) not in refusal.harmless:
+                raise _refused(settings, f"rocketmq.{kebab(section)}.{kebab(refusal.field)}", refusal.reason)
+
+
+def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
+    """The keys that are set and that the embedded broker has no need of."""
+    found = []
+    for section, model in _sections(settings):
+        for field in sorted(model.model_fields_set):
+            key = f"rocketmq.{kebab(section)}.{kebab(field)}"
+            if (reason := _UNNEEDED.get((section, field))) is not None:
+                found.append(UnneededKey(key, reason.format(key=key)))
+    return found
+
+
+def _sections(settings: AppSettings) -> Iterator[tuple[str, BaseModel]]:
+    for name in ("producer", "consumer", "pull_consumer"):
+        section: Any = getattr(settings.rocketmq, name)
+        yield name, section
+
+
+def _refused(settings: AppSettings, key: str, reason: str) -> UnsupportedError:
+    return UnsupportedError(f"{_at(settings, key)}: {key} cannot be honoured: {reason}; remove the key")
+
+
+def _at(settings: AppSettings, key: str) -> str:
+    return settings.origins.of(key)

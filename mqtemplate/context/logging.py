@@ -1,0 +1,91 @@
+"""Logs of an application: structlog and the standard library through one formatter.
+
+The library itself only writes events and configures nothing. `configure_logging` is for whoever owns the program:
+the logging starter calls it unless somebody has set structlog up already.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+from mqtemplate.context.mqtemplate_settings import LogFormat, LoggingSettings
+from mqtemplate.listener import add_current_message
+
+__all__ = ["configure_logging"]
+
+
+def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:
+    """Write all events of structlog and of the standard library to *stream*, a line each.
+
+    - Whatever is bound in structlog's context variables is on each line, those of other libraries too.
+    - A line written while a handler runs has the topic, tag, group and msg_id of its message.
+    - Tracebacks do not show local variables: they hold payloads and passwords.
+
+    Args:
+        stream: Standard error if not given, so that a program's output stays its own.
+
+    Returns:
+        A function that takes all of it back.
+    """
+    shared = _shared_processors()
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,  # a logger that is kept would go on with an earlier set-up
+    )
+    target = stream or sys.stderr
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_renderers(settings.format, target),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    level_before = root.level
+    root.addHandler(handler)
+    root.setLevel(settings.level.value)
+
+    def undo() -> None:
+        root.removeHandler(handler)
+        root.setLevel(level_before)
+        structlog.reset_defaults()
+
+    return undo
+
+
+def _shared_processors() -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        add_current_message,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+
+
+def _renderers(log_format: LogFormat, stream: TextIO) -> list[Processor]:
+    if log_format is LogFormat.JSON:
+        without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        return [
+            structlog.processors.ExceptionRenderer(without_locals),
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    return [
+        structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback),
+    ]

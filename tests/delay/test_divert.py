@@ -1,0 +1,170 @@
+"""Where a message goes that asks for a delay."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtemplate.delay import DelayLevels, Diverted, TimerLimits, divert, slot_of, strip_broker_properties
+from mqtemplate.errors import DelayError
+from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
+
+NOW = 1_767_225_600_500
+DAY = 86_400_000
+
+
+def ask(limits: TimerLimits | None = None, **properties: object) -> Diverted | None:
+    wanted = {name: str(value) for name, value in properties.items()}
+    return divert(wanted, "orders", 3, NOW, DelayLevels.parse(), limits or TimerLimits())
+
+
+def timer(**properties: object) -> Diverted:
+    diverted = ask(**properties)
+    assert diverted is not None
+    assert diverted.topic == TIMER_TOPIC
+    return diverted
+
+
+# --- levels -----------------------------------------------------------------------------------------
+
+
+def test_a_message_without_a_delay_is_left_alone() -> None:
+    assert ask(TAGS="paid", KEYS="4466") is None
+
+
+def test_a_level_sends_the_message_to_the_schedule_topic() -> None:
+    """F2 F3 G7 G8 The queue is level - 1; real topic and queue are kept in properties."""
+    assert ask(DELAY=3, TAGS="paid") == Diverted(
+        topic=SCHEDULE_TOPIC,
+        queue_id=2,
+        properties={"TAGS": "paid", "DELAY": "3", "REAL_TOPIC": "orders", "REAL_QID": "3"},
+        delay_ms=10_000,
+    )
+    assert SCHEDULE_TOPIC == "SCHEDULE_TOPIC_XXXX"
+
+
+def test_a_level_above_the_highest_is_stored_as_the_highest() -> None:
+    """G6 Clamped, not refused."""
+    diverted = ask(DELAY=99)
+
+    assert diverted is not None
+    assert (diverted.queue_id, diverted.properties["DELAY"], diverted.delay_ms) == (17, "18", 7_200_000)
+
+
+def test_level_zero_is_no_delay() -> None:
+    assert ask(DELAY=0) is None
+
+
+def test_a_level_wins_over_every_time() -> None:
+    """The times are taken out, so that nobody finds them later and waits again."""
+    diverted = ask(DELAY=1, TIMER_DELAY_SEC=9, TIMER_DELAY_MS=9, TIMER_DELIVER_MS=NOW + 9, __STARTDELIVERTIME=NOW + 9)
+
+    assert diverted is not None
+    assert diverted.topic == SCHEDULE_TOPIC
+    assert diverted.properties == {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "3"}
+
+
+def test_level_zero_does_not_hide_a_time() -> None:
+    assert timer(DELAY=0, TIMER_DELAY_MS=9).deliver_ms == NOW + 9
+
+
+def test_a_level_below_zero_is_refused_with_the_table() -> None:
+    with pytest.raises(DelayError, match=r"must be 0\.\.18 \(1=1s 2=5s .* 18=2h\), got -1"):
+        ask(DELAY=-1)
+
+
+# --- times ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"TIMER_DELAY_SEC": 10},
+        {"TIMER_DELAY_MS": 10_000},
+        {"TIMER_DELIVER_MS": NOW + 10_000},
+        {"__STARTDELIVERTIME": NOW + 10_000},
+    ],
+)
+def test_all_ways_to_say_it_give_the_same_due_time(asked: dict[str, int]) -> None:
+    """A1 A2 A17 G2 G4 A relative delay is the absolute time after adding now."""
+    assert timer(**asked).deliver_ms == NOW + 10_000
+
+
+def test_a_relative_delay_counts_from_the_brokers_clock() -> None:
+    """A18 The sender's clock does not matter for it; an absolute time is taken as it is."""
+    assert timer(TIMER_DELAY_MS=700).deliver_ms == NOW + 700
+    assert timer(TIMER_DELIVER_MS=NOW + 1).deliver_ms == NOW + 1
+
+
+def test_the_exact_time_and_its_slot_travel_with_the_message() -> None:
+    """G7 What the sender gave stays; the millisecond is kept beside the slot."""
+    assert timer(TIMER_DELAY_MS=1_234).properties == {
+        "TIMER_DELAY_MS": "1234",
+        "TIMER_DELIVER_MS": str(NOW + 1_234),
+        "TIMER_OUT_MS": str(NOW - 500 + 1_000),
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "3",
+    }
+
+
+def test_seconds_go_before_milliseconds_before_absolute_times() -> None:
+    assert timer(__STARTDELIVERTIME=NOW + 4, TIMER_DELIVER_MS=NOW + 3).deliver_ms == NOW + 3
+    assert timer(TIMER_DELIVER_MS=NOW + 3, TIMER_DELAY_MS=2).deliver_ms == NOW + 2
+    assert timer(TIMER_DELAY_MS=2, TIMER_DELAY_SEC=1).deliver_ms == NOW + 1_000
+
+
+@pytest.mark.parametrize(("deliver_ms", "slot_ms"), [(5_001, 5_000), (5_999, 5_000), (6_000, 5_000), (6_001, 6_000)])
+def test_a_slot_ends_with_the_time_that_names_the_next(deliver_ms: int, slot_ms: int) -> None:
+    """A time on a full second belongs to the slot before: that one is over when the time has come."""
+    assert slot_of(deliver_ms, 1_000) == slot_ms
+
+
+@pytest.mark.parametrize("past", [{"TIMER_DELAY_MS": 0}, {"TIMER_DELAY_SEC": -5}, {"TIMER_DELIVER_MS": NOW}])
+def test_a_time_that_is_past_is_no_delay(past: dict[str, int]) -> None:
+    assert ask(**past) is None
+
+
+def test_forty_days_are_accepted_and_a_millisecond_more_is_not() -> None:
+    """A3 The bound is the configured one, counted from now."""
+    assert timer(TIMER_DELAY_MS=40 * DAY).deliver_ms == NOW + 40 * DAY
+    with pytest.raises(DelayError, match=r"3456000001 ms from now, allowed are 3456000000 ms \(40 days\); raise"):
+        ask(TIMER_DELAY_MS=40 * DAY + 1)
+    with pytest.raises(DelayError, match=r"allowed are 86400000 ms \(1 days\)"):
+        ask(TimerLimits(max_delay_ms=DAY), TIMER_DELAY_MS=DAY + 1)
+
+
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"])
+@pytest.mark.parametrize("text", ["soon", "1.5", "", "0x10", "١٢", "9" * 19])
+def test_what_is_no_number_is_named(name: str, text: str) -> None:
+    with pytest.raises(DelayError, match=f"property {name} is '.*', expected a whole number"):
+        ask(**{name: text})
+
+
+def test_without_timers_a_time_is_refused_with_a_way_out() -> None:
+    with pytest.raises(DelayError, match="keeps no timers; set mqtemplate.broker.timer-wheel-enable to true"):
+        ask(TimerLimits(enabled=False), TIMER_DELAY_MS=5)
+
+
+def test_a_delete_marker_for_the_past_is_refused() -> None:
+    with pytest.raises(DelayError, match="was due 5 ms ago; only one that waits can be cancelled"):
+        ask(TIMER_DELIVER_MS=NOW - 5, TIMER_DEL_UNIQKEY="key")
+
+
+# --- forgery ----------------------------------------------------------------------------------------
+
+
+def test_a_sender_cannot_write_the_brokers_properties() -> None:
+    """G9 A copied TIMER_OUT_MS does not switch the delay off, a forged REAL_TOPIC does not lead elsewhere."""
+    diverted = timer(TIMER_DELAY_MS=5, TIMER_OUT_MS=1, TIMER_ROLL_TIMES=7, REAL_TOPIC="payroll", REAL_QID=9)
+
+    assert diverted.properties["REAL_TOPIC"] == "orders"
+    assert diverted.properties["REAL_QID"] == "3"
+    assert diverted.properties["TIMER_OUT_MS"] == str(NOW - 500)
+    assert "TIMER_ROLL_TIMES" not in diverted.properties
+
+
+def test_the_brokers_properties_can_be_taken_off_a_message_that_does_not_wait() -> None:
+    """G9"""
+    plain = {"TAGS": "paid"}
+
+    assert strip_broker_properties(plain) is plain
+    assert strip_broker_properties(plain | {"REAL_TOPIC": "payroll", "TIMER_DEQUEUE_MS": "1"}) == plain

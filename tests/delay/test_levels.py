@@ -1,0 +1,90 @@
+"""The level table."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtemplate.delay import DelayLevels, tags_code_of
+from mqtemplate.delay.schedule_message_service import level_of_queue, queue_of_level
+from mqtemplate.errors import ConfigurationError
+from tests.delay.waiting_room import WaitingRoom
+
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+
+
+def test_the_default_table_has_the_18_levels_everybody_knows() -> None:
+    """A7 F13 G3 1s 5s 10s 30s, the minutes 1 to 10, 20m 30m 1h 2h, kept in the order of the levels."""
+    levels = DelayLevels.parse()
+
+    minutes = [minute * MINUTE for minute in range(1, 11)]
+    expected = [SECOND, 5 * SECOND, 10 * SECOND, 30 * SECOND, *minutes, 20 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR]
+    assert list(levels.delays_ms) == expected
+    assert levels.max_level == 18
+
+
+def test_levels_count_from_one() -> None:
+    """B1 F6 Level 3 is the third entry, 10 s; its queue is number 2."""
+    assert DelayLevels.parse().delay_ms(3) == 10 * SECOND
+    assert queue_of_level(3) == 2
+    assert level_of_queue(2) == 3
+
+
+def test_all_four_units_are_read() -> None:
+    """B3"""
+    assert DelayLevels.parse("7s 7m 7h 7d").delays_ms == (7 * SECOND, 7 * MINUTE, 7 * HOUR, 7 * DAY)
+
+
+def test_an_appended_day_is_level_19() -> None:
+    """B2"""
+    levels = DelayLevels.parse(DelayLevels.parse().text + " 1d")
+
+    assert levels.delay_ms(19) == DAY
+
+
+def test_a_level_is_a_place_in_the_table_whatever_its_length() -> None:
+    """E10 The first level may be 90 s and the second 5 s; nobody sorts them."""
+    levels = DelayLevels.parse("90s 5s 10s")
+
+    assert [levels.delay_ms(level) for level in (1, 2, 3)] == [90 * SECOND, 5 * SECOND, 10 * SECOND]
+
+
+def test_blanks_between_entries_may_be_many() -> None:
+    """Upstream refuses to start over a double blank; there is nothing to misunderstand in one."""
+    assert DelayLevels.parse("  1s   5s\t10s\n") == DelayLevels.parse("1s 5s 10s")
+
+
+def test_a_level_above_the_highest_is_the_highest() -> None:
+    """G6"""
+    assert DelayLevels.parse().clamp(99) == 18
+
+
+def test_a_level_the_table_does_not_have_waits_a_second() -> None:
+    """F7"""
+    assert DelayLevels.parse("30s").delay_ms(2) == SECOND
+
+
+@pytest.mark.parametrize("token", ["10", "10x", "s", "-5s", "1.5h", "10S", "5 m", "99999999999d"])
+def test_a_bad_entry_is_named_with_what_is_allowed(token: str) -> None:
+    """F11"""
+    with pytest.raises(ConfigurationError, match=r"entry 2 is '\S+'; allowed is a whole number and a unit, s, m, h or d"):
+        DelayLevels.parse(f"1s {token}")
+
+
+def test_an_empty_table_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="message-delay-level is empty; give delays such as"):
+        DelayLevels.parse("  ")
+
+
+def test_the_table_can_be_shown() -> None:
+    assert DelayLevels.parse("90s 5s").describe() == "1=90s 2=5s"
+
+
+def test_a_rebuilt_queue_tells_the_due_time_again(room: WaitingRoom) -> None:
+    """B6 The recovery asks for the tags code of each record: store time plus delay in the schedule topic."""
+    room.send(b"late", DELAY=2, TAGS="paid")
+    room.send(b"plain", TAGS="paid")
+
+    [late], [plain] = room.waiting(queue_id=1), room.waiting("orders")
+
+    assert tags_code_of(late, room.levels) == late.store_timestamp + 5 * SECOND
+    assert tags_code_of(plain, room.levels) == 3433164  # "paid".hashCode() in Java

@@ -1,0 +1,101 @@
+"""From a decorated object to endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mqtemplate.errors import ListenerError
+from mqtemplate.listener import ConsumeStatus, make_endpoints, message_listener
+
+
+def test_an_object_of_a_listener_class_is_called_at_on_message() -> None:
+    @message_listener(topic="orders", consumer_group="billing")
+    class Bill:
+        def on_message(self, message: str) -> None: ...
+
+    bill = Bill()
+    [endpoint] = make_endpoints(bill)
+
+    assert endpoint.plan.handler == bill.on_message
+    assert endpoint.id.endswith(".Bill")
+
+
+def test_each_decorator_makes_an_endpoint_with_a_name_of_its_own() -> None:
+    @message_listener(topic="first", consumer_group="a")
+    @message_listener(topic="second", consumer_group="b")
+    def handle(message: str) -> None: ...
+
+    first, second = make_endpoints(handle)
+
+    assert first.settings.topics + second.settings.topics == ("first", "second")
+    assert second.id == f"{first.id}#2"
+
+
+def test_methods_may_be_listeners_of_their_own() -> None:
+    class Desk:
+        @message_listener(topic="orders", consumer_group="billing", selector_expression="paid")
+        def paid(self, message: str) -> None: ...
+
+        @message_listener(topic="orders", consumer_group="refunds", selector_expression="refunded")
+        def refunded(self, message: str) -> None: ...
+
+    endpoints = make_endpoints(Desk())
+
+    assert [endpoint.settings.group for endpoint in endpoints] == ["billing", "refunds"]
+
+
+def test_a_batch_handler_takes_what_a_fetch_brings_unless_it_names_a_size() -> None:
+    """The attribute's default of 1 would make batches of one message."""
+
+    @message_listener(topic="orders", consumer_group="a", pull_batch_size=50)
+    def by_default(messages: list[str]) -> None: ...
+
+    @message_listener(topic="orders", consumer_group="a", consume_message_batch_max_size=10)
+    def by_size(messages: list[str]) -> None: ...
+
+    assert [make_endpoints(handler)[0].take_size for handler in (by_default, by_size)] == [50, 10]
+
+
+def test_a_class_is_not_registered_but_an_object_of_it() -> None:
+    @message_listener(topic="orders", consumer_group="billing")
+    class Bill:
+        def on_message(self, message: str) -> None: ...
+
+    with pytest.raises(ListenerError, match="Bill is a class; register an object of it"):
+        make_endpoints(Bill)
+
+
+def test_what_was_not_decorated_is_refused() -> None:
+    with pytest.raises(ListenerError, match=r"is no listener; decorate it with @message_listener"):
+        make_endpoints(print)
+
+
+# --- what a handler may return ------------------------------------------------------------------------
+
+
+def nothing(message: str) -> None: ...
+def status(message: str) -> ConsumeStatus | None: ...
+def anything(message: str) -> Any: ...
+def indices(messages: list[str]) -> list[int] | None: ...
+def a_set(messages: list[str]) -> set[int] | ConsumeStatus: ...  # type: ignore[empty-body]
+async def later(message: str) -> None: ...
+
+
+@pytest.mark.parametrize("handler", [nothing, status, anything, indices, a_set, later])
+def test_answers_that_are_understood(handler: Callable[..., Any]) -> None:
+    assert make_endpoints(message_listener(topic="orders", consumer_group="billing")(handler))
+
+
+def truth(message: str) -> bool: ...  # type: ignore[empty-body]
+def reply(message: str) -> str: ...  # type: ignore[empty-body]
+def indices_of_one(message: str) -> list[int]: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize("handler", [truth, reply, indices_of_one])
+def test_an_answer_that_nobody_would_hear_is_refused(handler: Callable[..., Any]) -> None:
+    """A handler that says ``return False`` means something; it must not be taken for success."""
+    with pytest.raises(ListenerError, match="promises to return .*, and nobody would hear it; return None"):
+        make_endpoints(message_listener(topic="orders", consumer_group="billing")(handler))
