@@ -1,5 +1,61 @@
-"""RocketMQ's delayed messages for Python."""
+"""RocketMQ's delayed messages for Python: a template, decorated listeners, an embedded durable broker, Spark.
 
-from __future__ import annotations
+What is here is the public face. Beside it stand, for those who need more: `mqtemplate.context` (starters of your own),
+`mqtemplate.spark` (sessions, the data source), `mqtemplate.testing` (virtual time, recorded messages), `mqtemplate.errors`.
+"""
 
-__all__: list[str] = []
+from mqtemplate import errors
+from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import Clock, SystemClock, VirtualClock
+from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
+from mqtemplate.converter import JsonMessageConverter, MessageConverter
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.listener import ConsumeMode, ConsumeStatus, message_listener
+from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.selector import SelectorType
+from mqtemplate.spark import SparkBatch, spark_listener
+from mqtemplate.store import FlushDiskType
+from mqtemplate.template import RocketMQTemplate
+
+__all__ = [
+    # the application
+    "MQApplication",
+    "service",
+    "Value",
+    "Section",
+    "AppSettings",
+    "load_settings",
+    # sending
+    "RocketMQTemplate",
+    "Message",
+    "SendResult",
+    "SendStatus",
+    "MessageConverter",
+    "JsonMessageConverter",
+    # receiving
+    "message_listener",
+    "MessageExt",
+    "MessageQueue",
+    "ConsumeMode",
+    "ConsumeStatus",
+    "ConsumeFromWhere",
+    "MessageModel",
+    "SelectorType",
+    # in batches, with Spark
+    "spark_listener",
+    "SparkBatch",
+    # the broker under it
+    "Broker",
+    "EmbeddedBroker",
+    "EmbeddedSettings",
+    "FlushDiskType",
+    # time
+    "Clock",
+    "SystemClock",
+    "VirtualClock",
+    # what can go wrong
+    "MQTemplateError",
+    "errors",
+]

@@ -246,12 +246,16 @@ class _UniqueIds:
     def restart(self) -> None:
         """Begin a new series; a forked child must not repeat its parent's."""
         self._prefix = f"7F000001{os.getpid() & 0xFFFF:04X}{secrets.randbits(32):08X}"
-        self._start_s = int(time.time()) - 86_400
+        self._start_ms = time.time_ns() // 1_000_000 - 86_400_000
+        self._stem_ms, self._stem = -1, ""
         self._counter = itertools.count()
 
     def next(self) -> str:
-        elapsed_ms = int((time.time() - self._start_s) * 1_000) & 0xFFFF_FFFF
-        return f"{self._prefix}{elapsed_ms:08X}{next(self._counter) & 0xFFFF:04X}"
+        now_ms = time.time_ns() // 1_000_000
+        if now_ms != self._stem_ms:
+            self._stem = f"{self._prefix}{now_ms - self._start_ms & 0xFFFF_FFFF:08X}"
+            self._stem_ms = now_ms  # last: another thread may use the old stem, which the counter keeps unique
+        return f"{self._stem}{next(self._counter) & 0xFFFF:04X}"
 
 
 _unique_ids = _UniqueIds()

@@ -70,8 +70,9 @@ class _Reader:
                 continue
             if (twin := spelled.setdefault(name, key)) != key:
                 raise ConfigurationError(f"{child.origin}: '{key}' and '{twin}' are one key in two spellings; keep one")
-            if not child.is_empty:
-                values[name] = self._field(child, shape_of(model.model_fields[name].annotation), (*at, name))
+            shape = shape_of(model.model_fields[name].annotation)
+            if shape.model is not None or not child.is_empty:
+                values[name] = self._field(child, shape, (*at, name))
         return values
 
     def _field(self, node: ConfigNode, shape: FieldShape, at: Location) -> object:

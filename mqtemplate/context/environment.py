@@ -82,5 +82,5 @@ def _map_entries(name: str, maps: Mapping[tuple[str, ...], FieldShape]) -> Itera
 
 
 def _nearest(name: str, shapes: Mapping[tuple[str, ...], FieldShape]) -> str | None:
-    close = difflib.get_close_matches(name.upper(), [variable_name(path) for path in shapes], 1)
+    close = difflib.get_close_matches(name.upper(), [variable_name(path) for path in shapes], 1, cutoff=0.75)
     return close[0] if close else None

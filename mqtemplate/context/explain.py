@@ -35,8 +35,9 @@ def _line(problem: ErrorDetails, binding: Binding) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{where}: no such key{_nearest(binding, location)}"
     if problem["type"] == "missing":
-        variable = variable_name(tuple(map(str, (*binding.prefix, *location))))
-        return f"{where}: required; set it in application.yml or as {variable}"
+        in_list = any(isinstance(part, int) for part in location)  # which no variable can name
+        variable = "" if in_list else f" or as {variable_name(tuple(map(str, (*binding.prefix, *location))))}"
+        return f"{where}: required; set it in application.yml{variable}"
     given = "its value is not shown" if is_secret(binding.model, location) else f"got {problem['input']!r}"
     return f"{where}: {problem['msg'].removeprefix('Value error, ')} ({given})"
 
@@ -52,7 +53,8 @@ def _nearest(binding: Binding, location: Location) -> str:
     siblings = {str(path[-1]): path for path in known if path[:-1] == section}
     if close := difflib.get_close_matches(str(location[-1]), siblings, 1):
         return f"; did you mean '{shown((*binding.prefix, *siblings[close[0]]))}'?"
-    anywhere = {shown(path): path for path in known}
-    if close := difflib.get_close_matches(shown(as_written(binding.model, location)), anywhere, 1, cutoff=0.75):
+    wanted = shown(as_written(binding.model, location))
+    anywhere = {key: path for path in known if not wanted.startswith(key := shown(path))}
+    if close := difflib.get_close_matches(wanted, anywhere, 1, cutoff=0.75):
         return f"; did you mean '{shown((*binding.prefix, *anywhere[close[0]]))}'?"
     return f"; here may stand: {', '.join(siblings)}" if siblings else ""

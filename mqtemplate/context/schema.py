@@ -86,31 +86,31 @@ def known_paths(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[
             yield from known_paths(below, (*path, name))
 
 
+def _fields_along(model: type[BaseModel], location: Location) -> Iterator[tuple[int | str, FieldInfo | None]]:
+    """Each part of a place with the field it names; None for the user's own keys and for places in lists."""
+    section: type[BaseModel] | None = model
+    items: type[BaseModel] | None = None
+    for part in location:
+        info = section.model_fields.get(str(part)) if section is not None else None
+        yield part, info
+        shape = shape_of(info.annotation) if info is not None else FieldShape(model=items)
+        section, items = shape.model, shape.item_model
+
+
 def as_written(model: type[BaseModel], location: Location) -> Location:
     """A place as a file writes it: fields in kebab-case, the user's own keys as they are."""
-    current: type[BaseModel] | None = model
-    parts: list[int | str] = []
-    for part in location:
-        info = current.model_fields.get(str(part)) if current is not None else None
-        parts.append(kebab(part) if isinstance(part, str) and info is not None else part)
-        shape = shape_of(info.annotation) if info is not None else FieldShape()
-        current = shape.model
-    return tuple(parts)
+    return tuple(
+        kebab(part) if isinstance(part, str) and info is not None else part
+        for part, info in _fields_along(model, location)
+    )
 
 
-def is_secret(model: type[BaseModel], path: Location) -> bool:
-    """Whether what stands at *path* must not be shown: by its type, or by its name."""
-    if any(isinstance(part, str) and _SECRET_NAME.search(part) for part in path):
-        return True
-    current: type[BaseModel] | None = model
-    for part in path:
-        field = current.model_fields.get(str(part)) if current is not None else None
-        if field is None:
-            return False
-        if _holds_secret(field):
-            return True
-        current = shape_of(field.annotation).model
-    return False
+def is_secret(model: type[BaseModel], location: Location) -> bool:
+    """Whether what stands at a place must not be shown: by its type, or by its name."""
+    return any(
+        (isinstance(part, str) and _SECRET_NAME.search(part) is not None) or (info is not None and _holds_secret(info))
+        for part, info in _fields_along(model, location)
+    )
 
 
 def _holds_secret(field: FieldInfo) -> bool:

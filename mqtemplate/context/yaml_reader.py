@@ -20,6 +20,7 @@ _ACTIVATION_KEYS = (
 )
 _TIMESTAMP, _BOOL, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "bool", "int"))
 _MERGE = "tag:yaml.org,2002:merge"
+_COLLECTIONS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -166,6 +167,10 @@ class _Walk:
         return f"{self._file}:{node.start_mark.line + 1}"
 
     def _enter(self, node: yaml.Node) -> None:
+        if node.tag not in _COLLECTIONS:
+            raise ConfigurationError(
+                f"{self._at(node)}: the tag {node.tag!r} means nothing here; write plain keys and lists"
+            )
         if id(node) in self._open:
             raise ConfigurationError(f"{self._at(node)}: an alias leads back to the value it stands in")
         self._open.add(id(node))

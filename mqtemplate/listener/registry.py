@@ -157,5 +157,4 @@ def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:
 
 
 def _subscription(listener: ListenerSettings) -> str:
-    expression = " || ".join(sorted(listener.selector.tags)) or "*"
-    return ", ".join(f"{topic}:{expression}" for topic in sorted(listener.topics))
+    return ", ".join(f"{topic}:{listener.selector.expression}" for topic in sorted(listener.topics))

@@ -237,8 +237,10 @@ class _Reader:
             raise self.error(f"consumer_group: {error}") from error
 
     def selector(self, spec: ListenerSpec) -> TagSelector:
+        """The selector, its tags in one order: members of a group may write them in different ones."""
         try:
-            return TagSelector(self.text(spec, "selector_expression"))
+            tags = TagSelector(self.text(spec, "selector_expression")).tags
+            return TagSelector(" || ".join(sorted(tags)) or "*")
         except ListenerError as error:
             raise self.error(str(error)) from error
 

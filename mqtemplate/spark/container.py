@@ -23,7 +23,7 @@ from mqtemplate.spark.session import register, require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["SparkListenerContainer"]
 

@@ -106,8 +106,8 @@ def _await_file(path: Path, process: subprocess.Popen[bytes], java: Java) -> Non
             return
         if process.poll() is not None:
             raise SparkError(
-                f"the Spark JVM ({java.executable}, Java {java.major}) ended with code {process.returncode} before it was "
-                "ready; its own words stand above, on stderr"
+                f"the Spark JVM ({java.executable}, Java {java.major}) ended with code {process.returncode} before "
+                "it was ready; its own words stand above, on stderr"
             )
         bell.wait(_LOOK_EVERY_S)
     process.kill()

@@ -208,15 +208,15 @@ def refuse_shared_groups(spark_groups: Iterable[str], native_groups: Iterable[st
     for group in spark_groups:
         if group in taken:
             raise ListenerError(
-                f"consumer group {group!r} has a Spark listener and {taken[group]}; both would move one progress and each "
-                "miss what the other took: give the Spark listener a group of its own"
+                f"consumer group {group!r} has a Spark listener and {taken[group]}; both would move one progress, and "
+                "each miss what the other took: give the Spark listener a group of its own"
             )
         taken[group] = "another Spark listener"
 
 
 def _topics(topic: str | Sequence[str]) -> tuple[str, ...]:
     topics = (topic,) if isinstance(topic, str) else tuple(topic)
-    if not topics or not all(isinstance(name, str) and name.strip() for name in topics):
+    if not topics or not all(str(name).strip() for name in topics):
         raise ListenerError(f"@spark_listener: topic must be a name or a list of names, got {topic!r}")
     return topics
 

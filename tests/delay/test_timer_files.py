@@ -135,11 +135,11 @@ def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
     for number in range(30):
         position = log.next_position()
         slot = 1 + number % 2
-        log.append(unit(slot * 1_000, number, heads[slot]))
+        log.append(unit(WRITE_MS + slot, number, heads[slot]))
         heads[slot] = position
 
     walked = log.chain(heads[1])
-    scanned = [offset for piece in log.scan(0, heads[1], 1_000) for offset in piece["physical_offset"].tolist()]
+    scanned = [offset for piece in log.scan(0, heads[1], WRITE_MS + 1) for offset in piece["physical_offset"].tolist()]
 
     assert walked["physical_offset"].tolist() == list(range(28, -1, -2))
     assert scanned == list(range(0, 30, 2))
@@ -148,7 +148,7 @@ def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
 def test_a_damaged_chain_is_not_walked_for_ever() -> None:
     log = TimerLog(MappedFileQueue(None, 600))
     log.next_position()
-    log.append(unit(1_000, previous_pos=0))
+    log.append(unit(WRITE_MS, previous_pos=0))
 
     assert len(log.chain(0)) == 1
 

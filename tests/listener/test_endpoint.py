@@ -97,5 +97,5 @@ def indices_of_one(message: str) -> list[int]: ...  # type: ignore[empty-body]
 @pytest.mark.parametrize("handler", [truth, reply, indices_of_one])
 def test_an_answer_that_nobody_would_hear_is_refused(handler: Callable[..., Any]) -> None:
     """A handler that says ``return False`` means something; it must not be taken for success."""
-    with pytest.raises(ListenerError, match="promises to return .*, and nobody would hear it; return None"):
+    with pytest.raises(ListenerError, match=r"promises to return .*, and nobody would hear it; return None"):
         make_endpoints(message_listener(topic="orders", consumer_group="billing")(handler))

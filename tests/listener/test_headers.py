@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 def test_the_facts_of_a_message_bear_the_prefix(make_message: MakeMessage) -> None:
     """Features 2.4: the names of rocketmq-spring."""
     message = make_message(
-        properties={"KEYS": "4466", "TAGS": "2021S4", "UNIQ_KEY": "ABC", "DELAY": "3", "WAIT": "true"}, flag=7, queue_id=2
+        properties={"KEYS": "4466", "TAGS": "2021S4", "UNIQ_KEY": "ABC", "DELAY": "3", "WAIT": "true"},
+        flag=7,
+        queue_id=2,
     )
 
     assert message_headers(message) == {

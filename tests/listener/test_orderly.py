@@ -136,9 +136,7 @@ def test_of_an_orderly_batch_the_failed_ones_are_tried_again_in_their_order(worl
     """X8, in order: what failed goes before what follows."""
     batches: list[list[str]] = []
 
-    @message_listener(
-        topic="orders", consumer_group="billing", consume_mode=ORDERLY, consume_message_batch_max_size=4
-    )
+    @message_listener(topic="orders", consumer_group="billing", consume_mode=ORDERLY, consume_message_batch_max_size=4)
     def bill(bodies: list[str]) -> None:
         batches.append(bodies)
         if len(batches) == 1:

@@ -58,10 +58,22 @@ def test_whatever_the_order_nothing_unfinished_lies_below_the_floor(order: list[
     for offset in range(8):
         process.add(
             MessageExt(
-                "orders", b"", broker_name="broker-a", queue_id=0, queue_offset=offset, physical_offset=0, store_size=1,
-                sys_flag=0, body_crc=0, born_timestamp=0, born_host=host, store_timestamp=0, store_host=host,
-                reconsume_times=0, prepared_transaction_offset=0,
-            )  # fmt: skip
+                "orders",
+                b"",
+                broker_name="broker-a",
+                queue_id=0,
+                queue_offset=offset,
+                physical_offset=0,
+                store_size=1,
+                sys_flag=0,
+                body_crc=0,
+                born_timestamp=0,
+                born_host=host,
+                store_timestamp=0,
+                store_host=host,
+                reconsume_times=0,
+                prepared_transaction_offset=0,
+            )
         )
     unfinished = set(range(8))
 

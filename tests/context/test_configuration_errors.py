@@ -1,0 +1,180 @@
+"""What is wrong is told with file, line, key, and what may have been meant; secrets are not told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from mqtemplate.context import load_settings
+from mqtemplate.errors import ConfigurationError
+from tests.context.loading import Load, Refusal
+
+
+def test_all_findings_come_at_once_each_with_its_line(refusal: Refusal) -> None:
+    text = refusal(
+        """
+        rocketmq:
+          producer:
+            gruop: billing
+            send-message-timeout: soon
+        mqtemplate:
+          brokr: {}
+        """
+    )
+
+    assert text.splitlines()[0] == "configuration is not usable: 3 problems"
+    assert "  application.yml:3: rocketmq.producer.gruop: no such key; did you mean 'rocketmq.producer.group'?" in text
+    assert "application.yml:4: rocketmq.producer.send-message-timeout: Input should be a valid integer" in text
+    assert "(got 'soon')" in text
+    assert "  application.yml:6: mqtemplate.brokr: no such key; did you mean 'mqtemplate.broker'?" in text
+
+
+def test_a_key_in_the_wrong_section_is_found_elsewhere(refusal: Refusal) -> None:
+    assert "did you mean 'rocketmq.producer.send-message-timeout'?" in refusal("rocketmq.send-message-timeout: 1")
+
+
+def test_a_key_like_no_other_is_answered_with_what_there_is(refusal: Refusal) -> None:
+    text = refusal("rocketmq.qqqq: 1")
+
+    assert "rocketmq.qqqq: no such key; here may stand: name-server, access-channel, producer" in text
+
+
+def test_a_bad_variable_is_named(refusal: Refusal) -> None:
+    text = refusal(environment={"ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT": "0"})
+
+    assert (
+        "environment ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT: rocketmq.producer.send-message-timeout: "
+        "Input should be greater than 0 (got '0')"
+    ) in text
+
+
+def test_the_place_in_a_list_is_told(refusal: Refusal) -> None:
+    text = refusal("mqtemplate:\n  autoconfigure:\n    exclude: [spark, [nested]]")
+
+    assert "application.yml:3: mqtemplate.autoconfigure.exclude[1]: Input should be a valid string" in text
+
+
+@pytest.mark.parametrize(
+    ("yaml", "problem"),
+    [  # noqa: E501 (a table reads better unbroken)
+        ("a: 1\na: 2", "application.yml:2: key 'a' is given twice in the same mapping; keep one"),
+        ("a.b: 1\na:\n  b: 2", "application.yml:3: key 'b' was given before, at application.yml:1; keep one"),
+        ("list:\n  - {a: 1, a: 2}", "application.yml:2: key 'a' is given twice"),
+        ("a: [1", "application.yml:1: not valid YAML"),
+        ("a:\n\t- b", "application.yml:2: not valid YAML"),
+        ("a: !!python/object:x {}", "application.yml:1: the tag 'tag:yaml.org,2002:python/object:x' means nothing here"),
+        ("- a\n- b", "application.yml:1: a document is made of 'key: value' lines"),
+        ("? [a]\n: b", "application.yml:1: a key must be plain text"),
+        ("a: &x [*x]", "application.yml:1: an alias leads back"),
+        ("rocketmq: embedded", "application.yml:1: rocketmq is a section; write keys below it, not a value"),
+        ("rocketmq.name-server.port: 1", "application.yml:1: rocketmq.name-server takes one value; there is no key 'port'"),
+        ("rocketmq.consumer.listeners: {g: true, g.t: true}", "application.yml:1: rocketmq.consumer.listeners.g has a value"),
+        ("rocketmq.consumer.listeners: {g: true}", "application.yml:1: rocketmq.consumer.listeners.g: Input should be a valid dict"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_told_with_its_line(refusal: Refusal, yaml: str, problem: str) -> None:
+    assert problem in refusal(yaml)
+
+
+def test_a_file_in_another_encoding_is_told(tmp_path: Path) -> None:
+    (tmp_path / "application.yml").write_bytes(b"a: \xff")
+
+    with pytest.raises(ConfigurationError, match=r"application\.yml: not UTF-8 at byte 3; save the file as UTF-8"):
+        load_settings(tmp_path, environment={})
+
+
+@pytest.mark.parametrize(
+    ("yaml", "place", "problem"),
+    [
+        (
+            "rocketmq.producer:\n  namespace: a\n  namespace-v2: b",
+            "application.yml:3: rocketmq.producer.namespace-v2",
+            "keep one of the two",
+        ),
+        (
+            "rocketmq.consumer:\n  access-key: a",
+            "application.yml:2: rocketmq.consumer.access-key",
+            "needs 'secret-key'",
+        ),
+        ("rocketmq.pull-consumer:\n  topic: a", "application.yml:2: rocketmq.pull-consumer.topic", "needs 'group'"),
+        (
+            "rocketmq.name-server: 127.0.0.1:9876\nmqtemplate.broker.store-path: ./x",
+            "application.yml:2: mqtemplate.broker.store-path",
+            "a cluster that keeps its own files; keep one of the two keys",
+        ),
+        (
+            "rocketmq.name-server: embedded:memory\nmqtemplate.broker.store-path: ./x",
+            "application.yml:2: mqtemplate.broker.store-path",
+            "which keeps no files",
+        ),
+        (
+            "rocketmq.name-server: embedded:./y\nmqtemplate.broker.store-path: ./x",
+            "application.yml:2: mqtemplate.broker.store-path",
+            "names another folder, 'y'",
+        ),
+        (
+            "rocketmq.producer.max-message-size: 8388608",
+            "application.yml:1: rocketmq.producer.max-message-size",
+            "raise mqtemplate.broker.max-message-size with it",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_an_error(refusal: Refusal, yaml: str, place: str, problem: str) -> None:
+    text = refusal(yaml)
+
+    assert place in text
+    assert problem in text
+
+
+@pytest.mark.parametrize("value", ["embeded", "memory", "embedded:", "host", "host:0", "host:99999", "a:1;b"])
+def test_a_name_server_of_no_known_form_is_an_error(refusal: Refusal, value: str) -> None:
+    text = refusal(f"rocketmq.name-server: '{value}'")
+
+    assert "application.yml:1: rocketmq.name-server: " in text
+    assert "'embedded:memory', 'embedded:<folder>', or 'host:port;host:port'" in text
+
+
+def test_a_delay_level_that_is_none_is_an_error_where_it_is_written(refusal: Refusal) -> None:
+    text = refusal("mqtemplate:\n  broker:\n    message-delay-level: 1s 5x")
+
+    assert "application.yml:3: mqtemplate.broker.message-delay-level: entry 2 is '5x'" in text
+
+
+class Shop(BaseModel):
+    name: str
+    password: str
+    token: SecretStr = SecretStr("")
+
+
+@pytest.mark.parametrize(
+    "yaml",
+    [
+        "rocketmq.producer: {access-key: [hunter2], secret-key: [hunter2]}",
+        "rocketmq.producer: {access-key: hunter2}",
+        "rocketmq.producer: {acces-key: hunter2}",
+        "rocketmq.producer: {access-key: hunter2, secret-key: hunter2, namespace: a, namespace-v2: b}",
+    ],
+)
+def test_a_secret_is_in_no_error(refusal: Refusal, yaml: str) -> None:
+    assert "hunter2" not in refusal(yaml)
+
+
+def test_a_secret_of_the_user_s_own_section_is_in_no_error(load: Load) -> None:
+    settings = load("shop: {password: [hunter2], token: [hunter2]}")
+
+    with pytest.raises(ConfigurationError) as refused:
+        settings.bind("shop", Shop)
+
+    assert "hunter2" not in str(refused.value)
+    assert "shop.password" in str(refused.value)
+    assert "shop.name: required; set it in application.yml or as SHOP_NAME" in str(refused.value)
+
+
+def test_a_secret_is_in_no_print_of_the_settings(load: Load) -> None:
+    settings = load("rocketmq.producer: {access-key: hunter1, secret-key: hunter2}")
+
+    assert settings.rocketmq.producer.secret_key is not None
+    assert settings.rocketmq.producer.secret_key.get_secret_value() == "hunter2"
+    assert "hunter" not in repr(settings) + repr(settings.origins)

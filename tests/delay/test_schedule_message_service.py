@@ -1,0 +1,468 @@
+"""Delay levels: stored, waited for, handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from mqtemplate.delay import DEAD_LETTER_TOPIC
+from mqtemplate.delay.schedule_message_service import DELAY_OFFSET_FILE
+from mqtemplate.errors import StoreFormatError, StoreFullError
+from mqtemplate.message import SCHEDULE_TOPIC
+from mqtemplate.record import RecordDraft, SysFlag, encode_properties
+from mqtemplate.store import PutResult
+from mqtemplate.store.json_files import read_table
+from tests.delay.conftest import OpenRoom
+from tests.delay.waiting_room import WaitingRoom
+
+SECOND, MINUTE = 1_000, 60_000
+
+
+# --- storing ----------------------------------------------------------------------------------------
+
+
+def test_a_delayed_message_is_stored_in_the_schedule_topic(room: WaitingRoom) -> None:
+    """B4 E4 G5 It goes to the commit log first, under another name, and is not in its own topic before its time."""
+    room.send(b"later", DELAY=3)
+    room.settle()
+
+    [record] = room.waiting(queue_id=2)
+    assert (record.topic, record.queue_id, record.body) == (SCHEDULE_TOPIC, 2, b"later")
+    assert room.bodies() == []
+
+
+def test_each_level_that_is_used_has_a_queue(open_room: OpenRoom) -> None:
+    """B5 E3 Each folder has its own; ``SCHEDULE_TOPIC_XXXX/<level - 1>`` appears with the first message."""
+    room = open_room()
+    room.send(b"", DELAY=3)
+    room.send(b"", DELAY=18)
+
+    assert room.home.list_folders(f"consumequeue/{SCHEDULE_TOPIC}") == ["17", "2"]
+
+
+def test_the_queues_tags_code_is_the_delivery_time(room: WaitingRoom) -> None:
+    """B6 E5 Store time plus delay, put there when the record is dispatched to its queue."""
+    room.clock.move_ms(77)
+    put = room.send(b"", DELAY=3)
+
+    unit = room.store.consume_queue(SCHEDULE_TOPIC, 2).unit(0)
+    assert unit.tags_code == put.store_timestamp + 10 * SECOND
+    assert (unit.physical_offset, unit.size) == (put.physical_offset, put.size)
+
+
+# --- releasing --------------------------------------------------------------------------------------
+
+
+def test_a_message_arrives_at_its_millisecond(room: WaitingRoom) -> None:
+    """B7 E8 G12 Not visible one millisecond earlier."""
+    start = room.clock.now_ms()
+    room.send(b"ten seconds", DELAY=3)
+
+    room.advance(10 * SECOND - 1)
+    assert room.bodies() == []
+
+    room.advance(1)
+    assert room.bodies() == [b"ten seconds"]
+    assert room.arrived()[0].at_ms == start + 10 * SECOND
+
+
+def test_the_copy_is_an_ordinary_message_of_its_topic(room: WaitingRoom) -> None:
+    """B8 B9 E7 F21 Body, flag, born time and host, reconsume times and properties are kept; topic, queue and tags code
+    are those of the real topic; it is not delayed again. It tells when it was due."""
+    start = room.clock.now_ms()
+    properties = {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "3", "TAGS": "paid", "KEYS": "4466", "colour": "red"}
+    waiting = RecordDraft(
+        SCHEDULE_TOPIC, 0, b"body", encode_properties(properties), delay_ms=1_000, flag=5, born_timestamp=start - 9,
+        born_host=b"\x0a\x00\x00\x01\x00\x00\x1f\x90", reconsume_times=2, sys_flag=SysFlag.TRANSACTION_COMMIT | 0x2,
+    )  # fmt: skip
+    source = room.put(waiting)
+
+    room.advance(1 * MINUTE)
+
+    [message] = room.arrived(queue_id=3)
+    record = message.record
+    assert (record.body, record.flag, record.born_timestamp, record.reconsume_times) == (b"body", 5, start - 9, 2)
+    assert record.born_host == waiting.born_host
+    assert record.sys_flag == 0x2
+    assert message.properties == properties | {"TIMER_DELIVER_MS": str(start + 1_000)}
+    assert room.store.consume_queue("orders", 3).unit(0).tags_code == 3433164
+    assert record.prepared_transaction_offset == source.physical_offset + 1
+
+
+def test_a_body_with_an_ipv6_sender_survives(room: WaitingRoom) -> None:
+    room.put(
+        RecordDraft(
+            SCHEDULE_TOPIC,
+            0,
+            b"six",
+            encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0"}),
+            delay_ms=5,
+            born_host=bytes(15) + b"\x01" + (9876).to_bytes(4, "big"),
+        )
+    )
+
+    room.advance(5)
+
+    assert room.arrived()[0].record.born_host[-4:] == (9876).to_bytes(4, "big")
+
+
+def test_messages_of_one_level_keep_their_order(room: WaitingRoom) -> None:
+    """F4 Equal delays: the first stored is the first due."""
+    bodies = [b"%d" % number for number in range(2_500)]
+    for body in bodies:
+        room.send(body, DELAY=2)
+
+    room.advance(5 * SECOND)
+
+    assert room.bodies() == bodies
+
+
+def test_levels_are_released_in_order_of_due_time(room: WaitingRoom) -> None:
+    """E6 Each level has its own queue; what is due earlier comes first, also when one step finds them all late."""
+    room.send(b"30s", DELAY=4)
+    room.send(b"10s", DELAY=3)
+    room.send(b"1s", DELAY=1)
+    room.clock.move_ms(27 * SECOND)
+    room.send(b"28s", DELAY=1)
+    room.clock.move_ms(60 * SECOND)
+
+    room.settle()
+
+    assert room.bodies() == [b"1s", b"10s", b"28s", b"30s"]
+
+
+def test_a_first_level_of_90_seconds_waits_that_long(open_room: OpenRoom) -> None:
+    """E10"""
+    room = open_room(levels="90s 5s 10s")
+    room.send(b"first", DELAY=1)
+    room.send(b"second", DELAY=2)
+
+    room.advance(5 * SECOND)
+    assert room.bodies() == [b"second"]
+    room.advance(85 * SECOND)
+    assert room.bodies() == [b"second", b"first"]
+
+
+def test_a_nineteenth_level_works(open_room: OpenRoom) -> None:
+    """B2 One day, appended to the 18."""
+    room = open_room(levels="1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h 1d")
+    room.send(b"tomorrow", DELAY=19)
+
+    room.advance(86_400 * SECOND - 1)
+    assert room.bodies() == []
+    room.advance(1)
+    assert room.bodies() == [b"tomorrow"]
+
+
+def test_three_hours_are_two_delays_in_a_chain(room: WaitingRoom) -> None:
+    """F22 The article's recipe beyond the two-hour maximum: a hop of two hours, then one of one. (A timer needs no hops.)"""
+    start = room.clock.now_ms()
+    room.send(b"hop", topic="hops", DELAY=18)
+    room.advance(7_200 * SECOND)
+    assert room.bodies("hops") == [b"hop"]
+    room.send(b"there", DELAY=17)
+
+    room.advance(3_600 * SECOND)
+
+    assert room.arrived()[0].at_ms - start == 3 * 3_600 * SECOND
+
+
+def test_a_delivered_message_can_be_delayed_again(room: WaitingRoom) -> None:
+    """As a retry is: with the properties it came with, and a level of its own."""
+    room.send(b"again", DELAY=1)
+    room.advance(1 * SECOND)
+
+    first = room.arrived()[0]
+    room.send(b"again", **(first.properties | {"DELAY": "3"}))
+    room.advance(10 * SECOND)
+
+    assert [message.at_ms - first.at_ms for message in room.arrived()] == [0, 10 * SECOND]
+    assert room.arrived()[1].properties["TIMER_DELIVER_MS"] == str(first.at_ms + 10 * SECOND)
+
+
+# --- waking -----------------------------------------------------------------------------------------
+
+
+def test_the_step_says_exactly_when_the_next_message_is_due(room: WaitingRoom) -> None:
+    """F5 F18 F19 G10 Upstream looks every 100 ms; here one step serves all levels and sleeps until the next due time."""
+    start = room.clock.now_ms()
+    assert room.schedule.step() is None
+
+    room.send(b"", DELAY=4)
+    assert room.schedule.step() == start + 30 * SECOND
+    room.send(b"", DELAY=1)
+    assert room.schedule.step() == start + 1 * SECOND
+
+    room.clock.move_ms(1 * SECOND)
+    assert room.schedule.step() == start + 30 * SECOND
+    room.clock.move_ms(29 * SECOND)
+    assert room.schedule.step() is None
+
+
+def test_a_new_message_wakes_the_service(room: WaitingRoom) -> None:
+    rung: list[bool] = []
+    room.schedule.on_wake(lambda: rung.append(True))
+
+    room.send(b"plain")
+    assert not rung
+    room.send(b"delayed", DELAY=1)
+    assert rung
+
+
+def test_a_step_hands_over_a_bounded_number_and_asks_to_be_called_at_once(room: WaitingRoom) -> None:
+    for _ in range(1_500):
+        room.send(b"", DELAY=1)
+    room.clock.move_ms(1 * SECOND)
+
+    assert room.schedule.step() == room.clock.now_ms() - 0
+    assert len(room.bodies()) == 1_000
+    assert room.schedule.step() is None
+    assert len(room.bodies()) == 1_500
+
+
+def test_starting_twice_is_harmless(room: WaitingRoom) -> None:
+    """F8"""
+    room.send(b"once", DELAY=1)
+    room.schedule.start()
+    room.schedule.start()
+
+    room.advance(1 * SECOND)
+
+    assert room.bodies() == [b"once"]
+
+
+# --- clocks -----------------------------------------------------------------------------------------
+
+
+def test_after_the_clock_was_set_back_messages_wait_again(room: WaitingRoom) -> None:
+    """F15 Upstream would hand it over at once, a minute early; never early goes first."""
+    room.send(b"10s", DELAY=3)
+    due = room.clock.now_ms() + 10 * SECOND
+    room.clock.move_ms(-60 * SECOND)
+
+    room.advance(69 * SECOND)
+    assert room.bodies() == []
+    room.advance(1 * SECOND)
+    assert room.bodies() == [b"10s"]
+    assert room.arrived()[0].at_ms >= due
+
+
+def test_a_level_that_was_shortened_does_not_make_waiting_messages_early(open_room: OpenRoom) -> None:
+    """F15 The time promised when the message was sent holds."""
+    room = open_room(levels="10m")
+    room.send(b"ten minutes", DELAY=1)
+    room.close()
+
+    room = open_room(levels="1s")
+    room.advance(10 * MINUTE - 1)
+    assert room.bodies() == []
+    room.advance(1)
+    assert room.bodies() == [b"ten minutes"]
+
+
+def test_after_the_clock_was_set_forward_what_is_due_goes_at_once(room: WaitingRoom) -> None:
+    room.send(b"1h", DELAY=17)
+    room.clock.move_ms(3_600 * SECOND)
+
+    room.settle()
+
+    assert room.bodies() == [b"1h"]
+
+
+def test_a_level_the_table_has_no_longer_is_served_to_its_end(open_room: OpenRoom) -> None:
+    room = open_room(levels="1s 5s 10s")
+    room.send(b"third", DELAY=3)
+    room.close()
+
+    room = open_room(levels="1s")
+    room.advance(10 * SECOND)
+
+    assert room.bodies() == [b"third"]
+
+
+def test_due_is_when_the_broker_hands_over_and_a_busy_broker_is_late(room: WaitingRoom) -> None:
+    """F23 The copy tells when it was due and when it was stored: the difference is the broker's lateness."""
+    room.send(b"", DELAY=1)
+    room.clock.move_ms(1 * SECOND + 250)
+    room.settle()
+
+    [message] = room.arrived()
+
+    assert message.at_ms - int(message.properties["TIMER_DELIVER_MS"]) == 250
+
+
+# --- progress ---------------------------------------------------------------------------------------
+
+
+def test_progress_is_kept_in_upstreams_file(open_room: OpenRoom) -> None:
+    """F9 F10 F12 Level -> next queue offset; written at a checkpoint and at the end."""
+    room = open_room()
+    room.send(b"", DELAY=2)
+    room.send(b"", DELAY=2)
+    room.send(b"", DELAY=4)
+    room.advance(5 * SECOND)
+    room.store.take_checkpoint()
+
+    table = read_table(room.home, DELAY_OFFSET_FILE)
+    assert table["offsetTable"] == {"2": 2, "4": 0}
+    assert set(table["dataVersion"]) == {"counter", "stateVersion", "timestamp"}
+
+    room.close()
+    assert open_room().schedule.positions == {2: 2, 4: 0}
+
+
+def test_upstreams_file_with_bare_numbers_as_keys_is_read(open_room: OpenRoom) -> None:
+    """F12 As found on the disk of a real broker."""
+    room = open_room()
+    for _ in range(3):
+        room.send(b"", DELAY=3)
+    room.close()
+    room.home.write_bytes(
+        DELAY_OFFSET_FILE,
+        b'{\n\t"dataVersion":{"counter":18,"stateVersion":0,"timestamp":1795254125147},\n\t"offsetTable":{2:1,3:1}\n}',
+    )
+
+    room = open_room()
+
+    assert room.schedule.positions == {2: 1, 3: 1}
+    room.advance(10 * SECOND)
+    assert len(room.bodies()) == 2
+
+
+def test_a_file_that_is_no_json_stops_the_load(open_room: OpenRoom) -> None:
+    """F11"""
+    room = open_room()
+    room.close()
+    room.home.write_bytes(DELAY_OFFSET_FILE, b"{")
+
+    with pytest.raises(StoreFormatError, match=r"delayOffset\.json is not JSON"):
+        open_room()
+    room.home.delete(DELAY_OFFSET_FILE)
+    room.home.delete(DELAY_OFFSET_FILE + ".bak")
+    open_room()
+
+
+def test_progress_beyond_the_queues_ends_is_corrected(open_room: OpenRoom) -> None:
+    """F20 Before its minimum: the minimum; behind its maximum: the maximum."""
+    room = open_room()
+    room.send(b"", DELAY=1)
+    room.close()
+    room.home.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{"1":77}}')
+
+    assert open_room().schedule.positions == {1: 1}
+
+
+def test_without_progress_a_level_starts_at_its_first_message(open_room: OpenRoom) -> None:
+    """G11"""
+    room = open_room()
+    room.send(b"first", DELAY=1)
+    room.crash()
+
+    room = open_room()
+    assert room.schedule.positions == {1: 0}
+    room.advance(1 * SECOND)
+    assert room.bodies() == [b"first"]
+
+
+def test_a_lost_progress_file_does_not_deliver_again(open_room: OpenRoom) -> None:
+    """Upstream would hand over the whole backlog once more; the copies in the log tell."""
+    room = open_room()
+    room.send(b"done", DELAY=1)
+    room.send(b"waits", DELAY=3)
+    room.advance(1 * SECOND)
+    room.close()
+    room.home.delete(DELAY_OFFSET_FILE)
+    room.home.delete(DELAY_OFFSET_FILE + ".bak")
+
+    room = open_room()
+    room.advance(60 * SECOND)
+
+    assert room.bodies() == [b"done", b"waits"]
+
+
+def test_a_kill_right_behind_the_hand_over_does_not_repeat_it(open_room: OpenRoom) -> None:
+    room = open_room()
+    room.send(b"once", DELAY=1)
+    room.store.take_checkpoint()
+    room.advance(1 * SECOND)
+    room.crash()
+
+    room = open_room()
+    room.advance(60 * SECOND)
+
+    assert room.bodies() == [b"once"]
+
+
+# --- trouble ----------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14 F17 The same messages are tried again a second later, and once there is room they are there once."""
+    room.send(b"a", DELAY=1)
+    room.send(b"b", DELAY=1)
+    room.clock.move_ms(1 * SECOND)
+
+    def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room.store, "put_all", full)
+        assert room.schedule.step() == room.clock.now_ms() + 1 * SECOND
+
+    room.settle()
+    assert room.bodies() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"DELAY": "1", "REAL_QID": "0"},
+        {"DELAY": "1", "REAL_TOPIC": "orders"},
+        {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "zero"},
+        {"DELAY": "1", "REAL_TOPIC": "../etc", "REAL_QID": "0"},
+        {"DELAY": "1", "REAL_TOPIC": SCHEDULE_TOPIC, "REAL_QID": "0"},
+    ],
+)
+def test_a_poisoned_message_goes_to_the_dead_letters_and_holds_nobody_up(
+    open_room: OpenRoom, properties: dict[str, str]
+) -> None:
+    """F17 Logged, counted, kept for people; once, also over a crash."""
+    room = open_room()
+    room.put(RecordDraft(SCHEDULE_TOPIC, 0, b"poison", encode_properties(properties), delay_ms=1_000))
+    room.send(b"healthy", DELAY=1)
+    room.advance(1 * SECOND)
+
+    assert room.bodies() == [b"healthy"]
+    assert room.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+    assert room.schedule.poison_count == 1
+
+    room.crash()
+    room = open_room()
+    room.advance(60 * SECOND)
+    assert room.bodies() == [b"healthy"]
+    assert room.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+
+
+def test_a_damaged_record_is_counted_and_passed(room: WaitingRoom) -> None:
+    """F16 Its neighbours in the queue are not held up, and nothing of it is delivered."""
+    put = room.send(b"damaged", DELAY=1)
+    room.send(b"healthy", DELAY=1)
+    room.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
+
+    room.advance(1 * SECOND)
+
+    assert room.bodies() == [b"healthy"]
+    assert room.schedule.poison_count == 1
+
+
+def test_large_messages_are_handed_over_in_several_appends(open_room: OpenRoom) -> None:
+    """Together they would not fit into one file of the commit log."""
+    room = open_room(log_file_size=100_000)
+    bodies = [bytes([number]) * 20_000 for number in range(12)]
+    for body in bodies:
+        room.send(body, DELAY=1)
+
+    room.advance(1 * SECOND)
+
+    assert room.bodies() == bodies

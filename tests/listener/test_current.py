@@ -1,0 +1,39 @@
+"""The current message, for logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqtemplate.listener import add_current_message, current_group, current_message, current_messages
+from mqtemplate.listener.current import CURRENT
+
+if TYPE_CHECKING:
+    from tests.listener.conftest import MakeMessage
+
+
+def test_outside_of_handlers_there_is_none_and_events_are_left_alone() -> None:
+    assert (current_message(), current_messages(), current_group()) == (None, (), None)
+    assert add_current_message(None, "info", {"event": "x"}) == {"event": "x"}
+
+
+def test_events_bear_the_message_they_are_about(make_message: MakeMessage) -> None:
+    """C8: whatever a handler or a library below it logs."""
+    message = make_message(properties={"TAGS": "paid", "UNIQ_KEY": "ABC"})
+    token = CURRENT.set(("billing", message))
+    try:
+        event = add_current_message(None, "info", {"event": "x", "topic": "mine"})
+    finally:
+        CURRENT.reset(token)
+
+    assert event == {"event": "x", "topic": "mine", "group": "billing", "tag": "paid", "msg_id": "ABC"}
+
+
+def test_in_a_batch_no_single_message_is_the_current_one(make_message: MakeMessage) -> None:
+    messages = [make_message(), make_message(offset=1)]
+    token = CURRENT.set(("billing", messages))
+    try:
+        assert current_message() is None
+        assert current_messages() == messages
+        assert add_current_message(None, "info", {}) == {"group": "billing", "batch_size": 2}
+    finally:
+        CURRENT.reset(token)
