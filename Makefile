@@ -63,5 +63,5 @@ bench: setup ## Run every bench; each prints its figures
 	@for bench in bench/[a-z]*.py; do echo "--- $$bench"; $(PYTHON) "$$bench" || exit 1; done
 
 clean: ## Remove .venv, caches, and what the examples wrote
-	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse examples/*/out bench/out
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse out bench/out
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

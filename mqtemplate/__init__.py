@@ -11,7 +11,7 @@ from mqtemplate.clock import Clock, SystemClock, VirtualClock
 from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.errors import MQTemplateError
-from mqtemplate.listener import ConsumeMode, ConsumeStatus, message_listener
+from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.selector import SelectorType
@@ -40,6 +40,8 @@ __all__ = [
     "MessageQueue",
     "ConsumeMode",
     "ConsumeStatus",
+    "BatchFailure",
+    "current_message",
     "ConsumeFromWhere",
     "MessageModel",
     "SelectorType",

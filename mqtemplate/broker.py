@@ -84,7 +84,9 @@ class Consumer(ABC):
         """The queues that are this member's now, those of the retry topic among them."""
 
     @abstractmethod
-    def poll(self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()) -> list[MessageExt]:
+    def poll(
+        self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
+    ) -> list[MessageExt]:
         """The next messages of the assigned queues, each queue in order and no queue starved.
 
         Waits up to *wait_ms* for the first one (on a virtual clock it never waits). Messages of the retry topic

@@ -211,7 +211,9 @@ def check_topic(topic: str) -> str:
     if not topic:
         raise DestinationError("the topic is empty; give 'topic' or 'topic:tag'")
     if not _TOPIC_PATTERN.fullmatch(topic):
-        raise DestinationError(f"topic {topic!r} has characters that are not allowed; use letters, digits, '_', '-', '%', '|'")
+        raise DestinationError(
+            f"topic {topic!r} has characters that are not allowed; use letters, digits, '_', '-', '%', '|'"
+        )
     system = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
     longest = _SYSTEM_TOPIC_LONGEST if system else _TOPIC_LONGEST
     if len(topic) > longest:

@@ -76,6 +76,7 @@ assert _HEADER_SIZE == 88
 _FIXED_FRONT = struct.Struct(">iiiiiqqiq")  # up to the born host
 _FIXED_BACK = struct.Struct(">iqi")  # behind the store host
 _I8 = struct.Struct(">q")
+_crc32 = zlib.crc32
 _I2 = struct.Struct(">h")
 
 
@@ -102,7 +103,7 @@ class SysFlag:
     _ZLIB = (0x000, 0x300)
 
 
-_HOST_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_NOT_HOST_FLAGS = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 
 
 class BadRecordError(Exception):
@@ -149,35 +150,39 @@ class RecordDraft:
         return _FIXED_SIZE + len(self.born_host) + len(store_host) + len(self.body) + len(rest)
 
     def encode(
-        self, size: int, magic: int, rest: bytes, place: tuple[int, int], store_timestamp: int, store_host: bytes
+        self,
+        size: int,
+        magic: int,
+        rest: bytes,
+        queue_offset: int,
+        physical_offset: int,
+        store_timestamp: int,
+        store_host: bytes,
     ) -> bytes:
-        """The record. *place* is its queue offset and its physical offset."""
-        crc = self.body_crc
-        body = self.body
-        header = (
+        """The record, given its place; *size* is from `size_with`, *magic* and *rest* from `encode_rest`."""
+        body, born_host = self.body, self.born_host
+        pack = _HEADER.pack if len(born_host) + len(store_host) == 16 else _pack_v6_header
+        head = pack(
             size,
             magic,
-            zlib.crc32(body) & 0x7FFF_FFFF if crc is None else crc,
+            _crc32(body) & 0x7FFF_FFFF if self.body_crc is None else self.body_crc,
             self.queue_id,
             self.flag,
-            *place,
-            self.sys_flag & ~_HOST_FLAGS,
+            queue_offset,
+            physical_offset,
+            self.sys_flag & _NOT_HOST_FLAGS,
             self.born_timestamp,
-            self.born_host,
+            born_host,
             store_timestamp,
             store_host,
             self.reconsume_times,
             self.prepared_transaction_offset,
             len(body),
         )
-        if len(self.born_host) == 8 and len(store_host) == 8:
-            head = _HEADER.pack(*header)
-        else:
-            head = _pack_v6_header(header)
-        return b"".join((head, body, rest, _check_of(zlib.crc32(rest, zlib.crc32(head)), place[1])))
+        return head + body + rest + _check_of(_crc32(rest, _crc32(head)), physical_offset)
 
 
-def _pack_v6_header(fields: tuple[Any, ...]) -> bytes:
+def _pack_v6_header(*fields: Any) -> bytes:
     born_host, store_timestamp, store_host = fields[9:12]
     sys_flag = fields[7]
     sys_flag |= SysFlag.BORN_HOST_V6 if len(born_host) == 20 else 0
@@ -251,9 +256,9 @@ def parse_record(data: bytes) -> StoredRecord:
         raise BadRecordError("its end is missing")
     if properties.startswith(_CHECK_START, -_CHECK_SIZE):
         rest = data[body_end : size - _CHECK_SIZE]
-        _verify(properties[-_CHECK_SIZE:], zlib.crc32(rest, zlib.crc32(data[:at])), fields[6])
+        _verify(properties[-_CHECK_SIZE:], _crc32(rest, _crc32(data[:at])), fields[6])
         properties = properties[:-_CHECK_SIZE]
-    if zlib.crc32(body) & 0x7FFF_FFFF != fields[2]:
+    if _crc32(body) & 0x7FFF_FFFF != fields[2]:
         raise BadRecordError("its body does not match its CRC-32")
     return StoredRecord._make((*fields[:14], body, _decode_topic(data[topic_at:topic_end]), properties))
 
@@ -375,4 +380,6 @@ def _decompress(record: StoredRecord) -> bytes:
     try:
         return zlib.decompress(record.body)
     except zlib.error as exc:
-        raise ConversionError(f"the body at physical offset {record.physical_offset} does not decompress: {exc}") from exc
+        raise ConversionError(
+            f"the body at physical offset {record.physical_offset} does not decompress: {exc}"
+        ) from exc

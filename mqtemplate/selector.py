@@ -32,7 +32,9 @@ class TagSelector:
     def __post_init__(self) -> None:
         words = [word.strip() for word in self.expression.split("||")]
         if not all(words) and self.expression.strip():
-            raise ListenerError(f"selector expression {self.expression!r} has an empty tag; write 'a || b', or '*' for all")
+            raise ListenerError(
+                f"selector expression {self.expression!r} has an empty tag; write 'a || b', or '*' for all"
+            )
         wanted = frozenset() if not self.expression.strip() or words == ["*"] else frozenset(words)
         object.__setattr__(self, "tags", wanted)
         object.__setattr__(self, "codes", frozenset(map(java_string_hash, wanted)))

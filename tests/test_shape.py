@@ -103,7 +103,7 @@ def imports_of(module: str, path: Path) -> Iterator[Import]:
             origin = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
                 deeper = f"{origin}.{alias.name}"
-                is_module = deeper in source_files() and alias.name not in front_door(origin)
+                is_module = deeper in source_files() and (module == origin or alias.name not in front_door(origin))
                 yield Import(module, deeper if is_module else origin, node.lineno)
 
 
@@ -171,6 +171,17 @@ def test_examples_use_public_names_only() -> None:
     ]
 
     assert side_doors == []
+
+
+def test_starters_enter_rooms_by_the_door() -> None:
+    """A starter, ours or anybody's, uses what a room offers: not a file inside it."""
+    climbing = [
+        str(found)
+        for found in house_imports()
+        if room_of(found.importer) == "starters" and room_of(found.imported) not in ("starters", found.imported)
+    ]
+
+    assert climbing == []
 
 
 def test_no_two_modules_import_each_other_by_any_way_round() -> None:

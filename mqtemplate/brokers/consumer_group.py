@@ -113,7 +113,9 @@ def _describe(spec: ConsumerSpec) -> str:
 class EmbeddedConsumer(Consumer):
     """A member of a group, in the broker's process. Waits on a bell that the store rings."""
 
-    def __init__(self, broker: GroupBackend, group: ConsumerGroup, spec: ConsumerSpec, offsets: ConsumerOffsets) -> None:
+    def __init__(
+        self, broker: GroupBackend, group: ConsumerGroup, spec: ConsumerSpec, offsets: ConsumerOffsets
+    ) -> None:
         self.spec = spec
         self._broker = broker
         self._group = group
@@ -174,7 +176,9 @@ class EmbeddedConsumer(Consumer):
         self._is_woken = True
         self._bell.ring()
 
-    def poll(self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()) -> list[MessageExt]:
+    def poll(
+        self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
+    ) -> list[MessageExt]:
         deadline = time.monotonic() + wait_ms / 1_000
         while True:
             messages = self._read(max_count, without)
@@ -255,4 +259,3 @@ class EmbeddedConsumer(Consumer):
                 "handle the failure in the listener, or use CLUSTERING"
             )
         self._broker.give_back(message, self.spec.group, delay_level, self.spec.max_reconsume_times)
-

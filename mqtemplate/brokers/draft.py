@@ -35,12 +35,15 @@ _LOOK_TWICE = frozenset(
 class DraftMaker:
     """Checks a message, gives it an id where it has none, and sets it on its way: at once, or to wait."""
 
-    def __init__(self, clock: Clock, levels: DelayLevels, limits: TimerLimits, max_message_size: int, host: HostAddress) -> None:
+    def __init__(
+        self, clock: Clock, levels: DelayLevels, limits: TimerLimits, max_message_size: int, host: HostAddress
+    ) -> None:
         self._clock = clock
         self._levels = levels
         self._limits = limits
         self._max_message_size = max_message_size
         self._born_host = pack_host(HostAddress(host.ip, 0))
+        self._last: tuple[dict[str, str], tuple[bytes, int, str | None]] = ({}, (b"", 0, None))
 
     def make(self, message: Message, queue_id: int) -> tuple[RecordDraft, str]:
         """The record of a new message, and the message's id.
@@ -49,35 +52,35 @@ class DraftMaker:
             MessageError: It is too large.
             DelayError: The delay it asks for cannot be kept.
         """
-        body = message.body
+        body, properties = message.body, message.properties
         if len(body) > self._max_message_size:
-            raise MessageError(
-                f"the body for {message.topic!r} has {len(body)} bytes, allowed are {self._max_message_size}; "
-                "send less, keep the data elsewhere and send where it is, or raise max-message-size"
-            )
-        properties = message.properties
-        unique_id = properties.get(_UNIQ_KEY)
+            raise self._too_large(message)
+        encoded, code, unique_id = self._encode(properties)
         if unique_id is None:
             unique_id = create_unique_id()
-            encoded = encode_properties(properties) + f"{_UNIQ_KEY}\x01{unique_id}\x02".encode()
-        else:
-            encoded = encode_properties(properties)
-        topic, properties_bytes, code, delay_ms = message.topic, encoded, tags_code(properties.get(_TAGS)), -1
+            encoded += b"UNIQ_KEY\x01%b\x02" % unique_id.encode()
+        topic, delay_ms, now_ms = message.topic, -1, self._clock.now_ms()
         if not _LOOK_TWICE.isdisjoint(properties):
-            topic, queue_id, properties_bytes, delay_ms = self._set_waiting(message, queue_id, unique_id)
-        draft = RecordDraft(
-            topic,
-            queue_id,
-            body,
-            properties_bytes,
-            code,
-            delay_ms,
-            message.flag,
-            0,
-            self._clock.now_ms(),
-            self._born_host,
-        )
+            topic, queue_id, encoded, delay_ms = self._set_waiting(message, queue_id, unique_id, now_ms)
+        draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
         return draft, unique_id
+
+    def _encode(self, properties: dict[str, str]) -> tuple[bytes, int, str | None]:
+        """Properties as bytes, the tags code, and the id if they name one.
+
+        Most senders send the same properties again and again, so the last answer is kept.
+        """
+        last, answer = self._last
+        if properties != last:
+            answer = (encode_properties(properties), tags_code(properties.get(_TAGS)), properties.get(_UNIQ_KEY))
+            self._last = (properties.copy(), answer)
+        return answer
+
+    def _too_large(self, message: Message) -> MessageError:
+        return MessageError(
+            f"the body for {message.topic!r} has {len(message.body)} bytes, allowed are {self._max_message_size}; "
+            "send less, keep the data elsewhere and send where it is, or raise max-message-size"
+        )
 
     def make_again(self, message: Message, original: MessageExt, queue_id: int) -> RecordDraft:
         """The record of a message that a consumer gave back: it keeps when and where it was born, and counts on."""
@@ -87,10 +90,10 @@ class DraftMaker:
         draft.reconsume_times = original.reconsume_times + 1
         return draft
 
-    def _set_waiting(self, message: Message, queue_id: int, unique_id: str) -> tuple[str, int, bytes, int]:
+    def _set_waiting(self, message: Message, queue_id: int, unique_id: str, now_ms: int) -> tuple[str, int, bytes, int]:
         """Topic, queue id, properties and level's delay of a message that may ask for a delay."""
         properties = strip_broker_properties(message.properties | {_UNIQ_KEY: unique_id})
-        diverted = divert(properties, message.topic, queue_id, self._clock.now_ms(), self._levels, self._limits)
+        diverted = divert(properties, message.topic, queue_id, now_ms, self._levels, self._limits)
         if diverted is None:
             return message.topic, queue_id, encode_properties(properties), -1
         return diverted.topic, diverted.queue_id, encode_properties(diverted.properties), diverted.delay_ms

@@ -144,7 +144,9 @@ class EmbeddedBroker(Broker):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise BrokerClosedError(f"broker {self.name!r} is not running; call start() first, or use it in a with block")
+            raise BrokerClosedError(
+                f"broker {self.name!r} is not running; call start() first, or use it in a with block"
+            )
 
     # --- sending -------------------------------------------------------------------------------
 

@@ -50,7 +50,9 @@ class TopicRoutes:
         on_grow: Called when a topic got more queues, so that they find readers.
     """
 
-    def __init__(self, table: TopicTable, broker_name: str, default_queue_count: int, on_grow: Callable[[], None]) -> None:
+    def __init__(
+        self, table: TopicTable, broker_name: str, default_queue_count: int, on_grow: Callable[[], None]
+    ) -> None:
         self._table = table
         self._broker_name = broker_name
         self._default_queue_count = default_queue_count
@@ -75,7 +77,9 @@ class TopicRoutes:
 
     def _make(self, topic: str, queue_count: int) -> TopicRoute:
         if check_topic(topic) in _BROKERS_OWN:
-            raise DestinationError(f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option")
+            raise DestinationError(
+                f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
+            )
         with self._lock:
             count = self._table.create(topic, queue_count)
             queues = tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))

@@ -88,7 +88,9 @@ class Sender:
         make, queue_id = self._drafts.make, target.queue_id
         for message in messages:
             if message.topic != topic:
-                raise MessageError(f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches")
+                raise MessageError(
+                    f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches"
+                )
             draft, unique_id = make(message, queue_id)
             drafts.append(draft)
             ids.append(unique_id)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from mqtemplate.context.application_context import ApplicationContext, ConditionOutcome
+from mqtemplate.context.definitions import snake_case
 from mqtemplate.context.settings import AppSettings
 from mqtemplate.errors import ConfigurationError
 
@@ -46,7 +47,7 @@ class AutoConfiguration(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """A starter by name; the entry point's, or that of a class given by hand."""
+    """A starter by name: the entry point's; of a class given by hand, ``MyAutoConfiguration`` is ``my``."""
 
     name: str
     configuration: AutoConfiguration
@@ -86,7 +87,8 @@ def apply_starters(starters: Sequence[Starter], context: ApplicationContext) -> 
 def _load(source: EntryPoint | type[AutoConfiguration] | AutoConfiguration) -> Starter:
     if not isinstance(source, EntryPoint):
         configuration = source() if isinstance(source, type) else source
-        return Starter(type(configuration).__name__, configuration)
+        name = snake_case(type(configuration).__name__).removesuffix("_auto_configuration")
+        return Starter(name, configuration)
     origin = f"starter {source.name!r} ({source.value}{f', of {source.dist.name}' if source.dist else ''})"
     try:
         loaded = source.load()

@@ -62,9 +62,9 @@ class Definitions:
 
     def fitting(self, wanted: Any) -> list[Definition]:
         """Those of a type; defaults only if there is nothing else."""
-        found = _most_explicit([definition for definition in self if fits(definition.kind, wanted)], wanted)
+        found = [definition for definition in self if fits(definition.kind, wanted)]
         given = [definition for definition in found if not definition.is_default]
-        return given or found
+        return _most_explicit(given or found, wanted)
 
     def types_by_name(self) -> dict[str, type]:
         return {definition.kind.__name__: definition.kind for definition in self}

@@ -106,7 +106,7 @@ def name_of(target: object) -> str:
     """How errors name a type, class or function."""
     if target is None or target is type(None):
         return "None"
-    return str(getattr(target, "__qualname__", target)).replace("<locals>.", "")
+    return str(getattr(target, "__qualname__", target)).rpartition("<locals>.")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +195,13 @@ def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Para
             "annotate the type alone (the application injects by type), or use Annotated[..., Value('${key}')]"
         )
     wanted, allows_none = _without_none(wanted)
-    many = _is_sequence(wanted)
+    source = next((extra for extra in extras if isinstance(extra, Value | Section)), None)
+    many = source is None and _is_sequence(wanted)
     return Parameter(
         name=parameter.name,
         wanted=get_args(wanted)[0] if many else wanted,
         many=many,
-        source=next((extra for extra in extras if isinstance(extra, Value | Section)), None),
+        source=source,
         is_optional=has_default or allows_none,
         has_default=has_default,
         is_positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,

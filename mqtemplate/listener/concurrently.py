@@ -61,7 +61,8 @@ class Concurrently:
         self._count = itertools.count()
         self._unreported = 0  # finished since the last commit; roughly, as threads share it
         self.taken = 0
-        self.on_late_return: Callable[[], None] = lambda: None
+        self.on_late_return: Callable[[], None] = lambda: None  # a thread that had been replaced came back
+        self.on_later: Callable[[], None] = lambda: None  # `next_due` may have become earlier
 
     @property
     def waiting(self) -> int:
@@ -179,7 +180,7 @@ class Concurrently:
         due_ms = self._clock.now_ms() + _SEND_BACK_RETRY_MS
         with self._later_lock:
             heapq.heappush(self._later, (due_ms, next(self._count), (process, message)))
-        self._consumer.wake()
+        self.on_later()
 
     def _next_step(self, message: MessageExt) -> NextStep:
         settings = self._settings

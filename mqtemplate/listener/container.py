@@ -19,7 +19,6 @@ from mqtemplate.listener.invocation import Invocation
 from mqtemplate.listener.orderly import Orderly
 from mqtemplate.listener.process_queue import ProcessQueues
 from mqtemplate.listener.worker_pool import WorkerPool
-from mqtemplate.message import MessageExt
 
 __all__ = ["ContainerState", "ListenerContainer"]
 
@@ -72,6 +71,7 @@ class ListenerContainer:
         self._owns_loop = loop is None
         self._loop = loop or (PrivateLoop() if broker.clock.is_virtual else LoopThread())
         self._failures = FailureLog(endpoint.id, endpoint.settings.group)
+        self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._wake: Callable[[], None] = lambda: None
         self._life = threading.Lock()
         self._bell = threading.Event()
@@ -116,10 +116,8 @@ class ListenerContainer:
             self.state = ContainerState.RUNNING
             if not self._clock.is_virtual:
                 self._start_threads()
-        _log.info(
+        self._log.info(
             "listener.started",
-            listener=self.endpoint.id,
-            group=settings.group,
             topics=list(settings.topics),
             selector=settings.selector.expression,
             mode=settings.consume_mode.value,
@@ -129,6 +127,7 @@ class ListenerContainer:
         settings, name = self.endpoint.settings, f"mqtemplate-{self.endpoint.id}"
         self._pool = WorkerPool(name, self._work, settings.thread_number, settings.thread_max)
         self._work.on_late_return = self._pool.found
+        self._work.on_later = self._ring
         self._bell.clear()
         self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)
         self._thread.start()
@@ -151,12 +150,11 @@ class ListenerContainer:
                 self.state = ContainerState.STOPPED
                 if self._owns_loop:
                     self._loop.stop()
-        event = _log.warning if unfinished else _log.info
-        event("listener.stopped", listener=self.endpoint.id, group=self.endpoint.settings.group, unfinished=unfinished)
+        write = self._log.warning if unfinished else self._log.info
+        write("listener.stopped", unfinished=unfinished)
 
     def _stop_threads(self) -> None:
-        self._bell.set()
-        self._consumer.wake()
+        self._ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         if self._pool is not None:
@@ -167,20 +165,20 @@ class ListenerContainer:
         try:
             self._queues.commit()
         except BrokerClosedError:
-            _log.warning("listener.commit_failed", listener=self.endpoint.id, reason="the broker was closed first")
+            self._log.warning("listener.commit_failed", reason="the broker was closed first")
 
     def pause(self) -> None:
         """Fetch no more until ``resume``; what was fetched is finished, and the queues stay this member's."""
         with self._life:
             if self.state is ContainerState.RUNNING:
                 self.state = ContainerState.PAUSED
-                self._consumer.wake()
+                self._ring()
 
     def resume(self) -> None:
         with self._life:
             if self.state is ContainerState.PAUSED:
                 self.state = ContainerState.RUNNING
-                self._bell.set()
+                self._ring()
         self._wake()
 
     # --- on a virtual clock ------------------------------------------------------------------------
@@ -191,18 +189,19 @@ class ListenerContainer:
     def step(self) -> int | None:
         if not self._clock.is_virtual or not self.is_running:
             return None
-        now_ms = self._clock.now_ms()
+        try:
+            return self._step(self._clock.now_ms())
+        except Exception as error:
+            self._report(error)
+            return None if self._has_ended() else self._next_poll_ms
+
+    def _step(self, now_ms: int) -> int | None:
         self._work.release_due(now_ms)
         self._drain()
-        found = 0
+        found = False
         if self.state is ContainerState.RUNNING and now_ms >= self._next_poll_ms:
-            messages = self._poll(wait_ms=0)
-            found = 1 if messages is None else len(messages)
-            if messages:
-                self._work.accept(messages)
-                self._drain()
-                self._next_poll_ms = now_ms + self.endpoint.settings.pull_interval_ms
-            self._queues.commit_positions()
+            found = self._fetch(0)
+            self._drain()
         if self._has_ended():
             return None
         next_poll_ms = self._next_poll_ms if found or self._next_poll_ms > now_ms else None
@@ -219,25 +218,20 @@ class ListenerContainer:
     # --- on a real clock ---------------------------------------------------------------------------
 
     def _poll_loop(self, pool: WorkerPool) -> None:
-        work, interval_s = self._work, self.endpoint.settings.pull_interval_ms / 1_000
         wait_ms = 0
         while self.is_running:
-            messages: list[MessageExt] | None = []
-            if self.state is ContainerState.PAUSED:
-                self._bell.wait(wait_ms / 1_000)
-                self._bell.clear()
-            else:
-                messages = self._poll(wait_ms)
-            if messages:
-                work.accept(messages)
-                pool.wake()
-            elif messages is not None:
-                self._queues.commit_positions()
-            work.check_overdue(pool.replace)
-            wait_ms = self._next_wait_ms(pool)
-            if interval_s and messages:
-                self._bell.wait(interval_s)
-                self._bell.clear()
+            try:
+                rest_ms = self._next_poll_ms - self._clock.now_ms()
+                if self.state is ContainerState.PAUSED or rest_ms > 0:
+                    self._bell.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
+                    self._bell.clear()
+                elif self._fetch(wait_ms):
+                    pool.wake()
+                self._work.check_overdue(pool.replace)
+                wait_ms = self._next_wait_ms(pool)
+            except Exception as error:
+                self._report(error)
+                wait_ms = _RETRY_POLL_MS
 
     def _next_wait_ms(self, pool: WorkerPool) -> int:
         """How long the next fetch may wait before there is something else to do."""
@@ -252,28 +246,37 @@ class ListenerContainer:
         wait_ms = _WAIT_WHILE_HANDLING_MS if self._queues.in_flight else _LONGEST_WAIT_MS
         return wait_ms if due_ms is None else max(0, min(wait_ms, due_ms - now_ms))
 
-    def _poll(self, wait_ms: int) -> list[MessageExt] | None:
-        """Fetch; None if that failed, which is logged, and worth another try."""
+    def _ring(self) -> None:
+        """End whatever the fetching thread waits for: something falls due earlier than it knows."""
+        self._bell.set()
+        self._consumer.wake()
+
+    # --- fetching ----------------------------------------------------------------------------------
+
+    def _fetch(self, wait_ms: int) -> bool:
+        """Fetch messages and put them in line; returns whether to fetch again at once, as there may be more."""
+        self._queues.refresh()
+        without = self._work.excluded()
         try:
-            self._queues.refresh()
-            size = self.endpoint.settings.pull_batch_size
-            return self._consumer.poll(size, wait_ms, without=self._work.excluded())
+            messages = self._consumer.poll(self.endpoint.settings.pull_batch_size, wait_ms, without=without)
         except CorruptRecordError as error:
-            _log.error(
-                "listener.record_corrupt",
-                listener=self.endpoint.id,
-                group=self.endpoint.settings.group,
-                file=str(error.path),
-                offset=error.physical_offset,
-                reason=error.reason,
+            self._log.error(
+                "listener.record_corrupt", file=str(error.path), offset=error.physical_offset, reason=error.reason
             )
-        except BrokerClosedError:
-            if self.is_running:
-                self.state = ContainerState.BROKEN
-                _log.warning("listener.broker_closed", listener=self.endpoint.id, group=self.endpoint.settings.group)
-        except Exception:
-            _log.exception("listener.poll_failed", listener=self.endpoint.id, group=self.endpoint.settings.group)
+            return True
+        if not messages:
+            self._queues.commit_positions()
+            return False
+        self._work.accept(messages)
+        if self.endpoint.settings.pull_interval_ms:
+            self._next_poll_ms = self._clock.now_ms() + self.endpoint.settings.pull_interval_ms
+        return True
+
+    def _report(self, error: Exception) -> None:
+        """The broker could not be talked to: it is tried again in a second, unless it was closed for good."""
+        if not isinstance(error, BrokerClosedError):
+            self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
             self._next_poll_ms = self._clock.now_ms() + _RETRY_POLL_MS
-            if not self._clock.is_virtual:
-                self._bell.wait(_RETRY_POLL_MS / 1_000)
-        return None
+        elif self.is_running:
+            self.state = ContainerState.BROKEN
+            self._log.warning("listener.broker_closed")

@@ -78,7 +78,8 @@ class Orderly:
         self._locked: set[MessageQueue] = set()
         self._lock_again: dict[MessageQueue, int] = {}  # queue another member still has -> when to ask again
         self.taken = 0
-        self.on_late_return: Callable[[], None] = lambda: None
+        self.on_late_return: Callable[[], None] = lambda: None  # a thread that had been replaced came back
+        self.on_later: Callable[[], None] = lambda: None  # `next_due` may have become earlier
 
     @property
     def waiting(self) -> int:
@@ -107,30 +108,26 @@ class Orderly:
         now_ms = self._clock.now_ms()
         if self._lock_again.get(queue, 0) > now_ms:
             return False
+        self._lock_again[queue] = now_ms + _LOCK_RETRY_MS
         if not self._consumer.lock(queue):
-            self._lock_again[queue] = now_ms + _LOCK_RETRY_MS
             return False
-        self._lock_again.pop(queue, None)
-        self._locked.add(queue)
         # The member before may have committed more since this one was assigned the queue.
         committed = self._consumer.committed(queue)
         if committed is not None and committed > self._consumer.position(queue):
             self._consumer.seek(queue, committed)
+        del self._lock_again[queue]
+        self._locked.add(queue)
         return True
 
     def _hand_over(self, queue: MessageQueue) -> None:
-        """Unlock a queue that went to another member; a thread that is still at it does so when it is through."""
+        """Unlock a queue that went to another member, unless a thread is still at it; then it is asked again."""
         ordered = self._ordered.get(queue)
-        if ordered is None:
-            self._unlock(queue)
-            return
-        with ordered.lock:
-            if not ordered.busy:
-                del self._ordered[queue]
-                self._unlock(queue)
-
-    def _unlock(self, queue: MessageQueue) -> None:
-        self._locked.discard(queue)
+        if ordered is not None:
+            if ordered.busy:
+                return
+            ordered.process.commit_last(self._consumer)
+            del self._ordered[queue]
+        self._locked.remove(queue)
         self._consumer.unlock(queue)
 
     def accept(self, messages: Sequence[MessageExt]) -> None:
@@ -199,8 +196,8 @@ class Orderly:
                 self._line.append(ordered)
                 return
             ordered.busy = False
-            if ordered.process.dropped:
-                self._unlock(ordered.process.queue)
+        if ordered.process.dropped:
+            self.on_later()  # the thread that fetches hands the queue over now
 
     def _handle_next(self, ordered: _OrderedQueue) -> bool:
         """Handle the next message or batch; returns whether the queue must rest."""
@@ -245,4 +242,4 @@ class Orderly:
         due_ms = self._clock.now_ms() + self._settings.suspend_ms
         with self._suspended_lock:
             heapq.heappush(self._suspended, (due_ms, next(self._count), ordered))
-        self._consumer.wake()
+        self.on_later()

@@ -87,9 +87,18 @@ class ProcessQueue:
             floor = self._floor()
             if not self._sizes and position > floor:
                 self._next = floor = position
-            if floor != self._committed and floor >= 0 and not self.dropped:
-                consumer.commit(self.queue, floor)
-                self._committed = floor
+            if not self.dropped:
+                self._commit(consumer, floor)
+
+    def commit_last(self, consumer: Consumer) -> None:
+        """Commit a queue that was taken away but is still locked for this member, so nobody else was at it."""
+        with self._lock:
+            self._commit(consumer, self._floor())
+
+    def _commit(self, consumer: Consumer, floor: int) -> None:
+        if floor != self._committed and floor >= 0:
+            consumer.commit(self.queue, floor)
+            self._committed = floor
 
 
 class ProcessQueues:

@@ -110,7 +110,7 @@ class ListenerRegistry:
         check_subscriptions(container.endpoint.settings for container in self)
         with contextlib.ExitStack() as undo:
             for container in self:
-                if container.endpoint.settings.auto_startup:
+                if container.endpoint.settings.auto_startup and not container.is_running:
                     container.start()
                     undo.callback(container.stop)
             undo.pop_all()

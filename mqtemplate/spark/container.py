@@ -15,6 +15,7 @@ import structlog
 
 from mqtemplate.errors import ListenerError, SparkError
 from mqtemplate.listener.resolution import default_resolve
+from mqtemplate.message import MessageQueue
 from mqtemplate.spark.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, SparkListenerSpec, spark_listener_specs
 from mqtemplate.spark.offsets import OffsetTable, QueueRange, to_spark
@@ -24,6 +25,8 @@ from mqtemplate.spark.session import register, require_pyspark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from mqtemplate.brokers.embedded import EmbeddedBroker
 
 __all__ = ["SparkListenerContainer"]
 
@@ -74,7 +77,7 @@ class SparkListenerContainer:
         resolve: Callable[[str], str] = default_resolve,
         spec: SparkListenerSpec | None = None,
     ) -> None:
-        self.name = getattr(endpoint, "__qualname__", type(endpoint).__qualname__)
+        self.name = _name_of(endpoint)
         self.spec = (spec or _only_spec(endpoint, self.name)).resolved(self.name, resolve)
         require_pyspark()
         if store_path is None:
@@ -94,6 +97,39 @@ class SparkListenerContainer:
         self._last_batch = self._replayed = -1
         self._error: Exception | None = None
         self._reported: OffsetTable = {}
+
+    @classmethod
+    def on_broker(
+        cls,
+        endpoint: object,
+        spark: SparkSession | Callable[[], SparkSession],
+        broker: EmbeddedBroker,
+        checkpoint_root: Path | str,
+        *,
+        resolve: Callable[[str], str] = default_resolve,
+        spec: SparkListenerSpec | None = None,
+    ) -> SparkListenerContainer:
+        """A container over a broker of this process: it begins where the group is, and moves the group along."""
+        group = resolve((spec or _only_spec(endpoint, _name_of(endpoint))).consumer_group).strip()
+
+        def committed(topic: str, queue_id: int) -> int | None:
+            return broker.committed_offset(group, MessageQueue(topic, broker.name, queue_id))
+
+        def report(topic: str, queue_id: int, queue_offset: int) -> None:
+            if queue_offset > (committed(topic, queue_id) or 0):
+                broker.commit_offset(group, MessageQueue(topic, broker.name, queue_id), queue_offset)
+
+        return cls(
+            endpoint,
+            spark,
+            broker.path,
+            checkpoint_root,
+            report,
+            committed_offset=committed,
+            broker_name=broker.name,
+            resolve=resolve,
+            spec=spec,
+        )
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -312,6 +348,10 @@ class SparkListenerContainer:
             if offset > self._reported.get(queue, 0):
                 self._reported[queue] = offset
                 self._report_offsets(*queue, offset)
+
+
+def _name_of(endpoint: object) -> str:
+    return str(getattr(endpoint, "__qualname__", type(endpoint).__qualname__))
 
 
 def _only_spec(endpoint: object, name: str) -> SparkListenerSpec:

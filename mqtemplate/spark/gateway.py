@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import struct
 import subprocess
@@ -31,7 +30,7 @@ class Gateway:
     port: int
     secret: str
 
-    def close(self, timeout_s: float = 30.0) -> None:
+    def close(self, timeout_s: float = 120.0) -> None:
         """End the JVM: it ends by itself when its standard input does."""
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -67,9 +66,7 @@ def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway
         _await_file(connection, process, java)
         data = connection.read_bytes()
     port, length = struct.unpack_from(">ii", data)
-    gateway = Gateway(process, port, data[8 : 8 + length].decode())
-    atexit.register(gateway.close)
-    return gateway
+    return Gateway(process, port, data[8 : 8 + length].decode())
 
 
 def class_path() -> list[str]:

@@ -42,6 +42,7 @@ _OPENED = (
     "java.base/sun.util.calendar",
     "java.security.jgss/sun.security.krb5",
 )
+_GONE_IN_JAVA_25 = ("java.base/sun.security.action",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _major_version(executable: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def jvm_flags(memory: str, *, short_lived: bool) -> list[str]:
+def jvm_flags(java: Java, memory: str, *, short_lived: bool) -> list[str]:
     """The flags of the driver's JVM.
 
     Spark's own launcher would add ``--add-modules=jdk.incubator.vector`` too, which a small Java runtime such as
@@ -115,7 +116,8 @@ def jvm_flags(memory: str, *, short_lived: bool) -> list[str]:
             minutes with little data, slower for a long one with much.
     """
     flags = [f"-Xmx{memory}", "-XX:+IgnoreUnrecognizedVMOptions"]
-    flags += [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+    opened = [package for package in _OPENED if java.major < 25 or package not in _GONE_IN_JAVA_25]
+    flags += [f"--add-opens={package}=ALL-UNNAMED" for package in opened]
     flags += [
         "-Dio.netty.tryReflectionSetAccessible=true",
         "-Dio.netty.allocator.type=pooled",

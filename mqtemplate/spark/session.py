@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import shlex
@@ -12,7 +13,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ConfigurationError, SparkError
-from mqtemplate.spark.gateway import launch
+from mqtemplate.spark.class_archive import archive_flags
+from mqtemplate.spark.gateway import Gateway, launch
 from mqtemplate.spark.java import find_java, jvm_flags
 
 if TYPE_CHECKING:
@@ -69,9 +71,10 @@ def session(
         spark = builder.getOrCreate()
     else:
         java = find_java(java_home)
-        flags = jvm_flags(settings.get(_MEMORY, "1g"), short_lived=short_lived)
-        flags += shlex.split(settings.get(_JAVA_OPTIONS, ""))
+        flags = jvm_flags(java, settings.get(_MEMORY, "1g"), short_lived=short_lived)
+        flags += shlex.split(settings[_JAVA_OPTIONS]) if _JAVA_OPTIONS in settings else archive_flags(java)
         gateway = launch(java, flags, settings)
+        atexit.register(_end, gateway)
         with _reaching(gateway.port, gateway.secret):
             spark = builder.getOrCreate()
     register(spark)
@@ -118,6 +121,15 @@ def _check(master: str, conf: dict[str, str]) -> None:
             raise ConfigurationError(
                 f"{key!r} is not a key of Spark's; they begin with 'spark.', such as 'spark.sql.ansi.enabled'"
             )
+
+
+def _end(gateway: Gateway) -> None:
+    """At the end of this process: end the context, so that it leaves no files behind, and then its JVM."""
+    from pyspark import SparkContext
+
+    if gateway.process.poll() is None and SparkContext._active_spark_context is not None:
+        SparkContext._active_spark_context.stop()
+    gateway.close()
 
 
 @contextmanager

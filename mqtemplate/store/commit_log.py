@@ -81,7 +81,7 @@ class CommitLog:
         self.make_room(size)
         now = self._date()
         physical_offset = self._start + self._at
-        self._write(draft.encode(size, magic, rest, (queue_offset, physical_offset), now, self._store_host))
+        self._write(draft.encode(size, magic, rest, queue_offset, physical_offset, now, self._store_host))
         return physical_offset, size, now
 
     def append_all(self, drafts: Sequence[tuple[RecordDraft, int, bytes, int]]) -> list[tuple[int, int, int]]:
@@ -93,7 +93,7 @@ class CommitLog:
         at = self._start + self._at
         places, records = [], []
         for (draft, magic, rest, queue_offset), size in zip(drafts, sizes, strict=True):
-            records.append(draft.encode(size, magic, rest, (queue_offset, at), now, host))
+            records.append(draft.encode(size, magic, rest, queue_offset, at, now, host))
             places.append((at, size, now))
             at += size
         self._write(b"".join(records))
@@ -159,7 +159,11 @@ class CommitLog:
     def prepare(self) -> None:
         """Make the next file before it is needed. Runs beside the writer, in another thread."""
         with self._spare_lock:
-            if self._at * 2 > self._file_size and self._spare is None and self._files.end == self._start + self._file_size:
+            if (
+                self._at * 2 > self._file_size
+                and self._spare is None
+                and self._files.end == self._start + self._file_size
+            ):
                 self._spare = self._files.new_file(self._files.end)
 
     # --- reading -------------------------------------------------------------------------------
@@ -174,7 +178,9 @@ class CommitLog:
         try:
             record = parse_record(data)
             if record.physical_offset != physical_offset or record.total_size != size:
-                raise BadRecordError(f"it says it lies at {record.physical_offset} and has {record.total_size} bytes, expected {size}")
+                raise BadRecordError(
+                    f"it says it lies at {record.physical_offset} and has {record.total_size} bytes, expected {size}"
+                )
         except BadRecordError as exc:
             raise CorruptRecordError(self.path_of(physical_offset), physical_offset, str(exc)) from exc
         return record

@@ -65,5 +65,10 @@ class ConsumerOffsets:
         self._is_dirty = False
         with self._lock:
             tables = list(self._table.items())
-        table = {f"{topic}@{group}": {str(queue): offset for queue, offset in dict(offsets).items()} for (group, topic), offsets in tables}
-        write_table(self._home, self._name, {"dataVersion": self._version.next(self._clock.now_ms()), "offsetTable": table})
+        table = {
+            f"{topic}@{group}": {str(queue): offset for queue, offset in dict(offsets).items()}
+            for (group, topic), offsets in tables
+        }
+        write_table(
+            self._home, self._name, {"dataVersion": self._version.next(self._clock.now_ms()), "offsetTable": table}
+        )

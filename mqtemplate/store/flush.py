@@ -80,7 +80,9 @@ class GroupCommit:
         try:
             flushed = self._flush()
         except OSError as exc:
-            error = StoreError(f"the disk refused to flush the commit log: {exc}; messages not yet acknowledged may be lost")
+            error = StoreError(
+                f"the disk refused to flush the commit log: {exc}; messages not yet acknowledged may be lost"
+            )
             error.__cause__ = exc
         with self._mutex:
             self.flushed = flushed

@@ -56,7 +56,9 @@ def _parse(name: str, data: bytes) -> dict[str, Any]:
     try:
         table = load_json(data.decode())
     except ValueError as exc:
-        raise StoreFormatError(f"{name} is not JSON ({exc}); restore it from {name}.bak, or delete it to begin anew") from exc
+        raise StoreFormatError(
+            f"{name} is not JSON ({exc}); restore it from {name}.bak, or delete it to begin anew"
+        ) from exc
     if not isinstance(table, dict):
         raise StoreFormatError(f"{name} holds {type(table).__name__}, expected an object; restore it from {name}.bak")
     return table

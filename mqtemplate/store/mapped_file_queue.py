@@ -41,10 +41,14 @@ class MappedFileQueue:
             paths.pop().unlink()  # made, but not yet given its length, when the process died
         for path in paths:
             if not (path.name.isdecimal() and len(path.name) == 20):
-                raise StoreFormatError(f"{path} does not belong there; only files named by a 20-digit offset may lie in {folder}")
+                raise StoreFormatError(
+                    f"{path} does not belong there; only files named by a 20-digit offset may lie in {folder}"
+                )
             start = int(path.name)
             if self.starts and start != self.end:
-                raise StoreFormatError(f"{folder}: a file is missing between {paths[len(self.starts) - 1].name} and {path.name}")
+                raise StoreFormatError(
+                    f"{folder}: a file is missing between {paths[len(self.starts) - 1].name} and {path.name}"
+                )
             self.files.append(MappedFile(path, self.file_size))
             self.starts.append(start)
 
@@ -65,7 +69,9 @@ class MappedFileQueue:
             return None
         return self.files[index], self.starts[index]
 
-    def append_file(self, start: int | None = None, make: Callable[[Path | None], MappedFile] | None = None) -> MappedFile:
+    def append_file(
+        self, start: int | None = None, make: Callable[[Path | None], MappedFile] | None = None
+    ) -> MappedFile:
         """Add a file behind the last one; in an empty queue at *start*.
 
         Raises:

@@ -206,7 +206,9 @@ class MessageStore:
             placed = [(draft, *rest, at) for draft, rest, at in zip(drafts, rests, offsets, strict=True)]
             places = self._commit_log.append_all(placed)
             for draft, queue, (physical_offset, size, timestamp) in zip(drafts, queues, places, strict=True):
-                queue.append(physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms)
+                queue.append(
+                    physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms
+                )
         if not self._is_dirty:
             self._mark_dirty()
         return [PutResult(place[0], place[1], at, place[2]) for place, at in zip(places, offsets, strict=True)]

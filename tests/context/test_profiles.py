@@ -98,7 +98,7 @@ def test_no_file_at_all_is_fine(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="nowhere' is no folder; give the one that holds application.yml"):
+    with pytest.raises(ConfigurationError, match=r"nowhere' is no folder; give the one that holds application\.yml"):
         load_settings(tmp_path / "nowhere", environment={})
 
 

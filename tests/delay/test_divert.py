@@ -132,7 +132,9 @@ def test_forty_days_are_accepted_and_a_millisecond_more_is_not() -> None:
         ask(TimerLimits(max_delay_ms=DAY), TIMER_DELAY_MS=DAY + 1)
 
 
-@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"])
+@pytest.mark.parametrize(
+    "name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"]
+)
 @pytest.mark.parametrize("text", ["soon", "1.5", "", "0x10", "١٢", "9" * 19])
 def test_what_is_no_number_is_named(name: str, text: str) -> None:
     with pytest.raises(DelayError, match=f"property {name} is '.*', expected a whole number"):
@@ -140,7 +142,7 @@ def test_what_is_no_number_is_named(name: str, text: str) -> None:
 
 
 def test_without_timers_a_time_is_refused_with_a_way_out() -> None:
-    with pytest.raises(DelayError, match="keeps no timers; set mqtemplate.broker.timer-wheel-enable to true"):
+    with pytest.raises(DelayError, match=r"keeps no timers; set mqtemplate\.broker\.timer-wheel-enable to true"):
         ask(TimerLimits(enabled=False), TIMER_DELAY_MS=5)
 
 

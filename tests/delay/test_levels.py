@@ -66,7 +66,9 @@ def test_a_level_the_table_does_not_have_waits_a_second() -> None:
 @pytest.mark.parametrize("token", ["10", "10x", "s", "-5s", "1.5h", "10S", "5 m", "99999999999d"])
 def test_a_bad_entry_is_named_with_what_is_allowed(token: str) -> None:
     """F11"""
-    with pytest.raises(ConfigurationError, match=r"entry 2 is '\S+'; allowed is a whole number and a unit, s, m, h or d"):
+    with pytest.raises(
+        ConfigurationError, match=r"entry 2 is '\S+'; allowed is a whole number and a unit, s, m, h or d"
+    ):
         DelayLevels.parse(f"1s {token}")
 
 

@@ -80,7 +80,7 @@ def test_the_oldest_live_slot_is_found_after_any_time() -> None:
 
 
 def test_units_have_upstreams_bytes() -> None:
-    """A10 Size, previous position, magic, write time, delay, commit log offset, size, topic hash, reserved: 52 bytes."""
+    """A10 Size, previous position, magic, write time, delay, log offset, size, topic hash, reserved: 52 bytes."""
     files = MappedFileQueue(None, 10_000)
     log = TimerLog(files)
 
@@ -93,9 +93,12 @@ def test_units_have_upstreams_bytes() -> None:
         log.append(row)
 
     assert files.read(0, 156) == bytes.fromhex(
-        "00000034 ffffffffffffffff 00000001 000001a1fd727c48 00003a98 000000000000038c 00000161 114ca214 0000000000000000"
-        "00000034 0000000000000000 00000001 000001a1fd727c48 00003a98 00000000000004ed 00000163 114ca214 0000000000000000"
-        "00000034 ffffffffffffffff 00000003 000001a1fd727c48 05265c00 0000000000000650 00000163 114ca214 0000000000000000"
+        "00000034 ffffffffffffffff 00000001 000001a1fd727c48 00003a98"
+        "000000000000038c 00000161 114ca214 0000000000000000"
+        "00000034 0000000000000000 00000001 000001a1fd727c48 00003a98"
+        "00000000000004ed 00000163 114ca214 0000000000000000"
+        "00000034 ffffffffffffffff 00000003 000001a1fd727c48 05265c00"
+        "0000000000000650 00000163 114ca214 0000000000000000"
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
+from dependency_injector import containers, providers
+from dependency_injector.wiring import Provide, inject
 from pydantic import BaseModel
 
 from mqtemplate.converter import JsonMessageConverter
@@ -119,6 +121,25 @@ def test_parameters_with_defaults_keep_them(make_message: MakeMessage) -> None:
         return body, limit
 
     assert called(handle, make_message()) == ("hello", 5)
+
+
+class Services(containers.DeclarativeContainer):
+    limit = providers.Object(5)
+
+
+@inject
+def under_inject(body: str, limit: int = Provide["limit"]) -> Any:
+    return body, limit
+
+
+def test_a_function_under_inject_gets_its_services(make_message: MakeMessage) -> None:
+    """C6, for people who wire with dependency-injector themselves."""
+    services = Services()
+    services.wire(modules=[__name__])
+    try:
+        assert called(under_inject, make_message()) == ("hello", 5)
+    finally:
+        services.unwire()
 
 
 def test_methods_partials_and_callable_objects_are_handlers_too(make_message: MakeMessage) -> None:

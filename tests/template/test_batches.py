@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import ConversionError, DelayError, DestinationError, MessageError
 from mqtemplate.message import Message
-from mqtemplate.testing import RecordingTemplate, messages_in
+from mqtemplate.testing import Harness, RecordingTemplate, messages_in
 
 
 def test_a_list_is_stored_together_and_in_order(
@@ -29,7 +29,9 @@ def test_all_messages_of_a_list_get_the_options_of_the_call(
     mqtemplate_template.sync_send("orders:paid", [b"a", b"b"], keys="4466", headers={"region": "EU"})
 
     stored = messages_in(mqtemplate_broker, "orders")
-    assert [(message.tags, message.keys, message.properties["region"]) for message in stored] == [("paid", "4466", "EU")] * 2
+    assert [(message.tags, message.keys, message.properties["region"]) for message in stored] == [
+        ("paid", "4466", "EU")
+    ] * 2
 
 
 def test_messages_of_a_list_may_have_properties_of_their_own(
@@ -51,11 +53,12 @@ def test_a_tuple_is_one_message(mqtemplate_template: RecordingTemplate, mqtempla
 
 @pytest.mark.parametrize("verb", ["sync_send", "async_send", "send_one_way"])
 def test_an_ordered_list_goes_to_the_queue_of_its_key(
-    verb: str, mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+    verb: str, mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
     single = mqtemplate_template.sync_send("orders", b"0", hash_key="customer-1")
 
     getattr(mqtemplate_template, verb)("orders", [b"1", b"2"], hash_key="customer-1")
+    mqtemplate_harness.run_until_idle()
 
     stored = messages_in(mqtemplate_broker, "orders")
     assert [message.body for message in stored] == [b"0", b"1", b"2"]

@@ -80,8 +80,7 @@ def test_bytes_and_text_travel_as_they_are() -> None:
         (Line("pen", Decimal("1.50"), {"blue"}), '{"article":"pen","price":"1.50","tags":["blue"]}'),
         (
             ORDER,
-            '{"orderId":7,"placed":"2026-01-01T12:00:00Z",'
-            '"lines":[{"article":"pen","price":"1.50","tags":["blue"]}]}',
+            '{"orderId":7,"placed":"2026-01-01T12:00:00Z","lines":[{"article":"pen","price":"1.50","tags":["blue"]}]}',
         ),
         ({"orders": [ORDER]}, None),
     ],

@@ -180,7 +180,10 @@ NAIVE = datetime(2026, 1, 1, 10)  # noqa: DTZ001 - the naive datetime is the poi
         ({"headers": {"DELAY": -1}}, "delay_level must be 0 (at once) or a position in the level table"),
         ({"headers": {"TIMER_DELAY_SEC": "1.5"}}, "header TIMER_DELAY_SEC must be a whole number (seconds), got '1.5'"),
         ({"headers": {"TIMER_DELAY_MS": -5}}, "header TIMER_DELAY_MS must not be negative, got -5"),
-        ({"headers": {"TIMER_DELIVER_MS": "tomorrow"}}, "header TIMER_DELIVER_MS must be a whole number (milliseconds)"),
+        (
+            {"headers": {"TIMER_DELIVER_MS": "tomorrow"}},
+            "header TIMER_DELIVER_MS must be a whole number (milliseconds)",
+        ),
         ({"headers": {"__STARTDELIVERTIME": "1767225600"}}, "looks like seconds"),
         ({"headers": {"DELAY": 3, "TIMER_DELAY_SEC": 10}}, "DELAY and TIMER_DELAY_SEC are several answers"),
         ({"headers": {"DELAY": 3}, "delay": 10}, "TIMER_DELAY_MS and DELAY are several answers"),

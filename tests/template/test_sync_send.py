@@ -157,7 +157,10 @@ def test_a_queue_can_be_named(mqtemplate_template: RecordingTemplate, mqtemplate
     [
         ({"hash_key": 4466}, "hash_key must be text, got int 4466; pass str"),
         ({"hash_key": ""}, "hash_key is empty"),
-        ({"queue": MessageQueue("bills", "broker-a", 0)}, "the queue is one of topic 'bills', the destination says 'orders'"),
+        (
+            {"queue": MessageQueue("bills", "broker-a", 0)},
+            "the queue is one of topic 'bills', the destination says 'orders'",
+        ),
         ({"queue": MessageQueue("orders", "broker-a", 0), "hash_key": "k"}, "both choose the queue"),
     ],
 )

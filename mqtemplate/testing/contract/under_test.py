@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -118,6 +119,11 @@ class BrokerUnderTest:
                 return
             self.pass_time(_GLANCE_MS)
         assert happened(), f"after {self.patience_ms} ms still not: {what}"
+
+    def answer(self, future: Future[SendResult]) -> SendResult:
+        """The result of an asynchronous send; on a virtual clock it comes when the broker is stepped."""
+        self.until(future.done, "the answer is there")
+        return future.result()
 
     def take(self, consumer: Consumer, count: int, *, batch: int = 32) -> list[MessageExt]:
         """Poll until *count* messages came; fails if they do not."""

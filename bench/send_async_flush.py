@@ -1,0 +1,49 @@
+"""sync_send with ASYNC_FLUSH, one thread, 1 KiB: through the whole template, and the store alone."""
+
+from __future__ import annotations
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock
+from mqtemplate.record import RecordDraft
+from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
+from mqtemplate.template import RocketMQTemplate
+
+from measure import BODY, rate, report, run, scratch_folder
+
+
+def template() -> None:
+    with scratch_folder() as folder:
+        settings = EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)
+        with EmbeddedBroker(folder, settings) as broker:
+            send = RocketMQTemplate(broker).sync_send
+
+            def work(count: int) -> None:
+                for _ in range(count):
+                    send("orders:paid", BODY)
+
+            report("sync_send, 1 thread, ASYNC_FLUSH", rate(work, 50_000), "/s", ">= 60,000/s")
+
+
+def store() -> None:
+    with scratch_folder() as folder:
+        engine = MessageStore(FolderHome(folder), StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), SystemClock())
+        engine.load()
+        engine.start()
+        properties = b"TAGS\x01paid\x02UNIQ_KEY\x017F00000112345678ABCDEF0011223344\x02"
+
+        def work(count: int) -> None:
+            put = engine.put
+            for number in range(count):
+                put(RecordDraft("orders", number & 3, BODY, properties))
+
+        report("MessageStore.put, 1 thread, nothing flushed", rate(work, 50_000), "/s", ">= 150,000/s")
+        engine.close()
+
+
+def main() -> None:
+    template()
+    store()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,47 @@
+"""Sends each payment as a delayed message: by level, after a span, or at an instant."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+
+from mqtemplate import RocketMQTemplate, SendResult, service
+
+from .tax_data import TaxPayment
+
+DESTINATION = "tax-data:2021S4"
+LEVEL_5 = 5
+LONGEST_MS = 8_000
+
+
+@service
+class PaymentSender:
+    """The asynchronous verb, so that the broker can write many payments to the disk at once."""
+
+    def __init__(self, template: RocketMQTemplate) -> None:
+        self._template = template
+        self._chance = random.Random(4)
+
+    def send(self, payments: list[TaxPayment]) -> Counter[str]:
+        """Send all of them and wait for all answers; how many there were of each status."""
+        answers = [self._send_one(number, payment) for number, payment in enumerate(payments)]
+        return Counter(answer.result().send_status.name for answer in answers)
+
+    def send_at_level_5(self, payment: TaxPayment) -> SendResult:
+        """The one payment that is sent as RocketMQ's own example sends it."""
+        return self._template.sync_send(DESTINATION, payment, delay_level=LEVEL_5, keys=payment.id)
+
+    def _send_one(self, number: int, payment: TaxPayment) -> Future[SendResult]:
+        wait = timedelta(milliseconds=self._chance.randint(100, LONGEST_MS))
+        match number % 3:
+            case 0:
+                level = self._chance.randint(1, 6)
+                return self._template.async_send(DESTINATION, payment, delay_level=level, keys=payment.id)
+            case 1:
+                return self._template.async_send(DESTINATION, payment, delay=wait, keys=payment.id)
+            case _:
+                return self._template.async_send(
+                    DESTINATION, payment, deliver_at=datetime.now(UTC) + wait, keys=payment.id
+                )

@@ -1,0 +1,492 @@
+"""Timers: stored, put on the wheel, handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from mqtemplate.delay import DEAD_LETTER_TOPIC, TimerLimits
+from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.delay.timer_intake import deliver_time, roll_slot
+from mqtemplate.errors import StoreFullError
+from mqtemplate.message import TIMER_TOPIC
+from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.store import PutResult
+from tests.delay.conftest import OpenRoom
+from tests.delay.waiting_room import WaitingRoom
+
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "timer_log_file_size": 600}
+
+
+# --- storing ----------------------------------------------------------------------------------------
+
+
+def test_a_timer_is_stored_in_the_timer_topic(room: WaitingRoom) -> None:
+    """A12 G5 One queue for all; the service reads it from there, and the real topic sees nothing."""
+    room.send(b"later", TIMER_DELAY_MS=1_500)
+    room.settle()
+
+    [record] = room.waiting_timers()
+    assert (record.topic, record.queue_id) == (TIMER_TOPIC, 0)
+    assert room.bodies() == []
+
+
+def test_the_files_are_made_with_the_first_timer(open_room: OpenRoom) -> None:
+    """Who uses levels only has no wheel."""
+    room = open_room()
+    room.send(b"", DELAY=1)
+    room.advance(1 * SECOND)
+    assert not any(room.home.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE))
+
+    room.send(b"", TIMER_DELAY_MS=1)
+    room.settle()
+    assert all(room.home.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE))
+
+
+def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(room: WaitingRoom) -> None:
+    """A13 Two messages of one second: a chain of two; the exact millisecond stands in the unit."""
+    start = room.clock.now_ms()
+    first = room.send(b"first", TIMER_DELAY_MS=5_300)
+    second = room.send(b"second", TIMER_DELAY_MS=5_200)
+    room.settle()
+
+    files = room.timer._files
+    assert files is not None
+    slot = files.wheel.get(start + 5_000)
+    assert slot is not None
+    assert (slot.first_pos, slot.last_pos, slot.num) == (0, 52, 2)
+    newest, oldest = files.log.read(52), files.log.read(0)
+    assert newest is not None
+    assert oldest is not None
+    assert (newest.physical_offset, newest.previous_pos, newest.deliver_ms) == (
+        second.physical_offset,
+        0,
+        start + 5_200,
+    )
+    assert (oldest.physical_offset, oldest.previous_pos, oldest.slot_ms) == (first.physical_offset, -1, start + 5_000)
+
+
+# --- releasing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay_ms", [1, 7, 999, 1_000, 1_001, 59_999, 3_600_000, 10_000_001])
+def test_a_timer_arrives_at_its_millisecond(room: WaitingRoom, delay_ms: int) -> None:
+    """A2 A14 A15 Neither a slot nor a millisecond early, and not a millisecond late."""
+    start = room.clock.now_ms()
+    room.send(b"exact", TIMER_DELAY_MS=delay_ms)
+
+    room.advance(delay_ms - 1)
+    assert room.bodies() == []
+    room.advance(1)
+    assert [message.at_ms - start for message in room.arrived()] == [delay_ms]
+
+
+@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "__STARTDELIVERTIME"])
+def test_an_absolute_time_arrives_at_that_time(room: WaitingRoom, name: str) -> None:
+    """A1 A17"""
+    due = room.clock.now_ms() + 10_000
+    room.send(b"absolute", **{name: due})
+
+    room.advance(20_000)
+
+    assert room.arrived()[0].at_ms == due
+
+
+def test_the_three_ways_to_ask_arrive_together(room: WaitingRoom) -> None:
+    """A17 A19"""
+    start = room.clock.now_ms()
+    room.send(b"Hello0", TIMER_DELAY_SEC=10)
+    room.send(b"Hello1", TIMER_DELAY_MS=10_000)
+    room.send(b"Hello2", TIMER_DELIVER_MS=start + 10_000)
+
+    room.advance(10_000)
+
+    assert room.bodies() == [b"Hello0", b"Hello1", b"Hello2"]
+    assert {message.at_ms - start for message in room.arrived()} == {10_000}
+
+
+def test_the_copy_is_an_ordinary_message_of_its_topic(room: WaitingRoom) -> None:
+    """A16 Properties stay, and tell when it was put on the wheel and taken off."""
+    start = room.clock.now_ms()
+    put = room.send(b"body", queue_id=2, TIMER_DELAY_MS=1_234, TAGS="paid", KEYS="4466")
+    room.advance(1_234)
+
+    [message] = room.arrived(queue_id=2)
+    assert message.properties == {
+        "TIMER_DELAY_MS": "1234",
+        "TAGS": "paid",
+        "KEYS": "4466",
+        "TIMER_DELIVER_MS": str(start + 1_234),
+        "TIMER_OUT_MS": str(start + 1_000),
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "2",
+        "TIMER_ENQUEUE_MS": str(start),
+        "TIMER_DEQUEUE_MS": str(start + 1_234),
+    }
+    assert room.store.consume_queue("orders", 2).unit(0).tags_code == 3433164
+    assert message.record.prepared_transaction_offset == put.physical_offset + 1
+
+
+def test_one_slot_is_released_in_order_of_due_time(room: WaitingRoom) -> None:
+    """Upstream empties a second at once; here each of its messages has its own moment."""
+    start = room.clock.now_ms()
+    for delay_ms in (1_900, 1_100, 1_500, 1_100):
+        room.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+
+    room.advance(5_000)
+
+    assert [(message.body, message.at_ms - start) for message in room.arrived()] == [
+        (b"1100", 1_100),
+        (b"1100", 1_100),
+        (b"1500", 1_500),
+        (b"1900", 1_900),
+    ]
+
+
+def test_messages_that_come_while_their_slot_is_open_find_their_place(room: WaitingRoom) -> None:
+    start = room.clock.now_ms()
+    room.send(b"900", TIMER_DELAY_MS=900)
+    room.send(b"300", TIMER_DELAY_MS=300)
+    room.advance(100)
+    room.send(b"200", TIMER_DELAY_MS=100)
+    room.send(b"600", TIMER_DELAY_MS=500)
+
+    room.advance(2_000)
+
+    assert [(message.body, message.at_ms - start) for message in room.arrived()] == [
+        (b"200", 200),
+        (b"300", 300),
+        (b"600", 600),
+        (b"900", 900),
+    ]
+
+
+def test_forty_days_are_kept_to_the_millisecond(open_room: OpenRoom) -> None:
+    """A3 A16 On a wheel of upstream's size: parked within two days, again and again."""
+    room = open_room(timers={})
+    start = room.clock.now_ms()
+    room.send(b"forty days", TIMER_DELAY_MS=40 * DAY)
+
+    room.advance(40 * DAY)
+
+    [message] = room.arrived()
+    assert message.at_ms == start + 40 * DAY
+    assert int(message.properties["TIMER_ROLL_TIMES"]) >= 20
+
+
+def test_a_slot_spread_over_many_files_is_read_whole(room: WaitingRoom) -> None:
+    """A hundred units a file: close together they are scanned, far apart the chain is walked."""
+    for number in range(450):
+        room.send(b"dense", TIMER_DELAY_MS=5_000 + number % 500)
+    for number in range(450):
+        room.send(b"sparse" if number % 50 == 0 else b"other", TIMER_DELAY_MS=60_000 if number % 50 == 0 else 90_000)
+
+    room.advance(60_000)
+
+    assert room.bodies().count(b"dense") == 450
+    assert room.bodies().count(b"sparse") == 9
+    room.advance(30_000)
+    assert len(room.bodies()) == 900
+
+
+# --- rolling ----------------------------------------------------------------------------------------
+
+
+def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_room: OpenRoom) -> None:
+    """A16 Not yet due: appended to the timer topic again, so that it does not grow old with the commit log."""
+    room = open_room(timers=MULTIPLES)
+    start = room.clock.now_ms()
+    room.send(b"25 s", TIMER_DELAY_MS=25_300)
+
+    room.advance(25_299)
+    assert room.bodies() == []
+    assert len(room.waiting_timers()) >= 3
+    room.advance(1)
+    [message] = room.arrived()
+    assert message.at_ms == start + 25_300
+    assert int(message.properties["TIMER_ROLL_TIMES"]) == len(room.waiting_timers()) - 1
+
+
+def test_parked_messages_spread_over_half_the_window() -> None:
+    """Many messages of one far time do not meet in one slot before it (upstream parks at two places)."""
+    parked = [roll_slot(10 * DAY, offset * 317, 0, 1_000, 172_800) for offset in range(1_000)]
+
+    assert all(place is not None and DAY <= place < 2 * DAY for place in parked)
+    assert len(set(parked)) > 900
+    assert roll_slot(2 * DAY - 1_000, 0, 0, 1_000, 172_800) is None
+
+
+def test_a_parked_message_survives_kills_on_its_way(open_room: OpenRoom) -> None:
+    room = open_room(timers=MULTIPLES)
+    room.send(b"a minute", TIMER_DELAY_MS=60_000)
+    for _ in range(12):
+        room.advance(5_000)
+        room.crash()
+        room = open_room(timers=MULTIPLES)
+
+    room.advance(1)
+
+    assert room.bodies() == [b"a minute"]
+
+
+# --- waking -----------------------------------------------------------------------------------------
+
+
+def test_the_step_says_when_to_come_back(room: WaitingRoom) -> None:
+    """A14 Upstream looks every 100 ms; here it is called a moment before the slot begins, then at the millisecond."""
+    start = room.clock.now_ms()
+    assert room.timer.step() is None
+
+    room.send(b"", TIMER_DELAY_MS=5_300)
+    assert room.timer.step() == start + 4_900
+    room.clock.set_ms(start + 4_900)
+    assert room.timer.step() == start + 5_300
+    room.clock.set_ms(start + 5_300)
+    assert room.timer.step() == start + 6_000, "to close the slot"
+    room.clock.set_ms(start + 6_000)
+    assert room.timer.step() is None
+
+
+def test_a_new_timer_wakes_the_service(room: WaitingRoom) -> None:
+    rung: list[bool] = []
+    room.timer.on_wake(lambda: rung.append(True))
+
+    room.send(b"", DELAY=1)
+    assert not rung
+    room.send(b"", TIMER_DELAY_MS=1)
+    assert rung
+
+
+def test_a_message_that_is_due_before_the_service_sees_it_goes_at_once(room: WaitingRoom) -> None:
+    room.send(b"short", TIMER_DELAY_MS=1)
+    room.clock.move_ms(5_000)
+
+    room.settle()
+
+    assert room.bodies() == [b"short"]
+
+
+# --- clocks and outages -----------------------------------------------------------------------------
+
+
+def test_after_the_clock_was_set_back_messages_wait_again(room: WaitingRoom) -> None:
+    start = room.clock.now_ms()
+    room.send(b"early bird", TIMER_DELAY_MS=10_000)
+    room.advance(9_950)
+    room.clock.set_ms(start - HOUR)
+
+    room.advance(HOUR + 9_999)
+    assert room.bodies() == []
+    room.advance(1)
+    assert room.bodies() == [b"early bird"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_new_timers_work_after_the_clock_was_set_back(open_room: OpenRoom, restart: bool) -> None:
+    """Their slots were closed already, in a time that is future again; over a restart, too."""
+    room = open_room()
+    room.send(b"first", TIMER_DELAY_MS=5_000)
+    room.advance(HOUR)
+    room.clock.move_ms(-HOUR)
+    start = room.clock.now_ms()
+    room.send(b"second", TIMER_DELAY_MS=7_000)
+    room.settle()
+    if restart:
+        room.store.take_checkpoint()
+        room.crash()
+        room = open_room()
+
+    room.advance(6_999)
+    assert room.bodies() == [b"first"]
+    room.advance(1)
+    assert room.bodies() == [b"first", b"second"]
+    assert room.clock.now_ms() == start + 7_000
+
+
+def test_after_the_clock_was_set_forward_what_is_due_goes_at_once_in_order(room: WaitingRoom) -> None:
+    for delay_s in (300, 100, 200):
+        room.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
+    room.settle()
+    room.clock.move_ms(HOUR)
+
+    room.settle()
+
+    assert room.bodies() == [b"100", b"200", b"300"]
+
+
+def test_an_outage_longer_than_the_wheel_loses_nothing(open_room: OpenRoom) -> None:
+    """Upstream abandons what was due more than seven days ago."""
+    room = open_room(timers=MULTIPLES)
+    for delay_s in (3, 8, 40):
+        room.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
+    room.settle()
+    room.close()
+
+    room = open_room(timers=MULTIPLES)
+    room.clock.move_ms(100 * DAY)
+    room.send(b"new", TIMER_DELAY_SEC=5)
+    room.advance(5_000)
+
+    assert room.bodies() == [b"3", b"8", b"40", b"new"]
+
+
+def test_a_message_is_never_written_over_one_that_still_waits(open_room: OpenRoom) -> None:
+    """An overdue slot and the far end of the window may share a place on the wheel; the overdue one leaves first."""
+    room = open_room(timers=MULTIPLES)
+    room.send(b"overdue", TIMER_DELAY_MS=2_500)
+    room.settle()
+    turn_ms = 2 * 70 * SECOND
+    room.clock.move_ms(turn_ms - 3 * SECOND)
+    room.send(b"same place", TIMER_DELAY_MS=5_400)
+
+    room.advance(10_000)
+
+    assert room.bodies() == [b"overdue", b"same place"]
+
+
+# --- cancelling (upstream's markers) ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["id-1", "orders+id-1"])
+def test_a_delete_marker_takes_its_target_along(room: WaitingRoom, key: str) -> None:
+    """Both forms of the key that brokers have written are understood; the marker itself is never delivered."""
+    due = room.clock.now_ms() + 10_500
+    room.send(b"unwanted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
+    room.send(b"wanted", UNIQ_KEY="id-2", TIMER_DELIVER_MS=due)
+    room.send(b"0", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due - 499, TIMER_DEL_UNIQKEY=key)
+
+    room.advance(60_000)
+
+    assert room.bodies() == [b"wanted"]
+
+
+def test_a_delete_marker_works_while_its_slot_is_open(room: WaitingRoom) -> None:
+    due = room.clock.now_ms() + 900
+    room.send(b"unwanted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
+    room.advance(500)
+    room.send(b"0", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due, TIMER_DEL_UNIQKEY="id-1")
+
+    room.advance(60_000)
+
+    assert room.bodies() == []
+
+
+# --- upstream's messages ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({"TIMER_OUT_MS": "5000"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "5300"}, 5_300),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "9999"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_MS": "4200"}, 5_200),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_SEC": "5"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_SEC": "4", "TIMER_DELAY_MS": "1"}, 5_001),
+        ({"TIMER_DELIVER_MS": "5300"}, 5_300),
+        ({"TIMER_OUT_MS": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_a_due_time_is_read_from_what_a_broker_wrote(
+    room: WaitingRoom, properties: dict[str, str], expected: int | None
+) -> None:
+    """Upstream keeps the slot only; what the sender asked for narrows it down, never to before the slot is right."""
+    room.clock.set_ms(1_000)
+    put = room.store.put(RecordDraft(TIMER_TOPIC, 0, b"", encode_properties(properties)))
+
+    assert deliver_time(room.store.read(put.physical_offset, put.size), 1_000) == expected
+
+
+def test_units_that_upstream_wrote_are_delivered(room: WaitingRoom) -> None:
+    """The last field of its units is 0: the record tells the time."""
+    start = room.clock.now_ms()
+    room.send(b"from upstream", TIMER_DELAY_MS=5_300)
+    room.settle()
+    assert room.timer._files is not None
+    found = room.timer._files.log._files.find(0)
+    assert found is not None
+    found[0].view[44:52] = bytes(8)
+
+    room.advance(10_000)
+
+    assert [message.at_ms - start for message in room.arrived()] == [5_300]
+
+
+# --- trouble ----------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream gives up after three tries; here the wait is as long as the disk needs."""
+    room.send(b"a", TIMER_DELAY_MS=1_500)
+    room.send(b"b", TIMER_DELAY_MS=1_400)
+    room.settle()
+    room.clock.move_ms(2_000)
+
+    def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room.store, "put_all", full)
+        for _ in range(10):
+            assert room.timer.step() == room.clock.now_ms() + 1 * SECOND
+            room.clock.move_ms(1 * SECOND)
+
+    room.settle()
+    assert room.bodies() == [b"b", b"a"]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"REAL_TOPIC": "orders", "REAL_QID": "0"},
+        {"REAL_TOPIC": "orders", "REAL_QID": "0", "TIMER_OUT_MS": "soon"},
+        {"REAL_TOPIC": "orders", "TIMER_OUT_MS": "1767225600000"},
+        {"REAL_QID": "0", "TIMER_OUT_MS": "1767225600000"},
+    ],
+)
+def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
+    open_room: OpenRoom, properties: dict[str, str]
+) -> None:
+    """Upstream's default would try it for ever. Once, also over a crash at either side."""
+    room = open_room()
+    room.put(RecordDraft(TIMER_TOPIC, 0, b"poison", encode_properties(properties)))
+    room.send(b"healthy", TIMER_DELAY_MS=1_500)
+    room.settle()
+    room.crash()
+    room = open_room()
+    room.advance(10_000)
+
+    assert room.bodies() == [b"healthy"]
+    assert room.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+
+    room.crash()
+    room = open_room()
+    room.advance(10_000)
+    assert room.bodies() == [b"healthy"]
+    assert room.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+
+
+def test_a_damaged_record_is_counted_and_passed(room: WaitingRoom) -> None:
+    put = room.send(b"damaged", TIMER_DELAY_MS=1_500)
+    room.send(b"healthy", TIMER_DELAY_MS=1_500)
+    room.settle()
+    room.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
+
+    room.advance(2_000)
+
+    assert room.bodies() == [b"healthy"]
+    assert room.timer.poison_count == 1
+
+
+def test_another_precision_is_as_exact(open_room: OpenRoom) -> None:
+    room = open_room(limits=TimerLimits(precision_ms=100))
+    start = room.clock.now_ms()
+    for delay_ms in (1, 99, 100, 101, 250):
+        room.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+
+    room.advance(1_000)
+
+    assert [message.at_ms - start for message in room.arrived()] == [1, 99, 100, 101, 250]

@@ -1,0 +1,174 @@
+"""Timers after a kill, a power failure, lost files: what waits is kept, what was handed over is not repeated."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.delay.timer_checkpoint import TimerCheckpoint
+from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.errors import StoreFormatError
+from tests.delay.conftest import OpenRoom
+from tests.delay.waiting_room import WaitingRoom
+
+
+def send_three(room: WaitingRoom) -> None:
+    for delay_s in (5, 10, 15):
+        room.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
+    room.settle()
+
+
+def checkpoint_of(room: WaitingRoom) -> TimerCheckpoint:
+    assert room.timer._files is not None
+    return room.timer._files.checkpoint
+
+
+def test_a_clean_stop_writes_down_everything(open_room: OpenRoom) -> None:
+    """Three units of 52 bytes, three of the queue; slots before the read time are done."""
+    room = open_room()
+    start = room.clock.now_ms()
+    send_three(room)
+    room.advance(7_000)
+    room.close()
+
+    room = open_room()
+
+    checkpoint = checkpoint_of(room)
+    assert checkpoint.last_timer_log_flush_pos == 156
+    assert checkpoint.last_timer_queue_offset == checkpoint.master_timer_queue_offset == 3
+    assert checkpoint.last_read_time_ms == start + 7_000
+    assert checkpoint.precision_ms == 1_000
+    room.advance(60_000)
+    assert room.bodies() == [b"5", b"10", b"15"]
+
+
+@pytest.mark.parametrize("checkpointed_after_ms", [0, 4_999, 5_000, 5_500, 7_000, None])
+def test_a_kill_neither_loses_nor_repeats(open_room: OpenRoom, checkpointed_after_ms: int | None) -> None:
+    """Wherever the last checkpoint was: before the hand-over, right behind it, after its slot closed, or nowhere."""
+    room = open_room()
+    send_three(room)
+    if checkpointed_after_ms is not None:
+        room.advance(checkpointed_after_ms)
+        room.store.take_checkpoint()
+        room.advance(7_000 - checkpointed_after_ms)
+    else:
+        room.advance(7_000)
+    room.crash()
+
+    room = open_room()
+    room.advance(60_000)
+
+    assert room.bodies() == [b"5", b"10", b"15"]
+
+
+def test_a_kill_before_the_service_saw_the_messages_loses_none(open_room: OpenRoom) -> None:
+    room = open_room()
+    room.send(b"first", TIMER_DELAY_MS=3_000)
+    room.store.take_checkpoint()
+    room.send(b"second", TIMER_DELAY_MS=2_000)
+    room.crash()
+
+    room = open_room()
+    room.advance(60_000)
+
+    assert room.bodies() == [b"second", b"first"]
+
+
+@pytest.mark.parametrize("lost", [TIMER_CHECKPOINT_FILE, TIMER_WHEEL_FILE, TIMER_LOG_FOLDER])
+@pytest.mark.parametrize("clean", [True, False])
+def test_lost_files_are_made_anew_from_the_log(open_room: OpenRoom, tmp_path: Path, lost: str, clean: bool) -> None:
+    """Upstream hands over the whole backlog again where ``timercheck`` is missing; the copies in the log tell."""
+    room = open_room()
+    send_three(room)
+    room.advance(7_000)
+    room.store.take_checkpoint()
+    if clean:
+        room.close()
+    else:
+        room.crash()
+    path = tmp_path / lost
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+    room = open_room()
+    room.advance(60_000)
+
+    assert room.bodies() == [b"5", b"10", b"15"]
+
+
+def test_a_kill_while_the_files_are_made_anew_is_no_harm(open_room: OpenRoom, tmp_path: Path) -> None:
+    """Half of the topic on the wheel is no state to go on from: it is begun again."""
+    room = open_room()
+    for number in range(1_500):
+        room.send(b"%d" % number, TIMER_DELAY_MS=1_000 + number)
+    room.advance(1_700)
+    room.crash()
+    (tmp_path / TIMER_CHECKPOINT_FILE).unlink()
+    room = open_room()
+    room.timer.step()
+    room.store.take_checkpoint()
+    room.crash()
+
+    room = open_room()
+    room.advance(60_000)
+
+    assert room.bodies() == [b"%d" % number for number in range(1_500)]
+
+
+def test_timers_whose_records_a_power_failure_took_are_forgotten(open_room: OpenRoom, tmp_path: Path) -> None:
+    """Their place in log and queue is given to the next message, which must not be taken for them."""
+    room = open_room()
+    room.send(b"kept", TIMER_DELAY_MS=20_000)
+    lost = room.send(b"lost", TIMER_DELAY_MS=20_000)
+    room.settle()
+    room.store.take_checkpoint()
+    room.crash()
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[lost.physical_offset :] = bytes(len(data) - lost.physical_offset)
+    log.write_bytes(data)
+
+    room = open_room()
+    room.send(b"next", TIMER_DELAY_MS=5_000)
+    room.advance(60_000)
+
+    assert room.bodies() == [b"next", b"kept"]
+
+
+def test_a_checkpoint_is_written_only_when_something_changed(open_room: OpenRoom) -> None:
+    """An idle broker does not wear the disk."""
+    room = open_room()
+    send_three(room)
+    room.store.take_checkpoint()
+    before = checkpoint_of(room)
+
+    room.store.take_checkpoint()
+    assert checkpoint_of(room) is before
+    room.advance(5_000)
+    room.store.take_checkpoint()
+    assert checkpoint_of(room).counter == before.counter + 1
+
+
+def test_an_idle_broker_lets_the_log_be_forgotten(open_room: OpenRoom) -> None:
+    """While nothing is due, all hand-overs lie behind the checkpoint: a restart has nothing to replay."""
+    room = open_room()
+    send_three(room)
+    room.advance(7_000)
+    room.store.take_checkpoint()
+
+    assert room.timer.persist() == room.store.end_offset
+    assert room.schedule.persist() == room.store.end_offset
+
+
+def test_the_folder_refuses_another_wheel(open_room: OpenRoom) -> None:
+    room = open_room()
+    send_three(room)
+    room.close()
+
+    with pytest.raises(StoreFormatError, match="timerwheel"):
+        open_room(timers={"slots_total": 5_000, "roll_window_slots": 3_600})
+    open_room()

@@ -1,0 +1,95 @@
+"""The Spring-like example, on virtual time and, once, as a program of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from examples.schedule_app.app import COMPONENTS, DELAY_LEVEL, TIMEOUT_MS, story
+from examples.schedule_app.schedule_listener import ArrivalBook
+from examples.schedule_app.schedule_message_service import ScheduleMessageService
+from mqtemplate import MQApplication, SendStatus, VirtualClock
+from mqtemplate.testing import Harness
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def app() -> Iterator[MQApplication]:
+    """The example's own components and configuration, over memory and on a clock of ours."""
+    application = MQApplication(
+        *COMPONENTS,
+        config_folder=ROOT / "examples" / "schedule_app",
+        settings={"rocketmq.name-server": "embedded:memory"},
+        clock=VirtualClock(),
+    )
+    with application:
+        yield application
+
+
+@pytest.fixture
+def harness(app: MQApplication) -> Harness:
+    return Harness(app.broker, *app.listeners)
+
+
+def test_the_message_reaches_the_decorated_listener_after_ten_seconds_and_not_before(
+    app: MQApplication, harness: Harness
+) -> None:
+    """B16, C2: a uuid, "hello" + uuid, timeout 100 ms, level 3."""
+    service, book = app.get(ScheduleMessageService), app.get(ArrivalBook)
+
+    service.send_sync_schedule_message("4466", "hello4466", TIMEOUT_MS, DELAY_LEVEL)
+    harness.advance("9999ms")
+    before = list(book.arrivals)
+    harness.advance("1ms")
+
+    assert before == []
+    assert [(arrival.text, arrival.keys, arrival.late_ms) for arrival in book.arrivals] == [("hello4466", "4466", 0)]
+    assert book.arrivals[0].due_ms - book.arrivals[0].sent_ms == 10_000
+
+
+def test_the_service_answers_with_status_and_id_and_logs_id_and_local_time(app: MQApplication) -> None:
+    """B10, B12, B14, C6: the template is injected, and the caller branches on SEND_OK."""
+    service = app.get(ScheduleMessageService)
+
+    with capture_logs() as logs:
+        result = service.send_sync_schedule_message("4466", "hello4466", TIMEOUT_MS, DELAY_LEVEL)
+
+    assert result.send_status is SendStatus.SEND_OK
+    sent = next(line for line in logs if line["event"] == "schedule.sent")
+    assert (sent["id"], sent["msg_id"]) == ("4466", result.msg_id)
+    assert sent["local_time"]
+
+
+def test_the_story_tells_sent_due_received_and_how_late(app: MQApplication, harness: Harness) -> None:
+    """B15."""
+    app.get(ScheduleMessageService).send_sync_schedule_message("4466", "hello4466", TIMEOUT_MS, DELAY_LEVEL)
+    harness.advance("10s")
+
+    lines = story(app.get(ArrivalBook).arrivals)
+
+    assert [line.split()[0] for line in lines] == ["'hello4466',", "sent", "due", "received"]
+    assert lines[-1].endswith("0 ms late")
+
+
+@pytest.mark.slow
+def test_the_program_ends_well_by_itself(tmp_path: Path) -> None:
+    """C10: it runs from a checkout with one command; here in an empty folder, on real time."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "examples.schedule_app"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stderr
+    assert "SEND_OK" in run.stdout
+    assert "ms late" in run.stdout
