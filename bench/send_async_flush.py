@@ -8,7 +8,7 @@ from mqtemplate.record import RecordDraft
 from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
 from mqtemplate.template import RocketMQTemplate
 
-from measure import BODY, rate, report, run, scratch_folder
+from bench.measure import BODY, rate, report, run, scratch_folder
 
 
 def template() -> None:

@@ -6,7 +6,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
-from measure import BODY, rate, report, run, scratch_folder
+from bench.measure import BODY, rate, report, run, scratch_folder
 
 
 def main() -> None:

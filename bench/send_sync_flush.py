@@ -10,7 +10,7 @@ from pathlib import Path
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.template import RocketMQTemplate
 
-from measure import BODY, rate, report, run, scratch_folder
+from bench.measure import BODY, rate, report, run, scratch_folder
 
 _FILE_SIZE = 64 << 20
 

@@ -22,7 +22,7 @@ from mqtemplate.context.settings import AppSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import start
 from mqtemplate.errors import ConfigurationError, DependencyError
-from mqtemplate.listener import ListenerRegistry
+from mqtemplate.listener import ListenerContainer, ListenerRegistry
 from mqtemplate.service import Service
 from mqtemplate.template import RocketMQTemplate
 
@@ -110,9 +110,14 @@ class MQApplication:
             )
         return self.context.get(wanted, name)
 
+    @property
+    def containers(self) -> Sequence[ListenerContainer]:
+        """The listeners' containers, in the order of their registration."""
+        return self.listeners.containers
+
     def services(self) -> Sequence[Service]:
         """Whatever works by itself, in the order in which a harness steps it: the broker's, then the listeners."""
-        return (*self.broker.services(), *self.listeners)
+        return (*self.broker.services(), *self.containers)
 
     # --- life ----------------------------------------------------------------------------------
 

@@ -138,7 +138,7 @@ class ApplicationContext:
         definition = Definition(chosen, kind, provider, self._origin, target)
         self._definitions.add(definition)
         self._by_component[id(component)] = definition
-        self._notes.append(f"added {name_of(kind)}")
+        self.note(f"added {name_of(kind)}")
         if not hasattr(self.container, chosen):
             self.container.set_provider(chosen, provider)
         return True
@@ -146,7 +146,11 @@ class ApplicationContext:
     def add_part(self, part: Part) -> None:
         """Give something that runs beside the listeners: it starts after them and stops before them."""
         self.parts.append(part)
-        self._notes.append(f"runs {part.name}")
+        self.note(f"runs {part.name}")
+
+    def note(self, text: str) -> None:
+        """Say in the report what a starter did or did not do."""
+        self._notes.append(text)
 
     @contextmanager
     def contributions(self, origin: str) -> Iterator[list[str]]:
@@ -273,14 +277,14 @@ class ApplicationContext:
     def _stands_back(self, kind: type) -> bool:
         """Whether an override takes the place of everything of this kind, or a starter finds that there is one."""
         if any(fits(kind, overridden) for overridden in self._overrides):
-            self._notes.append(f"backed off: {name_of(kind)} is overridden")
+            self.note(f"backed off: {name_of(kind)} is overridden")
             return True
         if self._origin == _APPLICATION:
             return False
         bases = [slot_kind for _, slot_kind in _SLOTS if fits(kind, slot_kind)] or [kind]
         for there in (definition for base in bases for definition in self._definitions.fitting(base)):
             if not there.is_default:
-                self._notes.append(f"backed off: there is {name_of(there.kind)} of {there.origin}")
+                self.note(f"backed off: there is {name_of(there.kind)} of {there.origin}")
                 return True
         return False
 

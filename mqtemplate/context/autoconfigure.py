@@ -16,10 +16,14 @@ from mqtemplate.context.definitions import snake_case
 from mqtemplate.context.settings import AppSettings
 from mqtemplate.errors import ConfigurationError
 
-__all__ = ["GROUP", "AutoConfiguration", "Starter", "apply_starters", "find_starters"]
+__all__ = ["GROUP", "NOT_INSTALLED", "AutoConfiguration", "Starter", "apply_starters", "find_starters"]
 
 GROUP = "mqtemplate.autoconfigure"
 """The entry-point group in which a distribution names its starters."""
+
+
+NOT_INSTALLED = "not installed"
+"""How the reason begins if a starter lacks what it is for."""
 
 
 class AutoConfiguration(ABC):
@@ -134,7 +138,7 @@ def _apply(starter: Starter, is_excluded: bool, context: ApplicationContext) -> 
         return ConditionOutcome(starter.name, False, "excluded by mqtemplate.autoconfigure.exclude")
     missing = [module for module in configuration.requires if not _is_installed(module)]
     if missing:
-        return ConditionOutcome(starter.name, False, f"not installed: {', '.join(missing)}")
+        return ConditionOutcome(starter.name, False, f"{NOT_INSTALLED}: {', '.join(missing)}")
     verdict = configuration.condition(context.settings)
     if verdict is not True:
         return ConditionOutcome(starter.name, False, verdict or "its condition does not hold")

@@ -12,7 +12,7 @@ from mqtemplate.context.injection import SERVICE_ATTRIBUTE, name_of, service_mar
 from mqtemplate.errors import DependencyError
 from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, listener_specs
 
-__all__ = ["SPARK_LISTENER_ATTRIBUTE", "collect_components", "is_injectable", "is_listener"]
+__all__ = ["SPARK_LISTENER_ATTRIBUTE", "collect_components", "is_injectable", "is_listener", "is_spark_listener"]
 
 SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
 """Where ``@spark_listener`` notes what it was told; read by name, since Spark is optional."""
@@ -48,6 +48,12 @@ def is_listener(component: object) -> bool:
     if listener_specs(kind):
         return True
     return any(listener_specs(member) for base in inspect.getmro(kind) for member in vars(base).values())
+
+
+def is_spark_listener(component: object) -> bool:
+    """Whether a function, a class, or an object's class is marked ``@spark_listener``."""
+    holder = component if inspect.isclass(component) or inspect.isroutine(component) else type(component)
+    return SPARK_LISTENER_ATTRIBUTE in vars(holder)
 
 
 def _module(given: ModuleType | str) -> ModuleType:

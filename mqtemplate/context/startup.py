@@ -11,12 +11,12 @@ import structlog
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.application_context import ApplicationContext
-from mqtemplate.context.autoconfigure import AutoConfiguration, apply_starters, find_starters
-from mqtemplate.context.components import is_injectable, is_listener
+from mqtemplate.context.autoconfigure import NOT_INSTALLED, AutoConfiguration, apply_starters, find_starters
+from mqtemplate.context.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.definitions import Definition
 from mqtemplate.context.injection import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.template import RocketMQTemplate
 
@@ -58,6 +58,7 @@ def _assemble(
             context.register(component)
     context.conditions = tuple(apply_starters(find_starters(starters), context))
     _report(context)
+    _check_spark_listeners(context)
     context.link()
 
 
@@ -107,6 +108,22 @@ def _listener_of(component: object, context: ApplicationContext) -> object | Non
         return component
     definition = context.definition_of(component)
     return None if definition is None else context.build(definition)
+
+
+def _check_spark_listeners(context: ApplicationContext) -> None:
+    """A function that waits for batches must not wait in silence."""
+    marked = [component for component in context.components if is_spark_listener(component)]
+    outcome = next((outcome for outcome in context.conditions if outcome.starter == "spark"), None)
+    if not marked or (outcome is not None and outcome.applied):
+        return
+    if outcome is not None and not outcome.reason.startswith(NOT_INSTALLED):
+        _log.warning("spark.not_run", listeners=[name_of(each) for each in marked], reason=outcome.reason)
+        return
+    reason = outcome.reason if outcome is not None else "the starter 'spark' is not there"
+    raise DependencyError(
+        f"{name_of(marked[0])} is a Spark listener, and nothing would run it ({reason}); "
+        "pip install 'mqtemplate[spark]', or set mqtemplate.spark.enabled: false"
+    )
 
 
 def _report(context: ApplicationContext) -> None:

@@ -45,7 +45,8 @@ class NearTerm:
         """Take the messages of one slot in, in any order; a message that is in it twice counts once."""
         if not len(rows):
             return
-        rows = np.concatenate([self._rows[self._at :], rows])
+        if self._at < len(self._rows):
+            rows = np.concatenate([self._rows[self._at :], rows])
         order = np.lexsort((rows["physical_offset"], rows["due_ms"]))
         rows = rows[order]
         is_first = np.ones(len(rows), np.bool_)
@@ -67,15 +68,15 @@ class NearTerm:
             dues.append(self._late[0].due_ms)
         return min(dues, default=None)
 
-    def due_count(self, now_ms: int) -> int:
-        """How many of those that came with their slot are due."""
-        return int(np.searchsorted(self._rows["due_ms"][self._at :], now_ms, side="right"))
+    def due_count(self, now_ms: int, at_most: int) -> int:
+        """How many of those that came with their slot are due; counts no further than *at_most*."""
+        return int(np.searchsorted(self._rows["due_ms"][self._at : self._at + at_most], now_ms, side="right"))
 
     def take(self, now_ms: int, max_count: int) -> list[WaitingRecord]:
         """Up to *max_count* messages that are due, the earliest first. They stay until `drop`."""
         self._put_back()
-        count = min(self.due_count(now_ms), max_count)
-        taken = [WaitingRecord(*row) for row in self._rows[self._at : self._at + count].tolist()]
+        count = self.due_count(now_ms, max_count)
+        taken = list(map(WaitingRecord._make, self._rows[self._at : self._at + count].tolist()))
         while self._late and self._late[0].due_ms <= now_ms and len(self._in_hand) < max_count:
             self._in_hand.append(heapq.heappop(self._late))
         return list(heapq.merge(taken, self._in_hand))[:max_count] if self._in_hand else taken

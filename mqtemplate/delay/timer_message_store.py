@@ -322,7 +322,7 @@ class TimerMessageStore:
         newest_ms = self._slot_at(now_ms + _READ_AHEAD_MS)
         while (slot_ms := self._next_slot_ms) is not None and slot_ms <= newest_ms:
             is_past = slot_ms + self._settings.precision_ms < now_ms
-            if is_past and self._near.due_count(now_ms) >= MAX_RELEASE_COUNT:
+            if is_past and self._near.due_count(now_ms, MAX_RELEASE_COUNT) >= MAX_RELEASE_COUNT:
                 return
             with self._lock:
                 self._open_slot(slot_ms)

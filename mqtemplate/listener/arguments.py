@@ -17,8 +17,8 @@ from mqtemplate.message import Message, MessageExt, MessageQueue
 
 __all__ = ["BatchCall", "Extra", "HandlerPlan", "SingleCall", "plan_handler"]
 
-Handler = Callable[..., object]
-Read = Callable[[MessageExt], object]
+_Handler = Callable[..., object]
+_Read = Callable[[MessageExt], object]
 SingleCall = Callable[[MessageExt], object]
 """Calls a handler for one message."""
 
@@ -31,7 +31,7 @@ class Extra(Enum):
     HEADERS = "headers"
 
 
-_READ_EXTRA: dict[Extra, Read] = {
+_READ_EXTRA: dict[Extra, _Read] = {
     Extra.MESSAGE: lambda message: message,
     Extra.QUEUE: lambda message: message.message_queue,
     Extra.HEADERS: message_headers,
@@ -45,7 +45,7 @@ _MAPPINGS = frozenset({dict, collections.abc.Mapping})
 class BatchCall:
     """Calls a batch handler: bodies are read one by one, so that one that cannot be read fails alone."""
 
-    read: Read
+    read: _Read
     call: Callable[[list[object], Sequence[MessageExt]], object]
 
 
@@ -59,7 +59,7 @@ class HandlerPlan:
         extras: Parameter -> what it gets, beside the payload.
     """
 
-    handler: Handler
+    handler: _Handler
     payload_type: Any
     is_batch: bool
     is_raw: bool
@@ -89,15 +89,15 @@ class HandlerPlan:
 
         return BatchCall(self._reader(converter), call)
 
-    def _reader(self, converter: MessageConverter) -> Read:
+    def _reader(self, converter: MessageConverter) -> _Read:
         if self.is_raw:
             return _READ_EXTRA[Extra.MESSAGE]
         from_body, payload_type = converter.from_body, self.payload_type
         return lambda message: from_body(message.body, payload_type, message.properties)
 
 
-def plan_handler(handler: Handler, name: str, *, batch: bool | None = None, is_orderly: bool = False) -> HandlerPlan:
-    """Read a handler's signature.
+def plan_handler(handler: _Handler, name: str, *, batch: bool | None = None, is_orderly: bool = False) -> HandlerPlan:
+    """_Read a handler's signature.
 
     Args:
         handler: A function, or a method bound to its object.
@@ -139,14 +139,14 @@ def plan_handler(handler: Handler, name: str, *, batch: bool | None = None, is_o
 _COLLECTORS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _signature(handler: Handler, name: str) -> inspect.Signature:
+def _signature(handler: _Handler, name: str) -> inspect.Signature:
     try:
         return inspect.signature(handler)
     except (TypeError, ValueError) as error:
         raise ListenerError(f"{name}: its parameters cannot be read ({error}); wrap it in a Python function") from error
 
 
-def _hints(handler: Handler, name: str) -> dict[str, Any]:
+def _hints(handler: _Handler, name: str) -> dict[str, Any]:
     target: Any = handler
     while isinstance(target, functools.partial):
         target = target.func

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple
 
 from mqtemplate.converter import MessageConverter
 from mqtemplate.listener.async_loop import RunCoroutine
@@ -107,6 +107,12 @@ class Invocation:
 
     def _awaited(self, answer: object) -> object:
         """What an ``async def`` handler comes to; other answers as they are."""
-        if inspect.iscoroutine(answer):
-            return self._run_coroutine(cast("Coroutine[Any, Any, object]", answer))
-        return answer
+        return self._run_coroutine(_guarded(answer)) if inspect.isawaitable(answer) else answer
+
+
+async def _guarded(answer: Awaitable[object]) -> object:
+    try:
+        return await answer
+    except SystemExit as error:
+        # asyncio would let it end the loop, which belongs to all listeners.
+        raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from mqtemplate.broker import Broker
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.clock import Clock
+from mqtemplate import Broker, Clock, EmbeddedBroker, EmbeddedSettings
 from mqtemplate.context import (
     ApplicationContext,
     AppSettings,

@@ -97,6 +97,20 @@ def test_the_copy_is_an_ordinary_message_of_its_topic(room: WaitingRoom) -> None
     assert record.prepared_transaction_offset == source.physical_offset + 1
 
 
+@pytest.mark.parametrize("first", ["REAL_QID", "REAL_TOPIC", "TAGS", "TIMER_DELIVER_MS"])
+def test_properties_may_stand_in_any_order(room: WaitingRoom, first: str) -> None:
+    """Upstream writes them as a hash map gives them."""
+    properties = {"DELAY": "1", "REAL_TOPIC": "orders", "TAGS": "paid", "REAL_QID": "2", "TIMER_DELIVER_MS": "7"}
+    ordered = {first: properties[first]} | {name: properties[name] for name in properties if name != first}
+    for some in (ordered, dict(reversed(ordered.items())), ordered | {"long": "x" * 500}):
+        room.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties(some), delay_ms=5))
+
+    room.advance(5)
+
+    assert [message.properties["TIMER_DELIVER_MS"] for message in room.arrived(queue_id=2)] == ["7", "7", "7"]
+    assert room.schedule.poison_count == 0
+
+
 def test_a_body_with_an_ipv6_sender_survives(room: WaitingRoom) -> None:
     room.put(
         RecordDraft(

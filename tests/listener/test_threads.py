@@ -145,6 +145,22 @@ def test_coroutines_of_all_listeners_run_on_one_loop(real_world: World) -> None:
     assert len({id(loop) for *_, loop in results}) == 1
 
 
+def test_sys_exit_in_a_coroutine_does_not_end_the_loop(real_world: World) -> None:
+    """asyncio lets SystemExit out of the loop; the loop belongs to the other listeners, too."""
+    heard: SimpleQueue[str] = SimpleQueue()
+
+    @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
+    async def bill(body: str) -> None:
+        if body == "bad":
+            raise SystemExit(1)
+        heard.put(body)
+
+    real_world.listen(bill)
+    real_world.send("orders", "bad", "good")
+
+    assert heard.get(timeout=PATIENCE_S) == "good"
+
+
 # --- stop --------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,9 @@ class Order(BaseModel):
 
 
 ORDER = Order(orderId=7, placed=datetime(2026, 1, 1, 12, tzinfo=UTC), lines=[Line("pen", Decimal("1.50"), {"blue"})])
+ORDER_AS_JSON = (
+    '{"orderId":7,"placed":"2026-01-01T12:00:00Z","lines":[{"article":"pen","price":"1.50","tags":["blue"]}]}'
+)
 
 
 def round_trip(payload: object, target_type: Any) -> object:
@@ -80,7 +83,7 @@ def test_bytes_and_text_travel_as_they_are() -> None:
         (Line("pen", Decimal("1.50"), {"blue"}), '{"article":"pen","price":"1.50","tags":["blue"]}'),
         (
             ORDER,
-            '{"orderId":7,"placed":"2026-01-01T12:00:00Z","lines":[{"article":"pen","price":"1.50","tags":["blue"]}]}',
+            ORDER_AS_JSON,
         ),
         ({"orders": [ORDER]}, None),
     ],
@@ -127,11 +130,7 @@ def test_generic_forms_are_read() -> None:
     ).map(lambda inner: {"inner": inner})
 )
 def test_any_json_survives(payload: dict[str, Any]) -> None:
-    try:
-        body, _ = CONVERTER.to_body(payload)
-    except ConversionError as refusal:
-        assert "UTF-8" in str(refusal) or "surrogates" in str(refusal)
-        return
+    body, _ = CONVERTER.to_body(payload)
 
     assert CONVERTER.from_body(body, object, {"contentType": "application/json"}) == payload
 

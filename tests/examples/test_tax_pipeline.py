@@ -1,0 +1,104 @@
+"""The Spark example: its input, its delays on virtual time, and the whole of it as a program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.tax_pipeline.one_payment_listener import WATCHED_ID, OnePaymentListener
+from examples.tax_pipeline.payment_sender import LONGEST_MS, PaymentSender
+from examples.tax_pipeline.tax_data import TaxPayment, read_payments, write_payments
+from mqtemplate import MQApplication, SendStatus, VirtualClock
+from mqtemplate.testing import Harness, messages_in
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def payments(tmp_path: Path) -> list[TaxPayment]:
+    """The example's own input, as read from its file."""
+    write_payments(tmp_path / "input.jsonl")
+    return read_payments(tmp_path / "input.jsonl")
+
+
+@pytest.fixture
+def app() -> Iterator[MQApplication]:
+    """Sender and plain listener, over memory and on a clock of ours."""
+    application = MQApplication(
+        PaymentSender,
+        OnePaymentListener,
+        config_folder=ROOT / "examples" / "tax_pipeline",
+        settings={"rocketmq.name-server": "embedded:memory"},
+        clock=VirtualClock(),
+    )
+    with application:
+        yield application
+
+
+def test_the_input_is_the_same_each_time_and_holds_the_watched_payment(
+    tmp_path: Path, payments: list[TaxPayment]
+) -> None:
+    write_payments(tmp_path / "again.jsonl")
+
+    assert read_payments(tmp_path / "again.jsonl") == payments
+    assert [payment.id for payment in payments].count(WATCHED_ID) == 1
+    assert len({payment.id for payment in payments}) == len(payments)
+
+
+def test_the_watched_payment_comes_after_its_level_and_is_told_of(
+    app: MQApplication, payments: list[TaxPayment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """E9: topic ``tax-data``, tag ``2021S4``, a JSON body with id ``4466``, level 5 (five seconds in the example's table)."""
+    harness = Harness(app.broker, *app.listeners)
+    watched = next(payment for payment in payments if payment.id == WATCHED_ID)
+
+    result = app.get(PaymentSender).send_at_level_5(watched)
+    harness.advance("4999ms")
+    told_before = capsys.readouterr().out
+    harness.advance("1ms")
+
+    assert result.send_status is SendStatus.SEND_OK
+    assert told_before == ""
+    assert f"Payment {WATCHED_ID} arrived" in capsys.readouterr().out
+
+
+def test_every_payment_enters_the_topic_once_whichever_way_it_was_delayed(
+    app: MQApplication, payments: list[TaxPayment]
+) -> None:
+    harness = Harness(app.broker, *app.listeners)
+    some = payments[:300]
+
+    answers = app.get(PaymentSender).send(some)
+    at_once = messages_in(app.broker, "tax-data")
+    harness.advance(LONGEST_MS)
+
+    assert answers == {"SEND_OK": len(some)}
+    assert at_once == []
+    assert sorted(message.keys or "" for message in messages_in(app.broker, "tax-data")) == sorted(
+        payment.id for payment in some
+    )
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_sums_from_spark_are_those_of_the_input(tmp_path: Path) -> None:
+    """C5, C10: the program checks them itself, and its exit code tells."""
+    run = subprocess.run(
+        [sys.executable, "-m", "examples.tax_pipeline"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "They are the sums of the input file, to the cent." in run.stdout
+    assert f"Payment {WATCHED_ID} arrived" in run.stdout
