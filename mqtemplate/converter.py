@@ -55,7 +55,7 @@ class JsonMessageConverter:
 
     - Models and dataclasses are written by their aliases, and read by them.
     - ``NaN`` and infinities have no JSON and are refused.
-    - Asked for ``object`` or ``Any``, a body that says it is JSON is parsed; another is text if it is UTF-8, else bytes.
+    - Asked for ``object`` or ``Any``, a body that says it is JSON is parsed; another is text if UTF-8, else bytes.
     """
 
     def to_body(self, payload: object) -> tuple[bytes, str | None]:

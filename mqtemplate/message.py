@@ -27,7 +27,9 @@ __all__ = [
     "MessageQueue",
     "Property",
     "check_topic",
+    "copy_properties",
     "create_unique_id",
+    "join_keys",
     "offset_msg_id",
 ]
 

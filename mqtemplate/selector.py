@@ -25,8 +25,8 @@ class TagSelector:
         codes: Their hashes, as a consume queue keeps them: a cheap first sieve that lets strangers through.
     """
 
-    expression: str = "*"
-    tags: frozenset[str] = field(init=False, compare=True)
+    expression: str = field(default="*", compare=False)
+    tags: frozenset[str] = field(init=False)
     codes: frozenset[int] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -49,7 +49,6 @@ _NOT_RESENT = "a send to this process is answered for certain, so there is nothi
 _IN_THE_DECORATOR = "listeners say it themselves; write ${{{key}}} in @message_listener to take it from here"
 
 _UNNEEDED = {
-    ("producer", "group"): "it names the sender to a cluster; nobody else can send here",
     ("producer", "compress_message_body_threshold"): "bodies do not travel, so they are kept as they are",
     ("producer", "retry_times_when_send_failed"): _NOT_RESENT,
     ("producer", "retry_times_when_send_async_failed"): _NOT_RESENT,

@@ -19,6 +19,8 @@ from mqtemplate.listener import add_current_message
 
 __all__ = ["configure_logging"]
 
+_CHATTY = ("py4j",)  # tells about each of its sockets at INFO
+
 
 def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:
     """Write all events of structlog and of the standard library to *stream*, a line each.
@@ -56,13 +58,16 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
         )
     )
     root = logging.getLogger()
-    level_before = root.level
+    before = {logger: logger.level for logger in (root, *map(logging.getLogger, _CHATTY))}
     root.addHandler(handler)
     root.setLevel(settings.level.value)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
     def undo() -> None:
         root.removeHandler(handler)
-        root.setLevel(level_before)
+        for logger, level in before.items():
+            logger.setLevel(level)
         structlog.reset_defaults()
 
     return undo

@@ -34,7 +34,7 @@ __all__ = ["TimerMessageStore"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
-_ENQUEUE_COUNT = 1_000  # messages put on the wheel in one step
+_ENQUEUE_COUNT = 256  # messages put on the wheel in one step; about 3 ms, during which nothing is handed over
 _READ_AHEAD_MS = 100  # a slot is read this long before it begins
 _RETRY_MS = 1_000  # when the disk was full
 
@@ -52,8 +52,8 @@ class TimerMessageStore:
     last millisecond has passed and all of it is handed over.
 
     - A message is handed over at its due time or later, never before, whatever the clock does.
-    - Slots before ``_read_ms`` are closed. A message that comes for a closed slot is linked to that slot instead,
-      which is open then, so that a restart finds it.
+    - Slots before ``_read_ms`` are closed. A message that comes for one of them is linked to the slot at
+      ``_read_ms``, where a restart finds it; its own due time still decides.
     - ``_cursor`` units of the timer topic's queue are on the wheel, or need not be.
     - What was handed over is read off the commit log (`release`). Wheel and log are derived; `TimerFiles` brings
       them to one state at a start, and they are made anew from the topic if that fails.

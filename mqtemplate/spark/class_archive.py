@@ -1,6 +1,6 @@
 """An archive of Spark's loaded classes, which lets the JVM start in about half the time.
 
-``python -m mqtemplate.spark.class_archive`` makes it once, in half a minute, in the user's cache folder (some 160 MB);
+``python -m mqtemplate.spark`` makes it once, in half a minute, in the user's cache folder (some 160 MB);
 `session` uses it from then on. It is valid for one Java and one set of jars, so its name is made of both.
 """
 
@@ -52,7 +52,8 @@ def make_archive(java_home: str | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}.new")
-    done = subprocess.run([sys.executable, "-m", __name__, str(fresh), str(java.executable.parents[1])], check=False)
+    program = f"import sys; from {__name__} import _train; _train(*sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", program, str(fresh), str(java.executable.parents[1])], check=False)
     if done.returncode or not fresh.is_file():
         raise SparkError(f"no archive of Spark's classes was made: the training run ended with code {done.returncode}")
     fresh.replace(path)
@@ -83,10 +84,3 @@ def _train(archive: str, java_home: str) -> None:
         container.stop()
         read = spark.read.format("mqtemplate").options(store=f"{folder}/store", topic="training").load()
         read.groupBy("tags").count().write.parquet(f"{folder}/out")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        _train(sys.argv[1], sys.argv[2])
-    else:
-        make_archive()

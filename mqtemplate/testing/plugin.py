@@ -1,30 +1,35 @@
 """Fixtures for pytest, found by themselves once mqtemplate is installed.
 
-The library is imported when the first fixture is asked for, so that other test suites on the same machine pay nothing.
+What a fixture needs is imported when it is asked for. All fixtures of one test share one broker and one clock.
 
 ==========================  =======================================================================================
 ``mqtemplate_clock``        a `VirtualClock` at 2026-01-01T00:00:00Z
 ``mqtemplate_broker``       a started `EmbeddedBroker` in memory, on that clock
 ``mqtemplate_template``     a `RecordingTemplate` over that broker: sends as ever, and keeps ``sent``
 ``mqtemplate_harness``      a `Harness` over that broker: ``advance("3h")``
-``mqtemplate_app``          a function that starts an `MQApplication` of given components, in memory, on that clock
+``mqtemplate_app``          a function that starts an `MQApplication` of given components over broker and template
+                            of the test; ``mqtemplate_harness`` steps its listeners, too
 ==========================  =======================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 if TYPE_CHECKING:
     from mqtemplate.brokers import EmbeddedBroker
     from mqtemplate.clock import VirtualClock
+    from mqtemplate.context import MQApplication
     from mqtemplate.testing.harness import Harness
     from mqtemplate.testing.recording import RecordingTemplate
 
-__all__ = ["mqtemplate_broker", "mqtemplate_clock", "mqtemplate_harness", "mqtemplate_template"]
+    StartApp: TypeAlias = Callable[..., MQApplication]
+
+__all__ = ["mqtemplate_app", "mqtemplate_broker", "mqtemplate_clock", "mqtemplate_harness", "mqtemplate_template"]
 
 
 @pytest.fixture
@@ -59,3 +64,24 @@ def mqtemplate_harness(mqtemplate_broker: EmbeddedBroker) -> Harness:
     from mqtemplate.testing.harness import Harness
 
     return Harness(mqtemplate_broker)
+
+
+@pytest.fixture
+def mqtemplate_app(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> Iterator[StartApp]:
+    """``app = mqtemplate_app(Listener, Service, settings={...})``: arguments as `MQApplication`; stopped at the end."""
+    from mqtemplate.broker import Broker
+    from mqtemplate.context import MQApplication
+    from mqtemplate.template import RocketMQTemplate
+
+    with ExitStack() as running:
+
+        def start(*components: object, overrides: Mapping[type, object] | None = None, **options: Any) -> MQApplication:
+            ours: dict[type, object] = {Broker: mqtemplate_broker, RocketMQTemplate: mqtemplate_template}
+            app = running.enter_context(MQApplication(*components, overrides=ours | dict(overrides or {}), **options))
+            for container in app.containers:
+                mqtemplate_harness.add(container)
+            return app
+
+        yield start

@@ -10,6 +10,7 @@ from typing import Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.destination import parse_destination
+from mqtemplate.listener import message_listener
 from mqtemplate.message import MessageExt
 from mqtemplate.results import PullStatus, SendResult
 from mqtemplate.template import RocketMQTemplate
@@ -81,23 +82,32 @@ class RecordingTemplate(RocketMQTemplate):
 
 
 class Inbox:
-    """Something to pass messages to that keeps them: call it, or use it as a listener object.
+    """A listener that keeps what it hears.
+
+    ::
+
+        inbox = Inbox()
+        mqtemplate_app(inbox.listener("orders", "audit", selector_expression="paid"))
 
     Attributes:
-        messages: Oldest first.
+        received: Oldest first.
     """
 
     def __init__(self) -> None:
-        self.messages: list[MessageExt] = []
+        self.received: list[MessageExt] = []
 
-    def on_message(self, message: MessageExt) -> None:
-        self.messages.append(message)
+    def listener(self, topic: str, consumer_group: str, **attributes: Any) -> Callable[[MessageExt], None]:
+        """A decorated function that puts each message in here; attributes as `message_listener`."""
 
-    __call__ = on_message
+        @message_listener(topic=topic, consumer_group=consumer_group, **attributes)
+        def keep(message: MessageExt) -> None:
+            self.received.append(message)
+
+        return keep
 
     @property
     def bodies(self) -> list[bytes]:
-        return [message.body for message in self.messages]
+        return [message.body for message in self.received]
 
 
 def messages_in(broker: Broker, topic: str) -> list[MessageExt]:

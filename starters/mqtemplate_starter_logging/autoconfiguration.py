@@ -18,4 +18,6 @@ class LoggingAutoConfiguration(AutoConfiguration):
         return not structlog.is_configured() or "the program has configured structlog itself"
 
     def contribute(self, context: ApplicationContext) -> None:
-        context.lifecycle.push("logging", configure_logging(context.settings.mqtemplate.logging))
+        settings = context.settings.mqtemplate.logging
+        context.lifecycle.push("logging", configure_logging(settings))
+        context.note(f"{settings.format.value.lower()} from {settings.level.value} on")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
 
+from mqtemplate.clock import SystemClock
 from mqtemplate.delay import DEAD_LETTER_TOPIC, TimerLimits
 from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.delay.timer_intake import deliver_time, roll_slot
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.service import ServiceThread
 from mqtemplate.store import PutResult
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom
@@ -413,6 +416,35 @@ def test_units_that_upstream_wrote_are_delivered(room: WaitingRoom) -> None:
     room.advance(10_000)
 
     assert [message.at_ms - start for message in room.arrived()] == [5_300]
+
+
+# --- threads ----------------------------------------------------------------------------------------
+
+
+def test_in_a_thread_on_the_machines_clock_nothing_is_early() -> None:
+    """The same services, driven by `ServiceThread`: it sleeps until a step's time, and new messages wake it."""
+    room = WaitingRoom(clock=SystemClock())
+    errors: list[Exception] = []
+    thread = ServiceThread(
+        "delay", [room.schedule, room.timer], room.clock, lambda service, error: errors.append(error)
+    )
+    everything = threading.Event()
+    queue = room.store.consume_queue("orders", 0)
+    room.store.watch("orders", lambda: everything.set() if queue.max_offset == 21 else None)
+    thread.start()
+    try:
+        for number in range(20):
+            room.send(b"", TIMER_DELAY_MS=1 + 7 * number % 90)
+        room.send(b"", TIMER_DELAY_MS=120)
+
+        assert everything.wait(30)
+    finally:
+        thread.stop()
+
+    late_ms = [message.at_ms - int(message.properties["TIMER_DELIVER_MS"]) for message in room.arrived()]
+    assert min(late_ms) >= 0
+    assert errors == []
+    room.close()
 
 
 # --- trouble ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from mqtemplate.broker import Consumer, MessageModel
 from mqtemplate.errors import BrokerError, ConversionError
 from mqtemplate.listener import BatchFailure, ConsumeStatus, current_group, current_message, message_listener
-from mqtemplate.message import MessageExt
+from mqtemplate.message import Message, MessageExt
 
 if TYPE_CHECKING:
     from tests.listener.conftest import World
@@ -78,7 +78,6 @@ def test_a_delayed_message_is_ordinary_to_its_listener(world: World) -> None:
 
     world.listen(bill)
     sent_ms = world.broker.clock.now_ms()
-    from mqtemplate.message import Message
 
     world.broker.send(Message("orders", b"later", {"DELAY": "3"}))
     world.advance(MINUTE)

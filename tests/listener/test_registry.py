@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import BrokerError, ListenerError
 from mqtemplate.listener import ConsumeMode, ContainerState, ListenerRegistry, message_listener
 
 if TYPE_CHECKING:
@@ -241,6 +242,48 @@ def test_one_that_cannot_stop_does_not_keep_the_others_running(world: World, mon
 
     assert [str(error) for error in caught.value.exceptions] == ["stuck"]
     assert first.state is ContainerState.STOPPED
+
+
+def test_a_fetch_that_fails_is_reported_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_ms = world.broker.clock.now_ms()
+    heard: list[str] = []
+    container = world.listen(listener(heard))
+    poll = container._consumer.poll
+    tries: list[int] = []
+
+    def failing_poll(max_count: int, wait_ms: int = 0, **options: Any) -> Any:
+        tries.append(world.broker.clock.now_ms() - start_ms)
+        if len(tries) < 3:
+            raise BrokerError("no connection")
+        return poll(max_count, wait_ms, **options)
+
+    monkeypatch.setattr(container._consumer, "poll", failing_poll)
+    world.send("orders", "x")
+    with capture_logs() as logs:
+        world.advance(5_000)
+
+    assert heard == ["x"]
+    assert tries[:3] == [0, 1_000, 2_000]
+    assert [event["event"] for event in logs if event["log_level"] == "error"] == ["listener.poll_failed"] * 2
+
+
+def test_where_a_new_group_begins_is_its_own_choice(world: World) -> None:
+    """Features 2.2, consumeFromWhere: here, from a time on."""
+    heard: list[str] = []
+    world.send("orders", "old")
+    world.advance(60_000)
+    world.send("orders", "new")
+
+    world.listen(
+        listener(
+            heard,
+            consume_from_where="CONSUME_FROM_TIMESTAMP",
+            consume_timestamp=world.broker.clock.now_ms(),
+        )
+    )
+    world.settle()
+
+    assert heard == ["new"]
 
 
 def test_fetches_keep_their_interval(world: World) -> None:

@@ -23,6 +23,7 @@ from mqtemplate import (
     service,
     spark_listener,
 )
+from mqtemplate.testing import Harness
 
 
 @dataclass
@@ -31,18 +32,16 @@ class Order:
 
 
 @pytest.fixture
-def template() -> Iterator[RocketMQTemplate]:
-    with (
-        EmbeddedBroker(None, clock=VirtualClock()) as broker,
-        RocketMQTemplate(broker, consumer_group="readers", consumer_topic="orders") as template,
-    ):
+def template(mqtemplate_broker: EmbeddedBroker) -> Iterator[RocketMQTemplate]:
+    with RocketMQTemplate(mqtemplate_broker, consumer_group="readers", consumer_topic="orders") as template:
         yield template
 
 
-def test_sending_gives_a_result_or_a_future_of_one(template: RocketMQTemplate) -> None:
+def test_sending_gives_a_result_or_a_future_of_one(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
     result = assert_type(template.sync_send("orders:paid", Order(1)), SendResult)
     spring = assert_type(template.syncSend("orders:paid", Order(1), 3_000, 3), SendResult)
     future = assert_type(template.async_send("orders:paid", Order(1)), Future[SendResult])
+    mqtemplate_harness.run_until_idle()
 
     assert assert_type(result.send_status, SendStatus) is spring.send_status is future.result().send_status
 

@@ -1,0 +1,9 @@
+"""``python -m mqtemplate.spark``: make the archive of classes that lets sessions start faster."""
+
+from __future__ import annotations
+
+from mqtemplate.spark.class_archive import make_archive
+
+__all__: list[str] = []
+
+make_archive()

@@ -1,0 +1,514 @@
+"""One application from its components: what is started, in which order, and what happens when something fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import Clock, VirtualClock
+from mqtemplate.context import AppSettings, MQApplication, service
+from mqtemplate.errors import BrokerClosedError, ConfigurationError, DependencyError, ListenerError
+from mqtemplate.listener import message_listener
+from mqtemplate.message import MessageExt
+from mqtemplate.results import SendStatus
+from mqtemplate.template import RocketMQTemplate
+from mqtemplate.testing.harness import Harness
+
+IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
+LONG_S = 30.0
+
+
+@pytest.fixture
+def events() -> list[str]:
+    """What happened, in order."""
+    return []
+
+
+@pytest.fixture
+def app_of() -> Iterator[Callable[..., MQApplication]]:
+    """Applications on a virtual clock, in memory, with the embedded starter alone."""
+    made: list[MQApplication] = []
+
+    def make(*components: object, **options: object) -> MQApplication:
+        given = {
+            "settings": IN_MEMORY,
+            "environment": {},
+            "clock": VirtualClock(),
+            "starters": [EmbeddedAutoConfiguration],
+        }
+        made.append(MQApplication(*components, **{**given, **options}))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for app in made:
+        app.stop()
+
+
+AppOf = Callable[..., MQApplication]
+
+# --- what an application does --------------------------------------------------------------------
+
+
+class Inbox:
+    """Keeps what came."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+
+class ScheduleMessageService:
+    def __init__(self, template: RocketMQTemplate) -> None:
+        self.template = template
+
+    def send_sync_schedule_message(self, key: str, message: str, timeout: int, delay_level: int) -> SendStatus:
+        destination = "schedule-message-topic:sync-tags"
+        result = self.template.sync_send(destination, message, timeout, delay_level, headers={"KEYS": key})
+        return result.send_status
+
+
+@message_listener(
+    topic="schedule-message-topic", consumer_group="schedule-consumer-group", selector_expression="sync-tags"
+)
+class ScheduleListener:
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+
+    def on_message(self, message: str) -> None:
+        self.inbox.texts.append(message)
+
+
+def test_a_service_sends_and_a_decorated_class_hears_it_when_it_is_due(app_of: AppOf) -> None:
+    """B10 C2 C6 A service with an injected template sends with a delay level; the listener needs no other wiring."""
+    app = app_of(ScheduleMessageService, ScheduleListener, Inbox)
+    app.start()
+    harness = Harness(app)
+
+    status = app.get(ScheduleMessageService).send_sync_schedule_message("4466", "hello", 100, 3)
+
+    assert status is SendStatus.SEND_OK
+    harness.advance("9s")
+    assert app.get(Inbox).texts == []
+    harness.advance("1s")
+    assert app.get(Inbox).texts == ["hello"]
+
+
+def test_functions_and_finished_objects_hear_as_well(app_of: AppOf) -> None:
+    heard: list[str] = []
+
+    @message_listener("orders", "functions")
+    def on_order(text: str) -> None:
+        heard.append(f"function {text}")
+
+    @message_listener("orders", "objects")
+    class Listener:
+        def on_message(self, text: str) -> None:
+            heard.append(f"object {text}")
+
+    class Methods:
+        @message_listener("orders", "methods")
+        def hear(self, text: str, message: MessageExt) -> None:
+            heard.append(f"method {text} of {message.topic}")
+
+    app = app_of(on_order, Listener(), Methods)
+    app.start()
+
+    app.template.sync_send("orders", "x")
+    Harness(app).run_until_idle()
+
+    assert sorted(heard) == ["function x", "method x of orders", "object x"]
+
+
+def test_a_listener_is_switched_off_by_configuration(app_of: AppOf) -> None:
+    key = "rocketmq.consumer.listeners.schedule-consumer-group.schedule-message-topic"
+    app = app_of(ScheduleListener, Inbox, settings={**IN_MEMORY, key: False})
+    app.start()
+
+    assert app.containers == ()
+
+
+def test_placeholders_of_a_decorator_are_filled_from_the_configuration(app_of: AppOf) -> None:
+    @message_listener("${shop.topic}", "${shop.group:g}", selector_expression="${shop.tags:*}")
+    def on_order(text: str) -> None: ...
+
+    app = app_of(on_order, settings={**IN_MEMORY, "shop.topic": "orders", "shop.tags": "paid"})
+    app.start()
+
+    settings = app.containers[0].endpoint.settings
+    assert (settings.topics, settings.group, settings.selector.expression) == (("orders",), "g", "paid")
+
+
+def test_a_placeholder_of_a_decorator_that_nobody_fills_names_the_listener(app_of: AppOf) -> None:
+    @message_listener("${shop.topic}", "g")
+    def on_order(text: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"@message_listener on on_order: .*'\$\{shop.topic\}' has no value"):
+        app_of(on_order).start()
+
+
+def test_the_pull_consumer_keys_make_receive_work(app_of: AppOf) -> None:
+    app = app_of(
+        settings={**IN_MEMORY, "rocketmq.pull-consumer": {"group": "g", "topic": "t", "selectorExpression": "a"}}
+    )
+    app.start()
+
+    app.template.sync_send("t:a", "wanted")
+    app.template.sync_send("t:b", "not wanted")
+
+    assert app.template.receive(str, timeout=0) == ["wanted"]
+
+
+def test_the_timeout_of_the_configuration_is_the_template_s(app_of: AppOf) -> None:
+    app = app_of(settings={**IN_MEMORY, "rocketmq.producer.send-message-timeout": 77})
+    app.start()
+
+    assert app.template.send_message_timeout == 77
+
+
+def test_the_broker_s_settings_reach_the_broker(app_of: AppOf, tmp_path: Path) -> None:
+    keys = {
+        "store-path": str(tmp_path / "s"),
+        "message-delay-level": "90s",
+        "broker-name": "b",
+        "max-message-size": "5MiB",
+    }
+    app = app_of(settings={f"mqtemplate.broker.{key}": value for key, value in keys.items()})
+    app.start()
+
+    broker = app.get(EmbeddedBroker)
+    assert (broker.path, broker.name, broker.levels.text) == (tmp_path / "s", "b", "90s")
+    assert broker.settings.max_message_size == 5 << 20
+
+
+# --- components ----------------------------------------------------------------------------------
+
+
+def module_with(name: str, **members: object) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(members)
+    return module
+
+
+def test_a_module_gives_what_is_marked_in_it_and_nothing_it_only_imports(app_of: AppOf) -> None:
+    class Mine:
+        pass
+
+    class Foreign:
+        pass
+
+    class Unmarked:
+        pass
+
+    Mine.__module__ = Unmarked.__module__ = "shop"
+    Foreign.__module__ = "elsewhere"
+    shop = module_with("shop", Mine=service(Mine), Foreign=service(Foreign), Unmarked=Unmarked, Again=Mine)
+
+    app = app_of(shop)
+
+    assert app.context.components == (Mine,)
+
+
+def test_a_package_gives_what_its_init_takes_from_inside_it(app_of: AppOf) -> None:
+    class Inner:
+        pass
+
+    Inner.__module__ = "shop.inner"
+
+    assert app_of(module_with("shop", Inner=service(Inner))).context.components == (Inner,)
+
+
+def test_a_module_may_be_given_by_name(app_of: AppOf) -> None:
+    assert app_of(__name__).context.components == (ScheduleListener,)
+    with pytest.raises(DependencyError, match="was given 'no_such_module', and there is no module of that name"):
+        app_of("no_such_module")
+
+
+@pytest.mark.parametrize("mistake", [None, 3, {"rocketmq.name-server": "embedded"}, [ScheduleListener]])
+def test_what_is_no_component_is_refused(app_of: AppOf, mistake: object) -> None:
+    with pytest.raises(DependencyError, match="components are classes, functions, objects and modules"):
+        app_of(mistake)
+
+
+def test_a_plain_function_is_refused(app_of: AppOf) -> None:
+    def plain() -> None: ...
+
+    with pytest.raises(DependencyError, match="plain is a plain function; mark it with @message_listener"):
+        app_of(plain)
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def recorder(title: str, events: list[str], *, fails: tuple[str, ...] = ()) -> type:
+    """A service class that notes each step of its life, and fails at some."""
+
+    def step(name: str) -> Callable[[object], None]:
+        def run(_: object) -> None:
+            events.append(f"{title}.{name}")
+            if name in fails:
+                raise ValueError(f"{title} cannot {name}")
+
+        return run
+
+    names = ("__init__", "on_start", "on_stop", "close")
+    return type(title, (), {"__module__": __name__, **{name: step(name) for name in names}})
+
+
+class LoudBroker(EmbeddedBroker):
+    """Notes when it is opened and closed."""
+
+    events: list[str]
+
+    def start(self) -> None:
+        self.events.append("broker.start")
+        super().start()
+
+    def close(self) -> None:
+        self.events.append("broker.close")
+        super().close()
+
+
+@pytest.fixture
+def loud_broker(events: list[str]) -> LoudBroker:
+    broker = LoudBroker(clock=VirtualClock())
+    broker.events = events
+    return broker
+
+
+def test_start_goes_up_the_dependencies_and_stop_goes_down(
+    app_of: AppOf, events: list[str], loud_broker: LoudBroker
+) -> None:
+    """The broker is open before any service starts and closed after the last one; listeners are last and first."""
+    lower = recorder("Lower", events)
+    upper = recorder("Upper", events)
+    base_init = upper.__init__  # type: ignore[misc]
+
+    def init(self: object, lower: object) -> None:
+        base_init(self)
+
+    init.__annotations__ = {"lower": lower}
+    upper.__init__ = init  # type: ignore[misc]
+
+    @message_listener("orders", "g")
+    class Listener:
+        def __init__(self) -> None:
+            events.append("Listener.__init__")
+
+        def on_message(self, text: str) -> None: ...
+
+    app = app_of(upper, Listener, lower, loud_broker)
+
+    app.start()
+    assert app.containers[0].is_running
+    assert app.is_ready.is_set()
+    app.stop()
+
+    assert app.containers[0].state.value == "stopped"
+    assert events == [
+        "broker.start",
+        "Lower.__init__",
+        "Lower.on_start",
+        "Upper.__init__",
+        "Upper.on_start",
+        "Listener.__init__",
+        "Upper.on_stop",
+        "Upper.close",
+        "Lower.on_stop",
+        "Lower.close",
+        "broker.close",
+    ]
+    assert not app.is_ready.is_set()
+
+
+def test_a_failure_half_way_closes_what_is_open(app_of: AppOf, events: list[str], loud_broker: LoudBroker) -> None:
+    """Who was built is closed; ``on_stop`` is only for those whose ``on_start`` succeeded."""
+    app = app_of(recorder("First", events), recorder("Second", events, fails=("on_start",)), loud_broker)
+
+    with pytest.raises(ValueError, match="Second cannot on_start"):
+        app.start()
+
+    assert events[-5:] == ["Second.on_start", "Second.close", "First.on_stop", "First.close", "broker.close"]
+
+
+def test_each_stop_is_tried_and_the_errors_come_together(
+    app_of: AppOf, events: list[str], loud_broker: LoudBroker
+) -> None:
+    app = app_of(
+        recorder("First", events, fails=("close",)), recorder("Second", events, fails=("on_stop", "close")), loud_broker
+    )
+    app.start()
+
+    with pytest.raises(ExceptionGroup) as stopped:
+        app.stop()
+
+    assert [str(error) for error in stopped.value.exceptions] == [
+        "Second cannot on_stop",
+        "Second cannot close",
+        "First cannot close",
+    ]
+    assert stopped.value.exceptions[0].__notes__ == ["while stopping Second.on_stop"]
+    assert events[-1] == "broker.close"
+
+
+def test_the_error_of_the_work_is_the_one_that_is_raised(app_of: AppOf, events: list[str]) -> None:
+    """A stop that fails too is told in a note of it."""
+    app = app_of(recorder("Service", events, fails=("close",)))
+
+    with pytest.raises(KeyError, match="work") as raised, app:
+        raise KeyError("work")
+
+    assert raised.value.__notes__ == ["stopping failed too: ValueError: Service cannot close"]
+
+
+def test_what_a_test_puts_in_its_place_is_not_closed(app_of: AppOf, events: list[str], loud_broker: LoudBroker) -> None:
+    fake = recorder("Fake", events)()
+
+    with app_of(overrides={Broker: loud_broker, type(fake): fake}) as app:
+        assert app.broker is loud_broker
+
+    assert events == ["Fake.__init__", "broker.start"]
+    loud_broker.close()
+
+
+def test_a_service_that_stops_by_another_name_is_stopped_and_one_that_needs_more_is_left_alone(
+    app_of: AppOf, events: list[str]
+) -> None:
+    class Stopping:
+        def stop(self) -> None:
+            events.append("stopped")
+
+    class Shop:
+        def close(self, order: str) -> None:
+            events.append("never")
+
+    with app_of(Stopping, Shop):
+        pass
+
+    assert events == ["stopped"]
+
+
+def test_a_hook_that_cannot_be_called_is_refused(app_of: AppOf) -> None:
+    class Async:
+        async def on_start(self) -> None: ...
+
+    class Wanting:
+        def on_start(self, what: str) -> None: ...
+
+    with pytest.raises(DependencyError, match=r"Async\.on_start is async; hooks are called from a plain thread"):
+        app_of(Async).start()
+    with pytest.raises(DependencyError, match=r"Wanting\.on_start is called without arguments"):
+        app_of(Wanting).start()
+
+
+def test_listeners_that_contradict_each_other_keep_the_application_from_starting(app_of: AppOf) -> None:
+    @message_listener("orders", "g", selector_expression="a")
+    def one(text: str) -> None: ...
+
+    @message_listener("orders", "g", selector_expression="b")
+    def other(text: str) -> None: ...
+
+    app = app_of(one, other)
+
+    with pytest.raises(ListenerError, match="subscribe to different things"):
+        app.start()
+    with pytest.raises(BrokerClosedError):
+        app.template.sync_send("orders", "x")
+
+
+def test_an_application_is_used_once(app_of: AppOf) -> None:
+    app = app_of()
+    with pytest.raises(DependencyError, match="the application is not started"):
+        _ = app.template
+    with app:
+        pass
+    app.stop()
+
+    with pytest.raises(DependencyError, match="an application is started once"):
+        app.start()
+
+
+# --- time, settings ------------------------------------------------------------------------------
+
+
+def test_everything_lives_by_the_clock_that_was_given(app_of: AppOf) -> None:
+    clock = VirtualClock()
+    app = app_of(ScheduleListener, Inbox, clock=clock)
+    threads = threading.active_count()
+
+    with app:
+        assert app.broker.clock is app.get(Clock) is clock  # type: ignore[type-abstract]
+        assert [each.name for each in app.services()][-1] == app.containers[0].name
+        assert threading.active_count() == threads, "nothing starts a thread on a virtual clock"
+
+
+def test_a_broker_that_was_made_before_brings_its_clock(app_of: AppOf) -> None:
+    broker = EmbeddedBroker(clock=VirtualClock())
+
+    with app_of(broker, clock=None) as app:
+        assert app.get(Clock) is broker.clock  # type: ignore[type-abstract]
+
+
+def test_run_is_refused_on_a_virtual_clock(app_of: AppOf) -> None:
+    with pytest.raises(ConfigurationError, match="on a virtual clock nothing moves by itself"):
+        app_of().run()
+
+
+def test_finished_settings_are_used_as_they_are(app_of: AppOf) -> None:
+    settings = AppSettings(rocketmq={"name_server": "embedded:memory"})  # type: ignore[arg-type]
+
+    with app_of(settings=settings, environment=None) as app:
+        assert app.get(AppSettings) is settings
+    with pytest.raises(ConfigurationError, match="finished settings were given"):
+        app_of(settings=settings, profiles=["dev"])
+
+
+# --- run -----------------------------------------------------------------------------------------
+
+
+def test_main_gets_its_arguments_by_type_and_its_result_is_returned(app_of: AppOf, events: list[str]) -> None:
+    def main(template: RocketMQTemplate, inbox: Inbox) -> str:
+        return template.sync_send("orders", "x").send_status.value + str(inbox.texts)
+
+    app = app_of(Inbox, recorder("Service", events), clock=None)
+
+    assert app.run(main) == "SEND_OK[]"
+    assert events[-1] == "Service.close"
+
+
+def test_what_main_raises_comes_after_the_stop(app_of: AppOf, events: list[str]) -> None:
+    def main() -> None:
+        raise KeyError("work")
+
+    with pytest.raises(KeyError, match="work"):
+        app_of(recorder("Service", events), clock=None).run(main)
+
+    assert events[-1] == "Service.close"
+
+
+def test_a_handler_may_end_the_application(app_of: AppOf) -> None:
+    """``stop`` from a handler's thread asks the thread in ``run`` to do it, and so cannot wait for itself."""
+
+    @message_listener("orders", "g")
+    def on_order(text: str) -> None:
+        app.stop()
+
+    def main(template: RocketMQTemplate) -> None:
+        template.sync_send("orders", "end")
+
+    app = app_of(on_order, clock=None)
+    done = threading.Event()
+
+    def run() -> None:
+        app.run(main, keep_running=True)
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+
+    assert done.wait(LONG_S)
+    assert not app.is_ready.is_set()

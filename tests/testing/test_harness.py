@@ -1,0 +1,223 @@
+"""Virtual time, and who is stepped when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.listener import ListenerRegistry, message_listener
+from mqtemplate.message import MessageExt
+from mqtemplate.testing import Harness, Inbox, RecordingTemplate, StillBusyError
+from mqtemplate.testing.harness import span_ms
+
+
+class Alarm:
+    """A service with one time at which it wants to be called; writes down when it was."""
+
+    def __init__(self, name: str, clock: VirtualClock, book: list[tuple[str, int]], *after_ms: int) -> None:
+        self.name = name
+        self._clock = clock
+        self._book = book
+        self._due = [clock.now_ms() + each for each in after_ms]
+        self.wake: Callable[[], None] = lambda: None
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def step(self) -> int | None:
+        now_ms = self._clock.now_ms()
+        while self._due and self._due[0] <= now_ms:
+            self._book.append((self.name, self._due.pop(0)))
+        return self._due[0] if self._due else None
+
+
+@pytest.fixture
+def book() -> list[tuple[str, int]]:
+    return []
+
+
+def listeners_of(broker: EmbeddedBroker, *targets: object) -> ListenerRegistry:
+    registry = ListenerRegistry(broker, JsonMessageConverter())
+    for target in targets:
+        registry.register(target)
+    registry.start()
+    return registry
+
+
+def test_hours_pass_at_once_and_everything_due_has_been_handled(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate
+) -> None:
+    """X4, F22 Three hours, longer than the longest level, without the article's chain of two."""
+    inbox = Inbox()
+    registry = listeners_of(mqtemplate_broker, inbox.listener("orders", "billing"))
+    harness = Harness(mqtemplate_broker, *registry)
+    mqtemplate_template.sync_send("orders:paid", "in three hours", delay=timedelta(hours=3))
+
+    harness.advance("2h 59m 59s")
+    assert inbox.received == []
+    harness.advance("1s")
+
+    assert inbox.bodies == [b"in three hours"]
+    registry.stop()
+
+
+def test_the_articles_listener_hears_the_message_after_ten_seconds(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate
+) -> None:
+    """B15, B16"""
+    heard: list[tuple[str, int]] = []
+
+    @message_listener(
+        topic="schedule-message-topic", consumer_group="schedule-consumer-group", selector_expression="sync-tags"
+    )
+    class ScheduleListener:
+        def on_message(self, message: str) -> None:
+            heard.append((message, mqtemplate_broker.clock.now_ms()))
+
+    registry = listeners_of(mqtemplate_broker, ScheduleListener())
+    sent_ms = mqtemplate_broker.clock.now_ms()
+    mqtemplate_template.syncSend("schedule-message-topic:sync-tags", "hello4466", 100, 3)
+
+    Harness(mqtemplate_broker, *registry).advance("1m")
+
+    assert heard == [("hello4466", sent_ms + 10_000)]
+    registry.stop()
+
+
+def test_what_a_handler_sends_is_delivered_within_the_same_span(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate
+) -> None:
+    """The clock stops at each time that falls due, so delays begin when their messages are sent."""
+    inbox = Inbox()
+
+    @message_listener(topic="first", consumer_group="relay")
+    def relay(message: MessageExt) -> None:
+        mqtemplate_template.sync_send("second", message.body, delay=timedelta(minutes=1))
+
+    registry = listeners_of(mqtemplate_broker, relay, inbox.listener("second", "audit"))
+    harness = Harness(mqtemplate_broker, *registry)
+    start_ms = harness.clock.now_ms()
+    mqtemplate_template.sync_send("first", b"body", delay=timedelta(hours=1))
+
+    harness.advance("1h 1m")
+
+    assert [message.store_timestamp - start_ms for message in inbox.received] == [3_660_000]
+    registry.stop()
+
+
+def test_services_are_stepped_in_the_order_given_and_at_their_times(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, book: list[tuple[str, int]]
+) -> None:
+    now = mqtemplate_clock.now_ms()
+    early = Alarm("early", mqtemplate_clock, book, 1_000, 5_000)
+    late = Alarm("late", mqtemplate_clock, book, 2_000, 5_000)
+
+    Harness(mqtemplate_broker, late, early).advance("5s")
+
+    assert book == [("early", now + 1_000), ("late", now + 2_000), ("late", now + 5_000), ("early", now + 5_000)]
+    assert mqtemplate_clock.now_ms() == now + 5_000
+
+
+def test_time_does_not_pass_beyond_the_span(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, book: list[tuple[str, int]]
+) -> None:
+    harness = Harness(mqtemplate_broker, Alarm("alarm", mqtemplate_clock, book, 5_000))
+
+    harness.advance("4999ms")
+
+    assert book == []
+    assert harness.run_until_idle() == mqtemplate_clock.now_ms() + 1
+
+
+def test_a_service_that_wakes_another_has_it_stepped_again(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, book: list[tuple[str, int]]
+) -> None:
+    """The sleeper stands before its waker, and would else be asked too early."""
+    sleeper = Alarm("sleeper", mqtemplate_clock, book)
+
+    class Waker(Alarm):
+        def step(self) -> int | None:
+            if not sleeper._due and not book:
+                sleeper._due.append(mqtemplate_clock.now_ms())
+                sleeper.wake()
+            return None
+
+    Harness(mqtemplate_broker, sleeper, Waker("waker", mqtemplate_clock, book)).run_until_idle()
+
+    assert book == [("sleeper", mqtemplate_clock.now_ms())]
+
+
+def test_a_service_may_be_added_later(
+    mqtemplate_harness: Harness, mqtemplate_clock: VirtualClock, book: list[tuple[str, int]]
+) -> None:
+    mqtemplate_harness.advance("1s")
+    mqtemplate_harness.add(Alarm("alarm", mqtemplate_clock, book, 1_000))
+
+    mqtemplate_harness.advance("1s")
+
+    assert [name for name, _ in book] == ["alarm"]
+
+
+def test_a_livelock_is_an_error_that_names_who_is_busy(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqtemplate.testing.harness._MOST_ROUNDS", 50)
+
+    class Restless(Alarm):
+        def step(self) -> int | None:
+            return mqtemplate_clock.now_ms()
+
+    harness = Harness(mqtemplate_broker, Restless("restless", mqtemplate_clock, []))
+
+    with pytest.raises(StillBusyError, match="after 50 rounds at one instant there is still work for restless; does"):
+        harness.advance("1s")
+
+
+def test_an_error_in_a_service_reaches_the_test(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock
+) -> None:
+    class Broken(Alarm):
+        def step(self) -> int | None:
+            raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        Harness(mqtemplate_broker, Broken("broken", mqtemplate_clock, [])).advance("1s")
+
+
+def test_a_broker_on_real_time_cannot_be_harnessed() -> None:
+    with (
+        EmbeddedBroker(None, clock=SystemClock()) as broker,
+        pytest.raises(
+            ConfigurationError, match=r"this broker runs on a SystemClock; make it with clock=VirtualClock\(\)"
+        ),
+    ):
+        Harness(broker)
+
+
+@pytest.mark.parametrize(
+    ("span", "milliseconds"),
+    [
+        ("3h", 10_800_000),
+        ("1h 30m", 5_400_000),
+        ("1d2h3m4s5ms", 93_784_005),
+        ("250ms", 250),
+        ("1.5s", 1_500),
+        ("0s", 0),
+        (timedelta(minutes=1), 60_000),
+        (42, 42),
+    ],
+)
+def test_a_span_is_text_timedelta_or_milliseconds(span: str | timedelta | int, milliseconds: int) -> None:
+    assert span_ms(span) == milliseconds
+
+
+@pytest.mark.parametrize("span", ["", "soon", "3", "3 weeks", "-3h", -1, timedelta(seconds=-1)])
+def test_a_span_that_is_none_is_refused(span: str | timedelta | int) -> None:
+    with pytest.raises(ValueError, match=r"no span of time|time passes forward only"):
+        span_ms(span)

@@ -1,0 +1,71 @@
+"""The fixtures that come with the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.listener import message_listener
+from mqtemplate.template import RocketMQTemplate
+from mqtemplate.testing import Harness, Inbox, RecordingTemplate
+
+
+def test_the_fixtures_of_one_test_belong_together(
+    mqtemplate_clock: VirtualClock,
+    mqtemplate_broker: EmbeddedBroker,
+    mqtemplate_template: RecordingTemplate,
+    mqtemplate_harness: Harness,
+) -> None:
+    """C9"""
+    assert mqtemplate_broker.clock is mqtemplate_clock
+    assert mqtemplate_template.broker is mqtemplate_broker
+    assert mqtemplate_harness.broker is mqtemplate_broker
+    assert mqtemplate_harness.clock is mqtemplate_clock
+
+
+def test_a_broker_in_a_test_starts_no_thread(mqtemplate_broker: EmbeddedBroker) -> None:
+    import threading
+
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mqtemplate")] == []
+
+
+def test_the_template_of_a_test_can_receive(mqtemplate_template: RecordingTemplate) -> None:
+    mqtemplate_template.sync_send("mqtemplate-test-topic", "hello")
+
+    assert mqtemplate_template.receive(str) == ["hello"]
+
+
+class OrderService:
+    """A service of the user's, with the template injected."""
+
+    def __init__(self, template: RocketMQTemplate) -> None:
+        self.template = template
+
+    def place(self, text: str) -> None:
+        self.template.sync_send("orders:paid", text, delay_level=3)
+
+
+@message_listener(topic="orders", consumer_group="billing", selector_expression="paid")
+class Billing:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_message(self, message: str) -> None:
+        self.heard.append(message)
+
+
+def test_an_application_runs_on_the_broker_of_the_test(
+    mqtemplate_app: Any, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> None:
+    """C9, X4"""
+    inbox = Inbox()
+    app = mqtemplate_app(OrderService, Billing, inbox.listener("orders", "audit"), starters=())
+
+    app.get(OrderService).place("hello")
+    mqtemplate_harness.advance("10s")
+
+    assert app.template is mqtemplate_template
+    assert [(sent.destination, sent.payload) for sent in mqtemplate_template.sent] == [("orders:paid", "hello")]
+    assert app.get(Billing).heard == ["hello"]
+    assert inbox.bodies == [b"hello"]
