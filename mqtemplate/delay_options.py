@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from mqtemplate.errors import DelayError
 from mqtemplate.message import Property
@@ -24,6 +24,8 @@ DELAY_PROPERTIES = (
 """The properties that make a broker keep a message back. A message may have one of them."""
 
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Epoch seconds stay below this until the year 5138, epoch milliseconds are above it since 1973.
 _SECONDS_BELOW = 100_000_000_000
@@ -50,7 +52,7 @@ def delay_properties(
     if delay is not None and deliver_at is not None:
         raise DelayError("delay and deliver_at are two answers to one question; pass one of them")
     if delay_level:
-        return {Property.DELAY: str(delay_level)}
+        return {Property.DELAY: str(int(delay_level))}
     if delay is not None:
         delay_ms = _delay_ms(delay)
         return {Property.TIMER_DELAY_MS: str(delay_ms)} if delay_ms else {}
@@ -59,8 +61,8 @@ def delay_properties(
     return {}
 
 
-def _check_level(delay_level: int) -> None:
-    if type(delay_level) is not int:
+def _check_level(delay_level: object) -> None:
+    if not isinstance(delay_level, int) or isinstance(delay_level, bool):
         raise DelayError(
             f"delay_level must be a whole number, a position in the level table (1 = 1s … 18 = 2h by default), "
             f"got {type(delay_level).__name__} {delay_level!r}; for other delays pass delay= or deliver_at="
@@ -96,9 +98,9 @@ def _deliver_ms(deliver_at: object, now_ms: int) -> int:
                 f"deliver_at={deliver_at.isoformat()} is a naive datetime, which is another instant in another place; "
                 "give it a time zone: datetime(..., tzinfo=UTC), or .astimezone() for this machine's own"
             )
-        since_epoch = deliver_at - datetime.fromtimestamp(0, deliver_at.tzinfo)
+        since_epoch = deliver_at.astimezone(UTC) - _EPOCH
         return _check_deliver_ms("deliver_at", -(-since_epoch // timedelta(milliseconds=1)), now_ms)
-    if type(deliver_at) is int:
+    if isinstance(deliver_at, int) and not isinstance(deliver_at, bool):
         return _check_deliver_ms("deliver_at", deliver_at, now_ms)
     hint = "; datetime.fromisoformat(...) reads a text" if isinstance(deliver_at, str) else ""
     hint = "; of time.time() take int(seconds * 1000)" if isinstance(deliver_at, float) else hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from mqtemplate.clock import Clock
@@ -21,9 +22,10 @@ class MessageFactory:
     that it is sent to.
     """
 
-    def __init__(self, converter: MessageConverter, clock: Clock) -> None:
+    def __init__(self, converter: MessageConverter, clock: Clock, max_body_bytes: int | None = None) -> None:
         self._to_body = converter.to_body
         self._clock = clock
+        self._max_body_bytes = sys.maxsize if max_body_bytes is None else max_body_bytes
 
     def one(self, destination: str, payload: object, extras: Extras) -> Message:
         return self._make(parse_destination(destination), payload, extras)
@@ -45,6 +47,8 @@ class MessageFactory:
         if isinstance(payload, Message):
             return self._from_message(target, payload, extras)
         body, content_type = self._to_body(payload)
+        if len(body) > self._max_body_bytes:
+            raise self._too_large(body, target.topic)
         properties = target.properties.copy() if extras is NO_EXTRAS else _with_tag(target, extras)
         if content_type is not None:
             properties.setdefault(CONTENT_TYPE, content_type)
@@ -62,9 +66,17 @@ class MessageFactory:
             )
         if not message.body:
             raise ConversionError("the message has an empty body; it needs at least one byte")
+        if len(message.body) > self._max_body_bytes:
+            raise self._too_large(message.body, target.topic)
         own = header_extras(message.properties, self._clock.now_ms())
         merged = merge_extras(extras, own._replace(flag=message.flag or own.flag))
         return Message(target.topic, message.body, _with_tag(target, merged), merged.flag or 0)
+
+    def _too_large(self, body: bytes, topic: str) -> MessageError:
+        return MessageError(
+            f"the body for {topic!r} has {len(body)} bytes, allowed are {self._max_body_bytes}; send less, "
+            "keep the data elsewhere and send where it is, or raise rocketmq.producer.max-message-size"
+        )
 
 
 def _with_tag(target: Destination, extras: Extras) -> dict[str, str]:

@@ -85,7 +85,7 @@ _CHECK_START = f"{_CHECK_NAME}\x01".encode()
 _CHECK_SIZE = len(_CHECK_START) + 17
 MAX_PROPERTIES_BYTES = 32_767 - _CHECK_SIZE
 """What a message's properties may take, encoded; the field's limit less the check."""
-_FIXED_SIZE = _HEADER_SIZE - 16 + _CHECK_SIZE  # a record without hosts, body, topic and properties
+_FIXED_SIZE = _HEADER_SIZE - 16 + 2 + _CHECK_SIZE  # a record without hosts, body, topic and properties
 _OTHER_OFFSET = re.compile(rb"[0-9a-f]{8}\x02")
 
 
@@ -135,35 +135,29 @@ class RecordDraft:
     prepared_transaction_offset: int = 0
     body_crc: int | None = None
 
-    def encode_rest(self) -> tuple[int, bytes]:
-        """The magic that fits the topic, and what stands behind the body, but for the check."""
-        magic, topic = _encode_topic(self.topic)
-        length = len(self.properties)
+    def size(self, store_host: bytes) -> int:
+        """Bytes the whole record will have."""
+        topic = _encode_topic(self.topic)[1]
+        hosts = len(self.born_host) + len(store_host)
+        return _FIXED_SIZE + hosts + len(self.body) + len(topic) + len(self.properties)
+
+    def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
+        """The record, given its place.
+
+        Raises:
+            MessageError: Its properties take too much room.
+        """
+        body, properties, born_host = self.body, self.properties, self.born_host
+        length = len(properties)
         if length > MAX_PROPERTIES_BYTES:
             raise MessageError(
                 f"keys, tags and properties take {length} bytes, allowed are {MAX_PROPERTIES_BYTES}; move data into the body"
             )
-        return magic, b"%b%b%b" % (topic, (length + _CHECK_SIZE).to_bytes(2, "big"), self.properties)
-
-    def size_with(self, rest: bytes, store_host: bytes) -> int:
-        """Bytes of the whole record; *rest* is from `encode_rest`."""
-        return _FIXED_SIZE + len(self.born_host) + len(store_host) + len(self.body) + len(rest)
-
-    def encode(
-        self,
-        size: int,
-        magic: int,
-        rest: bytes,
-        queue_offset: int,
-        physical_offset: int,
-        store_timestamp: int,
-        store_host: bytes,
-    ) -> bytes:
-        """The record, given its place; *size* is from `size_with`, *magic* and *rest* from `encode_rest`."""
-        body, born_host = self.body, self.born_host
+        magic, topic = _encode_topic(self.topic)
+        rest = b"%b%b%b" % (topic, (length + _CHECK_SIZE).to_bytes(2, "big"), properties)
         pack = _HEADER.pack if len(born_host) + len(store_host) == 16 else _pack_v6_header
         head = pack(
-            size,
+            _FIXED_SIZE - 2 + len(born_host) + len(store_host) + len(body) + len(rest),
             magic,
             _crc32(body) & 0x7FFF_FFFF if self.body_crc is None else self.body_crc,
             self.queue_id,
@@ -179,7 +173,7 @@ class RecordDraft:
             self.prepared_transaction_offset,
             len(body),
         )
-        return head + body + rest + _check_of(_crc32(rest, _crc32(head)), physical_offset)
+        return b"%b%b%b%b" % (head, body, rest, _check_of(_crc32(rest, _crc32(head)), physical_offset))
 
 
 def _pack_v6_header(*fields: Any) -> bytes:

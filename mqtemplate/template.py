@@ -47,6 +47,7 @@ class RocketMQTemplate(SpringNames):
         broker: Where to; started and closed by who made it.
         converter: Payload <-> body; bytes, text and JSON by default.
         send_message_timeout: Milliseconds for a call that names no timeout.
+        max_message_size: Bytes a body may have here, where the broker would take more.
         default_destination: For ``convert_and_send`` with a payload alone.
         message_queue_selector: Chooses the queue for a ``hash_key``; a Java client's choice by default.
         consumer_group: As whom ``receive`` reads.
@@ -62,6 +63,7 @@ class RocketMQTemplate(SpringNames):
         *,
         converter: MessageConverter | None = None,
         send_message_timeout: int = 3_000,
+        max_message_size: int | None = None,
         default_destination: str | None = None,
         message_queue_selector: MessageQueueSelector = select_queue_by_hash,
         consumer_group: str | None = None,
@@ -75,7 +77,7 @@ class RocketMQTemplate(SpringNames):
         self.send_message_timeout = _check_timeout(send_message_timeout)
         self.default_destination = default_destination
         self.message_queue_selector = message_queue_selector
-        self._messages = MessageFactory(self.converter, broker.clock)
+        self._messages = MessageFactory(self.converter, broker.clock, max_message_size)
         self._now_ms = broker.clock.now_ms
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
-from mqtemplate import RocketMQTemplate, SendResult, service
+from mqtemplate import Clock, RocketMQTemplate, SendResult, service
 
 from .tax_data import TaxPayment
 
 DESTINATION = "tax-data:2021S4"
 LEVEL_5 = 5
-LONGEST_MS = 8_000
+LONGEST_MS = 10_000
 
 
 @service
 class PaymentSender:
     """The asynchronous verb, so that the broker can write many payments to the disk at once."""
 
-    def __init__(self, template: RocketMQTemplate) -> None:
+    def __init__(self, template: RocketMQTemplate, clock: Clock) -> None:
         self._template = template
+        self._clock = clock
         self._chance = random.Random(4)
 
     def send(self, payments: list[TaxPayment]) -> list[Future[SendResult]]:
@@ -32,14 +33,12 @@ class PaymentSender:
         return self._template.sync_send(DESTINATION, payment, delay_level=LEVEL_5, keys=payment.id)
 
     def _send_one(self, number: int, payment: TaxPayment) -> Future[SendResult]:
-        wait = timedelta(milliseconds=self._chance.randint(100, LONGEST_MS))
+        send, keys = self._template.async_send, payment.id
+        wait_ms = self._chance.randint(100, LONGEST_MS)
         match number % 3:
             case 0:
-                level = self._chance.randint(1, 6)
-                return self._template.async_send(DESTINATION, payment, delay_level=level, keys=payment.id)
+                return send(DESTINATION, payment, delay_level=self._chance.randint(1, 6), keys=keys)
             case 1:
-                return self._template.async_send(DESTINATION, payment, delay=wait, keys=payment.id)
+                return send(DESTINATION, payment, delay=timedelta(milliseconds=wait_ms), keys=keys)
             case _:
-                return self._template.async_send(
-                    DESTINATION, payment, deliver_at=datetime.now(UTC) + wait, keys=payment.id
-                )
+                return send(DESTINATION, payment, deliver_at=self._clock.now_ms() + wait_ms, keys=keys)

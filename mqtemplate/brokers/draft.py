@@ -11,8 +11,8 @@ from mqtemplate.record import RecordDraft, encode_properties, pack_host
 
 __all__ = ["DraftMaker"]
 
-_UNIQ_KEY = Property.UNIQ_KEY
-_TAGS = Property.TAGS
+_Encoded = tuple[bytes, int, str | None, bool]
+"""Properties as bytes, the tags code, the id if they name one, whether one of `_LOOK_TWICE` is among them."""
 
 _LOOK_TWICE = frozenset(
     {
@@ -43,7 +43,7 @@ class DraftMaker:
         self._limits = limits
         self._max_message_size = max_message_size
         self._born_host = pack_host(HostAddress(host.ip, 0))
-        self._last: tuple[dict[str, str], tuple[bytes, int, str | None]] = ({}, (b"", 0, None))
+        self._last: tuple[dict[str, str], _Encoded] = ({}, (b"", 0, None, False))
 
     def make(self, message: Message, queue_id: int) -> tuple[RecordDraft, str]:
         """The record of a new message, and the message's id.
@@ -55,24 +55,26 @@ class DraftMaker:
         body, properties = message.body, message.properties
         if len(body) > self._max_message_size:
             raise self._too_large(message)
-        encoded, code, unique_id = self._encode(properties)
+        encoded, code, unique_id, may_wait = self._encode(properties)
         if unique_id is None:
             unique_id = create_unique_id()
             encoded += b"UNIQ_KEY\x01%b\x02" % unique_id.encode()
         topic, delay_ms, now_ms = message.topic, -1, self._clock.now_ms()
-        if not _LOOK_TWICE.isdisjoint(properties):
+        if may_wait:
             topic, queue_id, encoded, delay_ms = self._set_waiting(message, queue_id, unique_id, now_ms)
         draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
         return draft, unique_id
 
-    def _encode(self, properties: dict[str, str]) -> tuple[bytes, int, str | None]:
-        """Properties as bytes, the tags code, and the id if they name one.
-
-        Most senders send the same properties again and again, so the last answer is kept.
-        """
+    def _encode(self, properties: dict[str, str]) -> _Encoded:
+        """Most senders send the same properties again and again, so the last answer is kept."""
         last, answer = self._last
         if properties != last:
-            answer = (encode_properties(properties), tags_code(properties.get(_TAGS)), properties.get(_UNIQ_KEY))
+            answer = (
+                encode_properties(properties),
+                tags_code(properties.get(Property.TAGS)),
+                properties.get(Property.UNIQ_KEY),
+                not _LOOK_TWICE.isdisjoint(properties),
+            )
             self._last = (properties.copy(), answer)
         return answer
 
@@ -92,7 +94,7 @@ class DraftMaker:
 
     def _set_waiting(self, message: Message, queue_id: int, unique_id: str, now_ms: int) -> tuple[str, int, bytes, int]:
         """Topic, queue id, properties and level's delay of a message that may ask for a delay."""
-        properties = strip_broker_properties(message.properties | {_UNIQ_KEY: unique_id})
+        properties = strip_broker_properties(message.properties | {Property.UNIQ_KEY: unique_id})
         diverted = divert(properties, message.topic, queue_id, now_ms, self._levels, self._limits)
         if diverted is None:
             return message.topic, queue_id, encode_properties(properties), -1

@@ -140,6 +140,7 @@ class EmbeddedBroker(Broker):
         self._is_open = False
         self._persist_offsets()
         self.store.close()
+        self._timer.close()
         _log.info("broker.stopped", broker=self.name)
 
     def _check_open(self) -> None:

@@ -66,7 +66,8 @@ class _Reader:
             name = field_named(model, key)
             if name is None:
                 self._binding.origins[(*at, key)] = child.origin
-                values[key] = None  # never read: pydantic refuses the key
+                allowed = model.model_config.get("extra") == "allow"
+                values[key] = self._plain(child) if allowed else None  # else never read: pydantic refuses the key
                 continue
             if (twin := spelled.setdefault(name, key)) != key:
                 raise ConfigurationError(f"{child.origin}: '{key}' and '{twin}' are one key in two spellings; keep one")
@@ -107,6 +108,12 @@ class _Reader:
             place[last] = self._placeholders.resolve(leaf.value, leaf.origin)
             self._binding.origins[(*at, *outer, last)] = leaf.origin
         return values
+
+    def _plain(self, node: ConfigNode) -> object:
+        """A key that the model knows nothing about, as it was written."""
+        if node.value is not UNSET:
+            return self._placeholders.resolve(node.value, node.origin)
+        return {key: self._plain(child) for key, child in node.children.items()}
 
     def _item(self, item: object, model: type[BaseModel], at: Location, origin: str) -> object:
         if not isinstance(item, Mapping):

@@ -14,7 +14,7 @@ from mqtemplate.context.settings import AppSettings
 from mqtemplate.errors import UnsupportedError
 from mqtemplate.selector import SelectorType
 
-__all__ = ["UnneededKey", "check_embedded_support", "unneeded_keys"]
+__all__ = ["UnneededKey", "check_embedded_support", "embedded_note", "unneeded_keys"]
 
 
 class _Refusal(NamedTuple):
@@ -44,6 +44,7 @@ _CLIENT_REFUSALS = (
     _Refusal("tls_enable", (False,), "nothing travels over a network here"),
     _Refusal("selector_type", (SelectorType.TAG,), "only tags are there; select by them, or filter in the handler"),
 )
+_PULL_REFUSALS = (_Refusal("instance_name", ("DEFAULT",), "template.receive is one reader, and always called DEFAULT"),)
 
 _NOT_RESENT = "a send to this process is answered for certain, so there is nothing to try again"
 _IN_THE_DECORATOR = "listeners say it themselves; write ${{{key}}} in @message_listener to take it from here"
@@ -54,7 +55,6 @@ _UNNEEDED = {
     ("producer", "retry_times_when_send_async_failed"): _NOT_RESENT,
     ("producer", "retry_next_server"): "there is one broker only",
     ("producer", "instance_name"): "it tells clients of one cluster apart; here is one client",
-    ("pull_consumer", "instance_name"): "it tells clients of one cluster apart; here is one client",
     ("pull_consumer", "pull_batch_size"): "template.receive(max_count=...) says it for each call",
     ("consumer", "group"): _IN_THE_DECORATOR,
     ("consumer", "topic"): _IN_THE_DECORATOR,
@@ -63,6 +63,21 @@ _UNNEEDED = {
     ("consumer", "pull_batch_size"): _IN_THE_DECORATOR,
     ("consumer", "instance_name"): _IN_THE_DECORATOR,
 }
+
+
+def embedded_note(key: str) -> str:
+    """What the embedded broker makes of a key, for the reference; empty if it honours it."""
+    if key == "rocketmq.access-channel":
+        return "refused, unless LOCAL"
+    root, _, rest = key.partition(".")
+    section, _, field = rest.partition(".")
+    field = field.replace("-", "_")
+    if root != "rocketmq" or not field:
+        return ""
+    if (reason := _UNNEEDED.get((section.replace("-", "_"), field))) is not None:
+        return f"not needed: {reason.format(key=key)}"
+    refusal = next((each for each in _refusals_of(section.replace("-", "_")) if each.field == field), None)
+    return f"refused: {refusal.reason}" if refusal is not None else ""
 
 
 def check_embedded_support(settings: AppSettings) -> None:
@@ -82,7 +97,7 @@ def check_embedded_support(settings: AppSettings) -> None:
     if settings.rocketmq.access_channel not in (None, AccessChannel.LOCAL):
         raise _refused(settings, "rocketmq.access-channel", "there is no cloud provider behind the embedded broker")
     for section, model in _sections(settings):
-        for refusal in _CLIENT_REFUSALS:
+        for refusal in _refusals_of(section):
             if getattr(model, refusal.field, refusal.harmless[0]) not in refusal.harmless:
                 raise _refused(settings, f"rocketmq.{kebab(section)}.{kebab(refusal.field)}", refusal.reason)
 
@@ -96,6 +111,10 @@ def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
             if (reason := _UNNEEDED.get((section, field))) is not None:
                 found.append(UnneededKey(key, reason.format(key=key)))
     return found
+
+
+def _refusals_of(section: str) -> tuple[_Refusal, ...]:
+    return _CLIENT_REFUSALS + (_PULL_REFUSALS if section == "pull_consumer" else ())
 
 
 def _sections(settings: AppSettings) -> Iterator[tuple[str, BaseModel]]:

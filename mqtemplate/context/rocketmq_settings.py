@@ -109,7 +109,7 @@ class ConsumerSettings(_Reading):
     """What holds for the listeners."""
 
     listeners: dict[str, dict[str, bool]] = Field(default_factory=dict)
-    """Group -> topic -> whether the listener of that group on that topic is started; true if not named."""
+    """Whether the listener of that group on that topic is started."""
 
     def is_listener_enabled(self, group: str, topic: str) -> bool:
         return self.listeners.get(group, {}).get(topic, True)

@@ -20,6 +20,7 @@ from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, PRE_BLANK_SIZE_
 
 __all__ = ["LocalBlocks", "LogWindow", "Segment"]
 
+_MARKS_OF_A_STORE = ("commitlog", "lock")  # a broker that was started but got no message has only the second
 _SYS_FLAG_AT, _STORE_TIMESTAMP_AT, _V6_EXTRA = 36, 56, 12  # see `mqtemplate.record`
 
 
@@ -56,7 +57,7 @@ class LocalBlocks:
       flushed its record. `make_durable` closes that gap: what it covered outlives a power failure.
 
     Args:
-        store: The folder; it has ``commitlog/`` and ``consumequeue/`` once the owner has been started.
+        store: The folder of an embedded broker that has been started at least once, or of a real one.
 
     Raises:
         SparkError: There is no such folder, or it is not a store.
@@ -66,8 +67,8 @@ class LocalBlocks:
         self.store = Path(store)
         self._log_folder = self.store / "commitlog"
         self._queue_folder = self.store / "consumequeue"
-        if not self._log_folder.is_dir():
-            what = "is not a store (it has no folder 'commitlog')" if self.store.is_dir() else "does not exist"
+        if not any((self.store / name).exists() for name in _MARKS_OF_A_STORE):
+            what = "is not a store (it has no 'commitlog' or 'lock')" if self.store.is_dir() else "does not exist"
             raise SparkError(
                 f"store folder {str(self.store)!r} {what}; give the folder of an embedded broker that was started"
             )

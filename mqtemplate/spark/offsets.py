@@ -98,8 +98,8 @@ def _offset(value: object) -> int:
 def limited(start: OffsetTable, end: OffsetTable, max_messages: int | None) -> OffsetTable:
     """The end of a batch of at most *max_messages*, shared out among the queues by what each still holds.
 
-    A queue that has something gets at least one, so that none waits for ever; with more such queues than
-    *max_messages* the batch is that much larger. Never below *start*: a queue that shrank keeps its place.
+    A queue that has something gets at least one, so that none waits for ever; the batch may be larger by as many.
+    Never below *start*: a queue that shrank keeps its place.
     """
     end = {queue: max(offset, start.get(queue, 0)) for queue, offset in {**start, **end}.items()}
     waiting = {queue: offset - start.get(queue, 0) for queue, offset in end.items()}

@@ -6,6 +6,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, MessageError
@@ -15,10 +16,24 @@ from mqtemplate.store.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.mapped_file import MappedFile
 from mqtemplate.store.mapped_file_queue import MappedFileQueue
 
-__all__ = ["CommitLog"]
+__all__ = ["CommitLog", "PutResult"]
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 _SMALLEST_RECORD = 91
+
+
+class PutResult(NamedTuple):
+    """Where a record is now."""
+
+    physical_offset: int
+    size: int
+    queue_offset: int
+    store_timestamp: int
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the record; what `MessageStore.settle` waits for."""
+        return self.physical_offset + self.size
 
 
 class CommitLog:
@@ -67,37 +82,36 @@ class CommitLog:
         found = self._files.find(end)
         self._view = found[0].view if found else None
 
-    def append(self, draft: RecordDraft, magic: int, rest: bytes, queue_offset: int) -> tuple[int, int, int]:
-        """Write one record; gives its physical offset, size and store timestamp.
-
-        Args:
-            magic, rest: From `RecordDraft.encode_rest`.
+    def append(self, draft: RecordDraft, queue_offset: int) -> PutResult:
+        """Write one record.
 
         Raises:
             StoreFullError: The next file could not be made; the log is as before.
-            MessageError: It does not fit into a file.
+            MessageError: It does not fit into a file, or its properties are too large.
         """
-        size = draft.size_with(rest, self._store_host)
-        self.make_room(size)
-        now = self._date()
-        physical_offset = self._start + self._at
-        self._write(draft.encode(size, magic, rest, queue_offset, physical_offset, now, self._store_host))
-        return physical_offset, size, now
-
-    def append_all(self, drafts: Sequence[tuple[RecordDraft, int, bytes, int]]) -> list[tuple[int, int, int]]:
-        """`append` for several: all are written into one file, or, if it fails or the process dies, none."""
         host = self._store_host
-        sizes = [draft.size_with(rest, host) for draft, _, rest, _ in drafts]
-        self.make_room(sum(sizes))
+        self.make_room(draft.size(host))
         now = self._date()
         at = self._start + self._at
-        places, records = [], []
-        for (draft, magic, rest, queue_offset), size in zip(drafts, sizes, strict=True):
-            records.append(draft.encode(size, magic, rest, queue_offset, at, now, host))
-            places.append((at, size, now))
+        record = draft.encode(queue_offset, at, now, host)
+        self._write(record)
+        return PutResult(at, len(record), queue_offset, now)
+
+    def append_all(self, drafts: Sequence[RecordDraft], queue_offsets: Sequence[int]) -> list[PutResult]:
+        """`append` for several: all are written into one file or, if it fails or the process dies, none."""
+        host = self._store_host
+        self.make_room(sum([draft.size(host) for draft in drafts]))
+        now = self._date()
+        at = self._start + self._at
+        results, records = [], []
+        for draft, queue_offset in zip(drafts, queue_offsets, strict=True):
+            record = draft.encode(queue_offset, at, now, host)
+            records.append(record)
+            size = len(record)
+            results.append(PutResult(at, size, queue_offset, now))
             at += size
         self._write(b"".join(records))
-        return places
+        return results
 
     def _date(self) -> int:
         """The store timestamp of what is written now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import structlog
 
@@ -14,7 +13,7 @@ from mqtemplate.java_hash import tags_code
 from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, find_property
 from mqtemplate.service import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
-from mqtemplate.store.commit_log import CommitLog
+from mqtemplate.store.commit_log import CommitLog, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.flush import GroupCommit
 from mqtemplate.store.flush_service import AllocateService, FlushService
@@ -27,20 +26,6 @@ __all__ = ["MessageStore", "PutResult"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 _ABORT = "abort"
-
-
-class PutResult(NamedTuple):
-    """Where a record is now."""
-
-    physical_offset: int
-    size: int
-    queue_offset: int
-    store_timestamp: int
-
-    @property
-    def end(self) -> int:
-        """Physical offset behind the record; what `MessageStore.settle` waits for."""
-        return self.physical_offset + self.size
 
 
 def _tags_code_of(record: StoredRecord) -> int:
@@ -185,33 +170,30 @@ class MessageStore:
             MessageError: It is too large, or its properties are.
             StoreFullError: There is no room for another file; nothing was written.
         """
-        magic, rest = draft.encode_rest()
         key = (draft.topic, draft.queue_id)
         with self._lock:
             queue = self._queues.get(key) or self._open_queue(*key)
             queue.reserve(1)
-            queue_offset = queue.max_offset
-            physical_offset, size, timestamp = self._commit_log.append(draft, magic, rest, queue_offset)
-            queue.append(physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms)
+            result = self._commit_log.append(draft, queue.max_offset)
+            delay_ms = draft.delay_ms
+            tags_code = draft.tags_code if delay_ms < 0 else result.store_timestamp + delay_ms
+            queue.append(result.physical_offset, result.size, tags_code)
         if not self._is_dirty:
             self._mark_dirty()
-        return PutResult(physical_offset, size, queue_offset, timestamp)
+        return result
 
     def put_all(self, drafts: Sequence[RecordDraft]) -> list[PutResult]:
         """`put` for several, one behind the other: all of them or none. Together they must fit into one file."""
-        rests = [draft.encode_rest() for draft in drafts]
         with self._lock:
             queues = [self._queue(draft.topic, draft.queue_id) for draft in drafts]
-            offsets = _reserve(queues)
-            placed = [(draft, *rest, at) for draft, rest, at in zip(drafts, rests, offsets, strict=True)]
-            places = self._commit_log.append_all(placed)
-            for draft, queue, (physical_offset, size, timestamp) in zip(drafts, queues, places, strict=True):
-                queue.append(
-                    physical_offset, size, draft.tags_code if draft.delay_ms < 0 else timestamp + draft.delay_ms
-                )
+            results = self._commit_log.append_all(drafts, _reserve(queues))
+            for draft, queue, result in zip(drafts, queues, results, strict=True):
+                physical_offset, size, _, timestamp = result
+                delay_ms = draft.delay_ms
+                queue.append(physical_offset, size, draft.tags_code if delay_ms < 0 else timestamp + delay_ms)
         if not self._is_dirty:
             self._mark_dirty()
-        return [PutResult(place[0], place[1], at, place[2]) for place, at in zip(places, offsets, strict=True)]
+        return results
 
     def _mark_dirty(self) -> None:
         self._is_dirty = True
@@ -327,6 +309,10 @@ class MessageStore:
 
 def _reserve(queues: Sequence[ConsumeQueue]) -> list[int]:
     """The queue offsets of messages that go to *queues* in this order; there is room for all of them then."""
+    first = queues[0]
+    if all(queue is first for queue in queues):  # a sender's batch
+        first.reserve(len(queues))
+        return list(range(first.max_offset, first.max_offset + len(queues)))
     ends = {queue: queue.max_offset for queue in queues}
     offsets = []
     for queue in queues:

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker
@@ -20,6 +19,7 @@ from mqtemplate.message import MessageExt
 from mqtemplate.results import SendStatus
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing.harness import Harness
+from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 
 IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
 LONG_S = 30.0
@@ -176,14 +176,14 @@ def test_the_broker_s_settings_reach_the_broker(app_of: AppOf, tmp_path: Path) -
         "store-path": str(tmp_path / "s"),
         "message-delay-level": "90s",
         "broker-name": "b",
-        "max-message-size": "5MiB",
+        "default-topic-queue-nums": 7,
     }
     app = app_of(settings={f"mqtemplate.broker.{key}": value for key, value in keys.items()})
     app.start()
 
     broker = app.get(EmbeddedBroker)
     assert (broker.path, broker.name, broker.levels.text) == (tmp_path / "s", "b", "90s")
-    assert broker.settings.max_message_size == 5 << 20
+    assert broker.settings.default_topic_queue_nums == 7
 
 
 # --- components ----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_the_queues_tags_code_is_the_delivery_time(room: WaitingRoom) -> None:
 
 
 def test_a_message_arrives_at_its_millisecond(room: WaitingRoom) -> None:
-    """B7 E8 G12 Not visible one millisecond earlier."""
+    """B7 E1 E8 G12 Not visible one millisecond earlier; then read from its own topic like any other message."""
     start = room.clock.now_ms()
     room.send(b"ten seconds", DELAY=3)
 
@@ -68,8 +68,9 @@ def test_a_message_arrives_at_its_millisecond(room: WaitingRoom) -> None:
 
 
 def test_the_copy_is_an_ordinary_message_of_its_topic(room: WaitingRoom) -> None:
-    """B8 B9 E7 F21 Body, flag, born time and host, reconsume times and properties are kept; topic, queue and tags code
-    are those of the real topic; it is not delayed again. It tells when it was due."""
+    """F1 B8 B9 E7 F21 A consumer needs to know nothing: body, flag, born time and host, reconsume times and properties
+    are kept; topic, queue and tags code are those of the real topic; it is not delayed again. It tells when it was due.
+    """
     start = room.clock.now_ms()
     properties = {
         "DELAY": "1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,19 +78,31 @@ def test_the_story_tells_sent_due_received_and_how_late(app: MQApplication, harn
     assert lines[-1].endswith("0 ms late")
 
 
-@pytest.mark.slow
-def test_the_program_ends_well_by_itself(tmp_path: Path) -> None:
-    """C10: it runs from a checkout with one command; here in an empty folder, on real time."""
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "examples.schedule_app"],
-        cwd=tmp_path,
+def start_program(folder: Path) -> subprocess.Popen[str]:
+    """The example as a user starts it, with warnings as errors."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-W", "error", "-m", "examples.schedule_app"],
+        cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=90,
-        check=False,
     )
 
-    assert run.returncode == 0, run.stderr
-    assert "SEND_OK" in run.stdout
-    assert "ms late" in run.stdout
+
+@pytest.mark.slow
+def test_the_program_ends_well_by_itself_and_ctrl_c_loses_nothing(tmp_path: Path) -> None:
+    """C10: one command, in an empty folder. What a stopped run had sent, the next run receives beside its own."""
+    with start_program(tmp_path) as stopped:
+        assert stopped.stdout is not None
+        sent = stopped.stdout.readline()
+        stopped.send_signal(signal.SIGINT)
+        said, errors = stopped.communicate(timeout=60)
+    assert "SEND_OK" in sent
+    assert (stopped.returncode, "Traceback" in errors) == (130, False), errors
+    assert "comes at the next start" in said
+
+    with start_program(tmp_path) as completed:
+        story, errors = completed.communicate(timeout=90)
+    assert completed.returncode == 0, errors
+    assert story.count("ms late") == 2

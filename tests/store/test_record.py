@@ -75,15 +75,18 @@ def test_upstreams_own_bytes_read_as_a_level_3_message() -> None:
 
 
 def test_a_topic_over_127_characters_takes_the_second_version() -> None:
-    magic, rest = RecordDraft("%RETRY%" + "g" * 130, 0, b"x", b"").encode_rest()
+    draft = RecordDraft("%RETRY%" + "g" * 130, 0, b"x", b"")
 
-    assert magic == MAGIC_V2
-    assert rest[:2] == (137).to_bytes(2, "big")
+    data = draft.encode(0, 4096, 2000, HOST)
+
+    assert parse_record(data).magic == MAGIC_V2
+    assert parse_record(data).topic == draft.topic
+    assert len(data) == draft.size(HOST)
 
 
 def test_properties_over_their_limit_are_refused_with_the_limit() -> None:
     with pytest.raises(MessageError, match=r"take 40000 bytes, allowed are 32743; move data into the body"):
-        RecordDraft("t", 0, b"x", b"p" * 40_000).encode_rest()
+        RecordDraft("t", 0, b"x", b"p" * 40_000).encode(0, 0, 0, HOST)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from mqtemplate import converter
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ConversionError
@@ -114,6 +115,29 @@ def test_everything_else_is_json(payload: object, body: str | None) -> None:
 )
 def test_what_was_written_is_read_back(payload: object, target_type: Any) -> None:
     assert round_trip(payload, target_type) == payload
+
+
+def test_the_faster_json_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the extra ``speed`` a message has the same body, and the same payloads are refused."""
+    pytest.importorskip("orjson", reason="the extra 'speed' is not installed")
+    payloads = [
+        ORDER,
+        {"lines": ORDER.lines, "at": ORDER.placed, "on": date(2026, 1, 1), "colour": Colour.RED, "grade": Grade.A},
+        {1: None, "big": 2**70, "id": UUID(int=7), "price": Decimal("1.50"), "for": timedelta(minutes=90)},
+        {"lost": float("nan")},
+        {"inside": Stranger()},
+    ]
+
+    def written(payload: object) -> bytes | None:
+        try:
+            return CONVERTER.to_body(payload)[0]
+        except ConversionError:
+            return None
+
+    fast = [written(payload) for payload in payloads]
+    monkeypatch.setattr(converter, "_dump", converter._dump_with_json)
+
+    assert fast == [written(payload) for payload in payloads]
 
 
 def test_generic_forms_are_read() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import pytest
@@ -141,6 +141,26 @@ def test_no_delay_is_no_property(nothing: dict[str, Any]) -> None:
 def test_fractions_of_a_millisecond_are_rounded_up(delay: timedelta | float, milliseconds: str) -> None:
     """Early is wrong; a fraction of a millisecond late is not."""
     assert delay_properties(0, delay, None, NOW_MS) == {"TIMER_DELAY_MS": milliseconds}
+
+
+class SummerTime(tzinfo):
+    """A zone with summer time that needs no files of the machine."""
+
+    def utcoffset(self, at: datetime | None) -> timedelta:
+        return timedelta(hours=2 if at is not None and 4 <= at.month <= 9 else 1)
+
+    def dst(self, at: datetime | None) -> timedelta:
+        return self.utcoffset(at) - timedelta(hours=1)
+
+
+@pytest.mark.parametrize("month", [1, 7])
+def test_an_instant_is_the_same_in_every_time_zone(month: int) -> None:
+    """The plain difference of two local times of one zone would be an hour off in summer."""
+    instant = datetime(2026, month, 15, 12, tzinfo=UTC)
+
+    for zone in (UTC, SummerTime(), timezone(timedelta(hours=5, minutes=30))):
+        written = delay_properties(0, None, instant.astimezone(zone), NOW_MS)
+        assert written == {"TIMER_DELIVER_MS": str(int(instant.timestamp()) * 1_000)}
 
 
 def test_an_instant_between_two_milliseconds_is_the_later_one() -> None:

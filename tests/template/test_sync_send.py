@@ -193,6 +193,16 @@ def test_the_timeout_counts_the_whole_call(
     assert messages_in(mqtemplate_broker, "orders") == []
 
 
+@pytest.mark.parametrize("payload", [b"four", "four", Message("orders", b"four"), [b"one", b"four"]])
+def test_a_template_may_have_a_maximum_of_its_own(mqtemplate_broker: EmbeddedBroker, payload: object) -> None:
+    template = RocketMQTemplate(mqtemplate_broker, max_message_size=3)
+
+    with pytest.raises(MessageError, match="has 4 bytes, allowed are 3; send less"):
+        template.sync_send("orders", payload)
+
+    assert template.sync_send("orders", b"one").queue_offset == 0
+
+
 def test_a_body_over_the_maximum_is_refused_with_both_sizes(mqtemplate_template: RecordingTemplate) -> None:
     size = 4 * 1024 * 1024 + 1
 

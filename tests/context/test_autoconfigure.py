@@ -1,0 +1,199 @@
+"""Starters: when they act, in which order, and the report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+
+import pytest
+import structlog
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, MQApplication
+from mqtemplate.context.autoconfigure import GROUP
+from mqtemplate.errors import ConfigurationError
+
+IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
+Report = dict[str, tuple[bool, str]]
+
+
+class Audit:
+    pass
+
+
+class BrokerAutoConfiguration(AutoConfiguration):
+    def contribute(self, context: ApplicationContext) -> None:
+        context.register(EmbeddedBroker(clock=VirtualClock()))
+
+
+class AuditAutoConfiguration(AutoConfiguration):
+    def contribute(self, context: ApplicationContext) -> None:
+        context.register(Audit)
+
+
+class AbsentAutoConfiguration(AutoConfiguration):
+    requires = ("no_such_module", "no_such_package.part", "pathlib")
+
+    def contribute(self, context: ApplicationContext) -> None:
+        raise AssertionError("must not act")
+
+
+class UnwillingAutoConfiguration(AbsentAutoConfiguration):
+    requires = ()
+
+    def condition(self, settings: AppSettings) -> bool | str:
+        return f"{settings.rocketmq.name_server} is not enough"
+
+
+class SilentAutoConfiguration(UnwillingAutoConfiguration):
+    def condition(self, settings: AppSettings) -> bool | str:
+        return False
+
+
+@pytest.fixture
+def report_of() -> Iterator[Callable[..., Report]]:
+    """Start an application with these starters; what the report says of each."""
+    apps: list[MQApplication] = []
+
+    def start(*starters: object, components: tuple[object, ...] = (), **keys: object) -> Report:
+        app = MQApplication(
+            *components,
+            settings={**IN_MEMORY, **keys},
+            environment={},
+            starters=[BrokerAutoConfiguration, *starters],  # type: ignore[list-item]
+        )
+        apps.append(app)
+        app.start()
+        return {outcome.starter: (outcome.applied, outcome.reason) for outcome in app.context.conditions}
+
+    yield start
+    for app in apps:
+        app.stop()
+
+
+def test_each_starter_has_a_line_with_its_reason(report_of: Callable[..., Report]) -> None:
+    assert report_of(
+        AuditAutoConfiguration, AbsentAutoConfiguration, UnwillingAutoConfiguration, SilentAutoConfiguration
+    ) == {
+        "absent": (False, "not installed: no_such_module, no_such_package.part"),
+        "audit": (True, "added Audit"),
+        "broker": (True, "added EmbeddedBroker"),
+        "silent": (False, "its condition does not hold"),
+        "unwilling": (False, "embedded:memory is not enough"),
+    }
+
+
+def test_a_starter_backs_off_for_what_the_user_made(report_of: Callable[..., Report]) -> None:
+    class MyBroker(EmbeddedBroker):
+        pass
+
+    report = report_of(AuditAutoConfiguration, components=(MyBroker(clock=VirtualClock()), Audit))
+
+    assert report["broker"] == (True, "backed off: there is MyBroker of application")
+    assert report["audit"] == (True, "backed off: there is Audit of application")
+
+
+def test_a_starter_backs_off_for_an_override() -> None:
+    broker = EmbeddedBroker(clock=VirtualClock())
+    starters = [BrokerAutoConfiguration]
+
+    with MQApplication(overrides={Broker: broker}, environment={}, settings=IN_MEMORY, starters=starters) as app:
+        assert app.broker is broker
+        assert app.context.conditions[0].reason == "backed off: EmbeddedBroker is overridden"
+    broker.close()
+
+
+def test_a_starter_can_be_excluded_by_name(report_of: Callable[..., Report]) -> None:
+    report = report_of(AuditAutoConfiguration, **{"mqtemplate.autoconfigure.exclude": "audit"})
+
+    assert report["audit"] == (False, "excluded by mqtemplate.autoconfigure.exclude")
+
+
+def test_excluding_what_is_not_there_is_an_error(report_of: Callable[..., Report]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"argument settings: .*there is no starter 'audti'; did you mean 'audit'"
+    ):
+        report_of(AuditAutoConfiguration, **{"mqtemplate.autoconfigure.exclude": ["audti"]})
+
+
+def test_starters_act_after_those_they_name() -> None:
+    order: list[str] = []
+
+    def starter(title: str, *after: str) -> AutoConfiguration:
+        class Any(BrokerAutoConfiguration):
+            def contribute(self, context: ApplicationContext) -> None:
+                order.append(title)
+                super().contribute(context)
+
+        Any.__name__ = f"{title}AutoConfiguration"
+        Any.after = after
+        return Any()
+
+    starters = [starter("A", "c", "not_there"), starter("B"), starter("C", "b")]
+
+    with MQApplication(settings=IN_MEMORY, environment={}, starters=starters):
+        assert order == ["B", "C", "A"]
+
+
+class OneAutoConfiguration(AuditAutoConfiguration):
+    after = ("two",)
+
+
+class TwoAutoConfiguration(AuditAutoConfiguration):
+    after = ("one",)
+
+
+def test_starters_that_wait_for_each_other_are_named(report_of: Callable[..., Report]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"starters wait for each other: (one -> two -> one|two -> one -> two)"
+    ):
+        report_of(OneAutoConfiguration, TwoAutoConfiguration)
+
+
+# --- entry points --------------------------------------------------------------------------------
+
+
+def entry(name: str, target: str) -> EntryPoint:
+    return EntryPoint(name, f"{__name__}:{target}" if ":" not in target else target, GROUP)
+
+
+def test_a_starter_is_found_through_its_entry_point(report_of: Callable[..., Report]) -> None:
+    assert report_of(entry("bookkeeping", "AuditAutoConfiguration"))["bookkeeping"] == (True, "added Audit")
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("no_such_module:X", r"starter 'bad' \(no_such_module:X\) cannot be loaded: ModuleNotFoundError"),
+        ("pathlib:Nothing", r"starter 'bad' \(pathlib:Nothing\) cannot be loaded: AttributeError"),
+        ("pathlib:Path", r"starter 'bad' \(pathlib:Path\) is no AutoConfiguration; derive it from"),
+    ],
+)
+def test_an_entry_point_that_names_no_starter_is_told(
+    report_of: Callable[..., Report], target: str, problem: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        report_of(entry("bad", target))
+
+
+def test_two_starters_of_one_name_are_refused(report_of: Callable[..., Report]) -> None:
+    with pytest.raises(ConfigurationError, match="two starters are called 'audit'"):
+        report_of(AuditAutoConfiguration, AuditAutoConfiguration)
+
+
+def test_the_starters_of_this_distribution_are_found_once_it_is_installed() -> None:
+    """C7 Nothing but the configuration file is needed: the starters come by themselves."""
+    ours = {point.name for point in entry_points(group=GROUP) if point.dist and point.dist.name == "mqtemplate"}
+    if not ours:
+        pytest.skip("mqtemplate is not installed here, it runs from its folder")
+    assert {"embedded", "logging", "spark"} <= ours
+    was_configured = structlog.is_configured()
+
+    with MQApplication(settings=IN_MEMORY, environment={}, clock=VirtualClock()) as app:
+        report = {outcome.starter: outcome.applied for outcome in app.context.conditions}
+        assert report["embedded"]
+        assert report["logging"] is not was_configured
+        assert isinstance(app.broker, EmbeddedBroker)
+    assert structlog.is_configured() is was_configured

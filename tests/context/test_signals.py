@@ -1,0 +1,108 @@
+"""Ctrl-C and SIGTERM, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LONG_S = 60
+
+PROGRAM = """
+    import sys
+    from mqtemplate import MQApplication, RocketMQTemplate
+    from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
+
+    def say(text):
+        print(text, flush=True)
+
+    class Service:
+        def on_start(self): say("started")
+        def on_stop(self): say("stopping"); HANG and sys.stdin.read()
+        def close(self): say("closed")
+
+    def main(service: Service):
+        say("main"); sys.stdin.read()
+
+    app = MQApplication(Service, settings={"rocketmq.name-server": "embedded:memory",
+        "mqtemplate.logging.enabled": False}, starters=[EmbeddedAutoConfiguration])
+    class Told(type(app.is_ready)):
+        def set(self): super().set(); say("ready")
+    app.is_ready = Told()
+    app.run(MAIN)
+    say("returned")
+    """
+
+
+class Program:
+    """A running program and its lines."""
+
+    def __init__(self, *, main: bool = False, hang: bool = False) -> None:
+        text = dedent(PROGRAM).replace("MAIN", "main" if main else "None").replace("HANG", str(hang))
+        path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "import logging; logging.disable()\n" + text],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def read_until(self, wanted: str) -> list[str]:
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line.strip())
+            if line.strip() == wanted:
+                return lines
+        raise AssertionError(f"{wanted!r} never came, but {lines}")
+
+    def end(self) -> tuple[list[str], int]:
+        out, _ = self.process.communicate(timeout=LONG_S)
+        ours = {"started", "stopping", "closed", "returned", "main"}
+        return [line for line in out.splitlines() if line in ours], self.process.returncode
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> Iterator[Program]:
+    running = Program(**getattr(request, "param", {}))
+    yield running
+    running.process.kill()
+    running.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_application_in_order(program: Program, number: signal.Signals) -> None:
+    program.read_until("ready")
+
+    program.process.send_signal(number)
+
+    assert program.end() == (["stopping", "closed", "returned"], 0)
+
+
+@pytest.mark.parametrize("program", [{"main": True}], indirect=True)
+def test_a_signal_interrupts_main_and_ends_in_order(program: Program) -> None:
+    program.read_until("main")
+
+    program.process.send_signal(signal.SIGINT)
+
+    assert program.end() == (["stopping", "closed", "returned"], 0)
+
+
+@pytest.mark.parametrize("program", [{"hang": True}], indirect=True)
+def test_a_second_signal_ends_the_process_at_once(program: Program) -> None:
+    """Whatever hangs in its stop is left behind."""
+    program.read_until("ready")
+    program.process.send_signal(signal.SIGINT)
+    program.read_until("stopping")
+
+    program.process.send_signal(signal.SIGINT)
+
+    assert program.process.wait(LONG_S) == -signal.SIGINT

@@ -1,0 +1,117 @@
+"""The Spark starter: when it acts, and that a Spark listener never waits in silence."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import structlog
+
+from mqtemplate import MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, spark_listener
+from mqtemplate.errors import DependencyError
+from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
+from mqtemplate_starter_spark import SparkAutoConfiguration
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
+
+
+@spark_listener("orders", "totals")
+def on_orders(orders: DataFrame, batch: SparkBatch) -> None: ...
+
+
+class AbsentSparkAutoConfiguration(SparkAutoConfiguration):
+    """As it is where the extra is not installed."""
+
+    requires = ("no_such_pyspark",)
+
+
+AbsentSparkAutoConfiguration.__name__ = "SparkAutoConfiguration"
+
+
+def app_with(
+    *components: object, spark: type[SparkAutoConfiguration] = SparkAutoConfiguration, **keys: object
+) -> MQApplication:
+    starters = [EmbeddedAutoConfiguration, spark]
+    return MQApplication(
+        *components, settings={**IN_MEMORY, **keys}, environment={}, clock=VirtualClock(), starters=starters
+    )
+
+
+def test_without_spark_listeners_no_session_is_made() -> None:
+    pytest.importorskip("pyspark")
+
+    with app_with() as app:
+        reasons = {outcome.starter: outcome.reason for outcome in app.context.conditions}
+        assert reasons["spark"] == "no component is a @spark_listener"
+        assert app.context.parts == []
+
+
+def test_without_pyspark_an_application_without_spark_listeners_runs() -> None:
+    with app_with(spark=AbsentSparkAutoConfiguration) as app:
+        reasons = {outcome.starter: outcome.reason for outcome in app.context.conditions}
+        assert reasons["spark"] == "not installed: no_such_pyspark"
+
+
+def test_without_pyspark_a_spark_listener_is_an_error_that_says_what_to_install() -> None:
+    with pytest.raises(DependencyError) as refused:
+        app_with(on_orders, spark=AbsentSparkAutoConfiguration).start()
+
+    assert str(refused.value) == (
+        "on_orders is a Spark listener, and nothing would run it (not installed: no_such_pyspark); "
+        "pip install 'mqtemplate[spark]', or set mqtemplate.spark.enabled: false"
+    )
+
+
+def test_spark_can_be_switched_off_and_the_log_says_who_does_not_run() -> None:
+    with structlog.testing.capture_logs() as logs, app_with(on_orders, **{"mqtemplate.spark.enabled": False}):
+        pass
+
+    told = [line for line in logs if line["event"] == "spark.not_run"]
+    assert [(line["listeners"], line["reason"]) for line in told] == [
+        (["on_orders"], "mqtemplate.spark.enabled is false")
+    ]
+
+
+@pytest.mark.spark
+def test_a_spark_listener_gets_batches_built_with_the_application_s_objects(tmp_path: Path) -> None:
+    """C5 C10 A class is built by its constructor's types and runs as long as the application does."""
+
+    class Totals:
+        def __init__(self) -> None:
+            self.count = 0
+            self.came = threading.Event()
+
+    @spark_listener("orders", "totals")
+    class OrderTotals:
+        def __init__(self, totals: Totals) -> None:
+            self.totals = totals
+
+        def on_batch(self, orders: DataFrame, batch: SparkBatch) -> None:
+            self.totals.count += orders.count()
+            if self.totals.count == 3:
+                self.totals.came.set()
+
+    class Sender:
+        def __init__(self, template: RocketMQTemplate) -> None:
+            self.template = template
+
+        def on_start(self) -> None:
+            self.template.sync_send("orders:paid", ["a", "b", "c"])
+
+    keys = {
+        "rocketmq.name-server": f"embedded:{tmp_path / 'store'}",
+        "mqtemplate.spark": {"master": "local[1]", "checkpoint-path": str(tmp_path / "checkpoints")},
+    }
+    starters = [EmbeddedAutoConfiguration, SparkAutoConfiguration]
+
+    with MQApplication(Sender, OrderTotals, Totals, settings=keys, environment={}, starters=starters) as app:
+        assert app.get(Totals).came.wait(90)
+        part = app.context.parts[0]
+
+    assert (tmp_path / "checkpoints").is_dir()
+    assert not any(container.is_running for container in part.containers)  # type: ignore[attr-defined]
