@@ -97,6 +97,8 @@ def header_extras(headers: Mapping[str, object], now_ms: int) -> Extras:
             raise MessageError(f"header names must be text, got {type(given).__name__} {given!r}")
         name = given.removeprefix(HEADER_PREFIX)
         if name == _FLAG:
+            if flag is not None:
+                raise MessageError(f"header {_FLAG} is given twice, plain and as {HEADER_PREFIX}{_FLAG}; give it once")
             flag = _check_flag(value)
             continue
         entry = _header(given, name, value, now_ms)

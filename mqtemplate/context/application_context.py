@@ -225,7 +225,7 @@ class ApplicationContext:
         Raises:
             DependencyError: There is none, or several fit.
         """
-        return self._chosen(snake_case(wanted.__name__), wanted)
+        return self._chosen(None, wanted)
 
     def definition_of(self, component: object) -> Definition | None:
         """What became of a component; None if an override or another stands in its place."""
@@ -289,7 +289,8 @@ class ApplicationContext:
         return False
 
     def _chosen(self, name: str | None, wanted: type) -> Definition:
-        chosen = self._wiring.choose(wanted, name)
+        place = next((slot for slot, kind in _SLOTS if kind is wanted), None)
+        chosen = self._wiring.choose(wanted, name or place)
         if chosen is not None:
             return chosen
         if wanted is Broker:

@@ -55,8 +55,8 @@ def load_settings(
 
     Args:
         config_folder: Where the files are; the working directory if not given. No file at all is fine.
-        profiles: Names of profiles; if none, those of ``MQTEMPLATE_PROFILES_ACTIVE``, else those of
-            ``mqtemplate.profiles.active`` in ``application.yml``.
+        profiles: Names of profiles; if none, those of ``mqtemplate.profiles.active`` in *arguments*, else in
+            ``MQTEMPLATE_PROFILES_ACTIVE``, else in ``application.yml``.
         environment: Variables; those of the process if not given.
         arguments: Keys given by the program, dotted or nested, in any spelling.
 
@@ -65,14 +65,13 @@ def load_settings(
     """
     variables = os.environ if environment is None else environment
     given = bind_environment(AppSettings, variables)
+    overlay = ConfigNode()
+    insert_mapping(overlay, arguments or {}, _ARGUMENT)
     files = _Files(_existing_folder(config_folder))
-    active = tuple(profiles) or _profiles_of(given.root) or files.default_profiles()
+    active = tuple(profiles) or _profiles_of(overlay) or _profiles_of(given.root) or files.default_profiles()
     root = files.merged(active)
     root.merge(given.root)
-    if arguments:
-        overlay = ConfigNode()
-        insert_mapping(overlay, arguments, _ARGUMENT)
-        root.merge(overlay)
+    root.merge(overlay)
     if active:
         root.merge(_active_profiles(active))
     config = LoadedConfig(root, variables, _origins(files, active, given, root))

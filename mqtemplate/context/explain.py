@@ -38,8 +38,12 @@ def _line(problem: ErrorDetails, binding: Binding) -> str:
         in_list = any(isinstance(part, int) for part in location)  # which no variable can name
         variable = "" if in_list else f" or as {variable_name(tuple(map(str, (*binding.prefix, *location))))}"
         return f"{where}: required; set it in application.yml{variable}"
-    given = "its value is not shown" if is_secret(binding.model, location) else f"got {problem['input']!r}"
-    return f"{where}: {problem['msg'].removeprefix('Value error, ')} ({given})"
+    text = f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+    if is_secret(binding.model, location):
+        return f"{text} (its value is not shown)"
+    if not isinstance(problem["input"], str | int | float):
+        return text  # a whole section or list: there may be secrets in it
+    return f"{text} (got {problem['input']!r})"
 
 
 def _key(binding: Binding, location: Location) -> str:

@@ -94,7 +94,7 @@ class AppSettings(BaseSettings):
         choice = self.broker_choice
         if isinstance(choice, RemoteCluster) or choice.in_memory:
             return None
-        return choice.path or self.mqtemplate.broker.store_path
+        return choice.path or self.mqtemplate.broker.store_path.expanduser()
 
     @property
     def origins(self) -> ConfigOrigins:

@@ -81,6 +81,8 @@ def _start_object(definition: Definition, context: ApplicationContext) -> None:
     name = definition.title
     if (close := closing_of(instance)) is not None:
         context.lifecycle.push(name, close)
+    if isinstance(instance, Broker):  # a second one, beside the application's own
+        instance.start()
     on_start, on_stop = hook_of(instance, "on_start"), hook_of(instance, "on_stop")
     if on_start is not None:
         on_start()
@@ -90,6 +92,7 @@ def _start_object(definition: Definition, context: ApplicationContext) -> None:
 
 def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
+    context.lifecycle.push("listeners", registry.stop)
     for component in context.components:
         target = _listener_of(component, context)
         if target is None or not is_listener(target):
@@ -98,7 +101,6 @@ def _start_listeners(context: ApplicationContext) -> None:
             registry.register(target)
         except ConfigurationError as exc:
             raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
-    context.lifecycle.push("listeners", registry.stop)
     registry.start()
 
 

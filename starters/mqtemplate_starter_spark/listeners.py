@@ -95,7 +95,7 @@ class SparkListeners:
             self._endpoint(component),
             self._spark,
             broker,
-            settings.mqtemplate.spark.checkpoint_path,
+            settings.mqtemplate.spark.checkpoint_path.expanduser(),
             resolve=settings.resolve_text,
             spec=spec,
         )

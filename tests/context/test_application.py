@@ -99,6 +99,13 @@ def test_a_service_sends_and_a_decorated_class_hears_it_when_it_is_due(app_of: A
     assert app.get(Inbox).texts == ["hello"]
 
 
+def test_a_listener_that_asks_for_what_does_not_exist_keeps_the_application_from_starting(app_of: AppOf) -> None:
+    with pytest.raises(
+        DependencyError, match=r"ScheduleListener: parameter 'inbox' wants Inbox, and nothing here is one"
+    ):
+        app_of(ScheduleListener).start()
+
+
 def test_functions_and_finished_objects_hear_as_well(app_of: AppOf) -> None:
     heard: list[str] = []
 
@@ -431,6 +438,34 @@ def test_an_application_is_used_once(app_of: AppOf) -> None:
 
     with pytest.raises(DependencyError, match="an application is started once"):
         app.start()
+
+
+def test_of_two_brokers_and_templates_the_application_s_own_are_those_called_so(
+    app_of: AppOf, events: list[str], loud_broker: LoudBroker
+) -> None:
+    """The others are started and stopped as well, and given to who asks for them by name."""
+
+    @service(name="broker")
+    def own_broker(clock: Clock) -> EmbeddedBroker:
+        return EmbeddedBroker(clock=clock)
+
+    @service(name="audit_template")
+    def audit_template(loud_broker: Broker) -> RocketMQTemplate:
+        return RocketMQTemplate(loud_broker)
+
+    @service(name="template")
+    def template(broker: Broker) -> RocketMQTemplate:
+        return RocketMQTemplate(broker)
+
+    class Auditor:
+        def __init__(self, template: RocketMQTemplate, audit_template: RocketMQTemplate) -> None:
+            self.brokers = (template.broker, audit_template.broker)
+
+    with app_of(own_broker, loud_broker, audit_template, template, Auditor) as app:
+        assert app.get(Auditor).brokers == (app.broker, loud_broker)
+        assert app.template.broker is app.broker is not loud_broker
+        app.get(RocketMQTemplate, "audit_template").sync_send("audit", "x")
+    assert events == ["broker.start", "broker.close"]
 
 
 # --- time, settings ------------------------------------------------------------------------------

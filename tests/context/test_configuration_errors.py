@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, model_validator
 
 from mqtemplate.context import load_settings
 from mqtemplate.errors import ConfigurationError
@@ -149,6 +150,12 @@ class Shop(BaseModel):
     token: SecretStr = SecretStr("")
 
 
+class PickyShop(Shop):
+    @model_validator(mode="after")
+    def never_right(self) -> Self:
+        raise ValueError("closed on Mondays")
+
+
 @pytest.mark.parametrize(
     "yaml",
     [
@@ -171,6 +178,15 @@ def test_a_secret_of_the_user_s_own_section_is_in_no_error(load: Load) -> None:
     assert "hunter2" not in str(refused.value)
     assert "shop.password" in str(refused.value)
     assert "shop.name: required; set it in application.yml or as SHOP_NAME" in str(refused.value)
+
+
+def test_a_section_that_is_wrong_as_a_whole_is_not_printed(load: Load) -> None:
+    settings = load("shop: {name: corner, password: hunter2}")
+
+    with pytest.raises(ConfigurationError, match=r"application\.yml:1: shop: closed on Mondays$") as refused:
+        settings.bind("shop", PickyShop)
+
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_secret_is_in_no_print_of_the_settings(load: Load) -> None:

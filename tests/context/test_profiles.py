@@ -75,6 +75,7 @@ def test_profiles_come_from_the_argument_then_the_environment_then_the_file(load
 
     assert profiles() == ("file",)
     assert profiles(environment=environment) == ("env1", "env2")
+    assert profiles(environment=environment, arguments={"mqtemplate.profiles.active": "key"}) == ("key",)
     assert profiles(environment=environment, profiles=["argument"]) == ("argument",)
 
 

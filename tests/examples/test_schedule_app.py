@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,40 +14,28 @@ from structlog.testing import capture_logs
 from examples.schedule_app.app import COMPONENTS, DELAY_LEVEL, TIMEOUT_MS, story
 from examples.schedule_app.schedule_listener import ArrivalBook
 from examples.schedule_app.schedule_message_service import ScheduleMessageService
-from mqtemplate import MQApplication, SendStatus, VirtualClock
+from mqtemplate import MQApplication, SendStatus
 from mqtemplate.testing import Harness
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def app() -> Iterator[MQApplication]:
-    """The example's own components and configuration, over memory and on a clock of ours."""
-    application = MQApplication(
-        *COMPONENTS,
-        config_folder=ROOT / "examples" / "schedule_app",
-        settings={"rocketmq.name-server": "embedded:memory"},
-        clock=VirtualClock(),
-    )
-    with application:
-        yield application
-
-
-@pytest.fixture
-def harness(app: MQApplication) -> Harness:
-    return Harness(app.broker, *app.listeners)
+def app(mqtemplate_app: Callable[..., MQApplication]) -> MQApplication:
+    """The example's own components and configuration, over memory and on virtual time (C9)."""
+    return mqtemplate_app(*COMPONENTS, config_folder=ROOT / "examples" / "schedule_app")
 
 
 def test_the_message_reaches_the_decorated_listener_after_ten_seconds_and_not_before(
-    app: MQApplication, harness: Harness
+    app: MQApplication, mqtemplate_harness: Harness
 ) -> None:
     """B16, C2: a uuid, "hello" + uuid, timeout 100 ms, level 3."""
     service, book = app.get(ScheduleMessageService), app.get(ArrivalBook)
 
     service.send_sync_schedule_message("4466", "hello4466", TIMEOUT_MS, DELAY_LEVEL)
-    harness.advance("9999ms")
+    mqtemplate_harness.advance("9999ms")
     before = list(book.arrivals)
-    harness.advance("1ms")
+    mqtemplate_harness.advance("1ms")
 
     assert before == []
     assert [(arrival.text, arrival.keys, arrival.late_ms) for arrival in book.arrivals] == [("hello4466", "4466", 0)]
@@ -67,10 +55,10 @@ def test_the_service_answers_with_status_and_id_and_logs_id_and_local_time(app: 
     assert sent["local_time"]
 
 
-def test_the_story_tells_sent_due_received_and_how_late(app: MQApplication, harness: Harness) -> None:
+def test_the_story_tells_sent_due_received_and_how_late(app: MQApplication, mqtemplate_harness: Harness) -> None:
     """B15."""
     app.get(ScheduleMessageService).send_sync_schedule_message("4466", "hello4466", TIMEOUT_MS, DELAY_LEVEL)
-    harness.advance("10s")
+    mqtemplate_harness.advance("10s")
 
     lines = story(app.get(ArrivalBook).arrivals)
 

@@ -54,7 +54,7 @@ def test_the_watched_payment_comes_after_its_level_and_is_told_of(
     app: MQApplication, payments: list[TaxPayment], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """E9: topic ``tax-data``, tag ``2021S4``, a JSON body with id ``4466``, level 5, here five seconds."""
-    harness = Harness(app.broker, *app.listeners)
+    harness = Harness(app)
     watched = next(payment for payment in payments if payment.id == WATCHED_ID)
 
     result = app.get(PaymentSender).send_at_level_5(watched)
@@ -70,7 +70,7 @@ def test_the_watched_payment_comes_after_its_level_and_is_told_of(
 def test_every_payment_enters_the_topic_once_whichever_way_it_was_delayed(
     app: MQApplication, payments: list[TaxPayment]
 ) -> None:
-    harness = Harness(app.broker, *app.listeners)
+    harness = Harness(app)
     some = payments[:300]
 
     answers = app.get(PaymentSender).send(some)

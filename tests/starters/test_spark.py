@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from mqtemplate import MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, spark_listener
+from mqtemplate import MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, context, spark_listener
 from mqtemplate.errors import DependencyError
+from mqtemplate.spark import listener
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 from mqtemplate_starter_spark import SparkAutoConfiguration
 
@@ -40,6 +41,11 @@ def app_with(
     return MQApplication(
         *components, settings={**IN_MEMORY, **keys}, environment={}, clock=VirtualClock(), starters=starters
     )
+
+
+def test_the_context_knows_the_mark_that_the_decorator_leaves() -> None:
+    """It is written down twice, since the context must not need the Spark room."""
+    assert context.SPARK_LISTENER_ATTRIBUTE == listener.SPARK_LISTENER_ATTRIBUTE
 
 
 def test_without_spark_listeners_no_session_is_made() -> None:

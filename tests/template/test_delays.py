@@ -149,6 +149,9 @@ class SummerTime(tzinfo):
     def utcoffset(self, at: datetime | None) -> timedelta:
         return timedelta(hours=2 if at is not None and 4 <= at.month <= 9 else 1)
 
+    def tzname(self, at: datetime | None) -> str:
+        return "summer time"
+
     def dst(self, at: datetime | None) -> timedelta:
         return self.utcoffset(at) - timedelta(hours=1)
 

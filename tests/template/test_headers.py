@@ -118,6 +118,7 @@ def test_a_finished_message_cannot_smuggle_reserved_names_in(mqtemplate_template
         ({"headers": {"region": None}}, "header 'region' must be text, a number or a truth value, got NoneType"),
         ({"headers": {"region": b"EU"}}, "got bytes"),
         ({"headers": ["region"]}, "headers must be a mapping of names to values, got list"),
+        ({"headers": {"FLAG": 1, "rocketmq_FLAG": 2}}, "header FLAG is given twice, plain and as rocketmq_FLAG"),
         ({"headers": {"KEYS": "1", "rocketmq_KEYS": "2"}}, "header KEYS is given twice, plain and as rocketmq_KEYS"),
         ({"headers": {"KEYS": "1"}, "keys": "2"}, "KEYS is given twice: '2' and '1'; give it once"),
         ({"headers": {"KEYS": None}}, "keys must be text or a sequence of texts, got NoneType"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import importlib.util
 import os
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ConfigurationError, SparkError
@@ -100,7 +100,7 @@ def require_pyspark() -> None:
         SparkError: It is not.
     """
     install = "pip install 'mqtemplate[spark]'"
-    missing = [name for name in ("pyspark", "pyarrow", "pandas") if find_spec(name) is None]
+    missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise SparkError(f"Spark support needs {', '.join(missing)}, not installed here: {install}")
     version = importlib.import_module("pyspark").__version__

@@ -1,0 +1,308 @@
+"""The readers that Spark calls, called without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.spark.schema import source_schema
+from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader
+
+ALL = ReadAllAvailable()
+
+
+def send(broker: EmbeddedBroker, count: int, *, topic: str = "orders", tags: str = "pay", queue_id: int = 0) -> None:
+    for number in range(count):
+        broker.send(Message(topic, b"%d" % number, {"TAGS": tags}), MessageQueue(topic, broker.name, queue_id))
+
+
+def source(broker: EmbeddedBroker, **options: str) -> MqTemplateSource:
+    given = {"store": str(broker.path), "topic": "orders", **options}
+    return MqTemplateSource({name.lower(): value for name, value in given.items()})
+
+
+def batch_reader(broker: EmbeddedBroker, **options: str) -> BatchReader:
+    reader = source(broker, **options).reader(source_schema())
+    assert isinstance(reader, BatchReader)
+    return reader
+
+
+def stream_reader(broker: EmbeddedBroker, **options: str) -> StreamReader:
+    reader = source(broker, **options).streamReader(source_schema())
+    assert isinstance(reader, StreamReader)
+    return reader
+
+
+def rows(reader: BatchReader | StreamReader, partitions: Iterable[InputPartition]) -> list[dict[str, Any]]:
+    """What the tasks would read, through the pickling they would go through."""
+    travelled = pickle.loads(pickle.dumps((reader, list(partitions))))
+    return [row for partition in travelled[1] for batch in travelled[0].read(partition) for row in batch.to_pylist()]
+
+
+def offsets(found: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    return [(row["topic"], row["queueId"], row["queueOffset"]) for row in found]
+
+
+def test_a_batch_reads_every_queue_from_the_beginning(broker: EmbeddedBroker) -> None:
+    send(broker, 3, queue_id=0)
+    send(broker, 2, queue_id=2)
+
+    reader = batch_reader(broker)
+
+    expected = [("orders", 0, 0), ("orders", 0, 1), ("orders", 0, 2), ("orders", 2, 0), ("orders", 2, 1)]
+    assert offsets(rows(reader, reader.partitions())) == expected
+
+
+def test_a_topic_without_messages_is_an_empty_batch(broker: EmbeddedBroker) -> None:
+    """U32: Spark then makes a partition of None by itself."""
+    broker.create_topic("orders")
+    reader = batch_reader(broker)
+
+    assert reader.partitions() == []
+    assert rows(reader, [InputPartition(None)]) == []
+
+
+def test_a_topic_that_was_never_heard_of_is_an_error_in_a_batch(broker: EmbeddedBroker) -> None:
+    broker.create_topic("order")
+
+    with pytest.raises(SparkError, match=r"topic 'orders' is not in the store .*; did you mean 'order'"):
+        batch_reader(broker).partitions()
+
+
+def test_several_topics_are_read_by_names_or_by_pattern(broker: EmbeddedBroker) -> None:
+    """A pattern leaves the broker's own topics alone."""
+    for topic in ("orders", "orders-eu", "refunds"):
+        send(broker, 1, topic=topic)
+    broker.send(Message("orders", b"", {"DELAY": "3"}))
+    by_names = batch_reader(broker, topic="orders,refunds")
+    pattern = {"store": str(broker.path), "topicpattern": "(?i).*(or|sch).*"}
+    by_pattern = MqTemplateSource(pattern).reader(source_schema())
+    assert isinstance(by_pattern, BatchReader)
+
+    assert {row["topic"] for row in rows(by_names, by_names.partitions())} == {"orders", "refunds"}
+    assert {row["topic"] for row in rows(by_pattern, by_pattern.partitions())} == {"orders", "orders-eu"}
+
+
+def test_tags_select_exactly_though_two_may_have_one_hash(broker: EmbeddedBroker) -> None:
+    """ "Aa" and "BB" have the same Java hash, which is all that a consume queue keeps."""
+    send(broker, 2, tags="Aa")
+    send(broker, 3, tags="BB")
+    send(broker, 4, tags="other")
+    reader = batch_reader(broker, tags="Aa || missing")
+
+    found = rows(reader, reader.partitions())
+
+    assert [(row["tags"], row["queueOffset"]) for row in found] == [("Aa", 0), ("Aa", 1)]
+
+
+def test_a_batch_reads_between_offsets_and_times(tmp_path: Path) -> None:
+    clock = VirtualClock(start_ms=1_000_000)
+    with EmbeddedBroker(tmp_path / "store", clock=clock) as broker:
+        for _ in range(10):
+            send(broker, 1)
+            clock.move_ms(1_000)
+
+        by_offset = batch_reader(broker, startingOffsets='{"orders": {"0": 3}}', endingOffsets='{"orders": {"0": 5}}')
+        by_time = batch_reader(broker, startingTimestamp="1003000", endingTimestamp="1004500")
+
+        for reader in (by_offset, by_time):
+            assert [row["queueOffset"] for row in rows(reader, reader.partitions())] == [3, 4]
+
+
+def test_a_batch_that_would_end_before_it_begins_is_an_error(broker: EmbeddedBroker) -> None:
+    send(broker, 5)
+    reader = batch_reader(broker, startingOffsets='{"orders": {"0": 4}}', endingOffsets='{"orders": {"0": 2}}')
+
+    with pytest.raises(ConfigurationError, match="orders, queue 0: the read would begin at offset 4 and end at 2"):
+        reader.partitions()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [('{"other": {"0": 1}}', "names topic 'other'"), ('{"orders": {"9": 1}}', "names queue 9")]
+)
+def test_starting_offsets_of_what_is_not_read_are_an_error(broker: EmbeddedBroker, text: str, words: str) -> None:
+    send(broker, 1)
+
+    with pytest.raises(ConfigurationError, match=words):
+        batch_reader(broker, startingOffsets=text).partitions()
+
+
+def test_a_read_can_begin_where_a_group_is(tmp_path: Path) -> None:
+    """The broker has written the group's progress down; a group that never said anything begins at the beginning."""
+    broker = EmbeddedBroker(tmp_path / "store", clock=VirtualClock())
+    with broker:
+        send(broker, 5)
+        broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
+    known = batch_reader(broker, group="billing", startingOffsets="group")
+    unknown = batch_reader(broker, group="newcomers", startingOffsets="group")
+
+    assert [row["queueOffset"] for row in rows(known, known.partitions())] == [3, 4]
+    assert len(rows(unknown, unknown.partitions())) == 5
+
+
+def test_min_partitions_cuts_a_read_into_tasks(broker: EmbeddedBroker) -> None:
+    send(broker, 10)
+    reader = batch_reader(broker, minPartitions="4")
+
+    partitions = reader.partitions()
+
+    assert len(partitions) == 4
+    assert sorted(row["queueOffset"] for row in rows(reader, partitions)) == list(range(10))
+
+
+def test_a_smaller_schema_reads_fewer_columns(broker: EmbeddedBroker) -> None:
+    """Spark does not tell a source which columns a query needs, so the user may."""
+    send(broker, 1)
+    schema = StructType([StructField("tags", StringType()), StructField("queueOffset", LongType())])
+    reader = source(broker).reader(schema)
+
+    assert rows(reader, reader.partitions()) == [{"tags": "pay", "queueOffset": 0}]
+    assert "properties" not in source(broker, includeProperties="false").schema().names
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (StructField("tag", StringType()), "there is no column 'tag'"),
+        (StructField("queueOffset", IntegerType()), "column 'queueOffset' is bigint, not int"),
+    ],
+)
+def test_a_schema_that_cannot_be_read_is_refused(broker: EmbeddedBroker, field: StructField, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        source(broker).reader(StructType([field]))
+
+
+# --- streams ----------------------------------------------------------------------------------------
+
+
+def test_a_stream_s_first_offset_is_found_once(broker: EmbeddedBroker) -> None:
+    """Spark asks twice; with two answers the messages between them would be lost. Source: spark.md 3."""
+    send(broker, 3)
+    reader = stream_reader(broker, startingOffsets="latest")
+
+    first = reader.initialOffset()
+    send(broker, 3)
+
+    assert first == {"orders": {"0": 3}}
+    assert reader.initialOffset() == first
+
+
+def test_a_stream_moves_in_steps_of_the_limit_and_a_range_gives_the_same_each_time(broker: EmbeddedBroker) -> None:
+    """U31, U35: restart at any step and read the range again: the same messages, none twice, none left out."""
+    send(broker, 25, queue_id=0)
+    send(broker, 15, queue_id=1)
+    reader = stream_reader(broker, maxOffsetsPerTrigger="10")
+    limit = reader.getDefaultReadLimit()
+    steps = [reader.initialOffset()]
+    while (end := stream_reader(broker).latestOffset(steps[-1], limit)) != steps[-1]:
+        steps.append(end)
+
+    first_time = [rows(reader, reader.partitions(*span)) for span in pairwise(steps)]
+    send(broker, 5)
+    again = [rows(reader, reader.partitions(*span)) for span in pairwise(steps)]
+
+    assert limit == ReadMaxRows(10)
+    assert first_time == again
+    found = sorted(place for part in again for place in offsets(part))
+    assert found == [("orders", 0, number) for number in range(25)] + [("orders", 1, number) for number in range(15)]
+
+
+def test_available_now_reads_to_where_the_topic_ended_at_the_start(broker: EmbeddedBroker) -> None:
+    send(broker, 4)
+    reader = stream_reader(broker)
+    reader.prepareForTriggerAvailableNow()
+    send(broker, 4)
+
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+
+    assert end == {"orders": {"0": 4}}
+    assert reader.latestOffset(end, ALL) == end
+    assert reader.reportLatestOffset() == {"orders": {"0": 8}}
+
+
+def test_a_queue_that_comes_later_is_read_from_its_beginning(broker: EmbeddedBroker) -> None:
+    send(broker, 2, queue_id=0)
+    reader = stream_reader(broker)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    send(broker, 3, queue_id=3)
+
+    end = reader.latestOffset(start, ALL)
+
+    assert offsets(rows(reader, reader.partitions(start, end))) == [("orders", 3, number) for number in range(3)]
+
+
+def test_a_stream_may_begin_before_its_topic_has_messages(broker: EmbeddedBroker) -> None:
+    reader = stream_reader(broker)
+    start = reader.initialOffset()
+    nothing_yet = reader.latestOffset(start, ALL)
+    send(broker, 1)
+
+    assert start == nothing_yet == {}
+    assert reader.latestOffset(start, ALL) == {"orders": {"0": 1}}
+
+
+def test_messages_that_were_deleted_stop_a_stream_unless_it_may_lose_them(
+    tmp_path: Path, foreign_record: Any, write_foreign_folder: Any
+) -> None:
+    """A range gives the same each time, or an error; never quietly less."""
+    records = [foreign_record(body=bytes(400))] * 20
+    store = write_foreign_folder(tmp_path / "store", records, log_file_size=1_200)
+    (store / "commitlog" / f"{0:020d}").unlink()
+    span = {"orders": {"0": 0}}, {"orders": {"0": 4}}
+    options = {"store": str(store), "topic": "orders"}
+    strict = MqTemplateSource(options).streamReader(source_schema())
+    lenient = MqTemplateSource({**options, "failondataloss": "false"}).streamReader(source_schema())
+    assert isinstance(lenient, StreamReader)
+
+    with pytest.raises(
+        SparkError, match=r"messages are gone: orders, queue 0, offsets 0 to 4 .* now goes from 2 to 20"
+    ):
+        strict.partitions(*span)
+    assert [row["queueOffset"] for row in rows(lenient, lenient.partitions(*span))] == [2, 3]
+
+
+def test_a_folder_that_was_replaced_stops_a_stream(broker: EmbeddedBroker) -> None:
+    """The queue ends before the place the checkpoint knows: waiting there would be a silent standstill."""
+    send(broker, 2)
+
+    with pytest.raises(SparkError, match=r"messages are gone: orders, queue 0, .*the queue now ends at 2"):
+        stream_reader(broker).latestOffset({"orders": {"0": 9}}, ALL)
+
+
+def test_a_first_batch_whose_start_moved_is_an_error(broker: EmbeddedBroker) -> None:
+    """Spark asks for the start of the first batch again after a restart; 'latest' is another place by then."""
+    send(broker, 9)
+    reader = stream_reader(broker, startingOffsets="latest")
+
+    with pytest.raises(SparkError, match="the batch would end at 5, before it begins"):
+        reader.partitions(reader.initialOffset(), {"orders": {"0": 5}})
+
+
+def test_a_reader_follows_the_files_of_a_queue_as_they_roll(tmp_path: Path) -> None:
+    small = EmbeddedSettings(mapped_file_size_consume_queue=10 * 20, mapped_file_size_commit_log=16_384)
+    with EmbeddedBroker(tmp_path / "store", small, VirtualClock()) as broker:
+        reader = stream_reader(broker)
+        at, found = reader.initialOffset(), []
+        for _ in range(8):
+            send(broker, 23)
+            end = reader.latestOffset(at, ALL)
+            found += rows(reader, reader.partitions(at, end))
+            at = end
+
+        assert [row["queueOffset"] for row in found] == list(range(8 * 23))
