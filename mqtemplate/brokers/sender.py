@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from mqtemplate.brokers.draft import DraftMaker
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.brokers.routing import TopicRoutes
-from mqtemplate.errors import MessageError, SendError, StoreFullError
+from mqtemplate.errors import MessageError, SendError, StoreError, StoreFullError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id
 from mqtemplate.record import RecordDraft
 from mqtemplate.results import SendResult, SendStatus
@@ -48,6 +48,7 @@ class Sender:
 
     def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> Future[SendResult]:
         future: Future[SendResult] = Future()
+        future.set_running_or_notify_cancel()  # there is no taking back what is written when this returns
         try:
             drafts, ids, target = self._make_batch(messages, queue)
             puts = self._put_all(drafts)
@@ -55,7 +56,14 @@ class Sender:
             future.set_exception(exc)
             return future
         result = self._batch_result(puts, ids, target, SendStatus.SEND_OK)
-        self._store.settle_later(puts[-1].end, [draft.topic for draft in drafts], lambda: future.set_result(result))
+
+        def done(error: StoreError | None) -> None:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self._store.settle_later(puts[-1].end, [draft.topic for draft in drafts], done)
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:

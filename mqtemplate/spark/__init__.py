@@ -15,7 +15,7 @@ from mqtemplate.spark.listener import (
 )
 from mqtemplate.spark.offsets import QueueRange
 from mqtemplate.spark.schema import payload_schema, source_schema
-from mqtemplate.spark.spark_session import register, session
+from mqtemplate.spark.session import register, session
 
 __all__ = [
     "AVAILABLE_NOW",

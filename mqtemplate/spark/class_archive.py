@@ -68,7 +68,7 @@ def _train(archive: str, java_home: str) -> None:
     from mqtemplate.message import Message
     from mqtemplate.spark.container import SparkListenerContainer
     from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, spark_listener
-    from mqtemplate.spark.spark_session import session
+    from mqtemplate.spark.session import session
 
     @spark_listener("training", "training", trigger=AVAILABLE_NOW)
     def count_by_tag(messages: object, batch: SparkBatch) -> None:

@@ -20,7 +20,7 @@ from mqtemplate.spark.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, SparkListenerSpec, spark_listener_specs
 from mqtemplate.spark.offsets import OffsetTable, QueueRange, to_spark
 from mqtemplate.spark.options import SourceOptions
-from mqtemplate.spark.spark_session import register, require_pyspark
+from mqtemplate.spark.session import register, require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 from mqtemplate.errors import StoreError
 
-__all__ = ["GroupCommit"]
+__all__ = ["GroupCommit", "WhenFlushed"]
+
+
+WhenFlushed = Callable[[StoreError | None], None]
 
 
 class _Waiter:
@@ -37,7 +40,7 @@ class GroupCommit:
         self._flush = flush
         self._mutex = threading.Lock()
         self._waiters: list[_Waiter] = []
-        self._callbacks: list[tuple[int, Callable[[], None]]] = []
+        self._callbacks: list[tuple[int, WhenFlushed]] = []
         self._has_leader = False
         self.flushed = 0
 
@@ -90,8 +93,8 @@ class GroupCommit:
             self._waiters = [waiter for waiter in self._waiters if error is None and waiter.end > flushed]
             next_leader = self._waiters.pop(0) if self._waiters else None
             self._has_leader = next_leader is not None
-            due = [call for end, call in self._callbacks if end <= flushed]
-            self._callbacks = [item for item in self._callbacks if item[0] > flushed]
+            due = [call for end, call in self._callbacks if error is not None or end <= flushed]
+            self._callbacks = [item for item in self._callbacks if error is None and item[0] > flushed]
         for waiter in served:
             waiter.error = error
             waiter.bell.release()
@@ -99,18 +102,15 @@ class GroupCommit:
             next_leader.leads = True
             next_leader.bell.release()
         for call in due:
-            call()
+            call(error)
         if error is not None:
             raise error
 
-    def when(self, end: int, call: Callable[[], None]) -> None:
-        """Call *call*, in whichever thread flushes, once everything before *end* is durable. Somebody must flush."""
+    def when(self, end: int, call: WhenFlushed) -> None:
+        """Call *call*, in whichever thread flushes, once everything before *end* is durable, or with the error if the
+        disk refuses. Somebody must flush."""
         with self._mutex:
             if self.flushed < end:
                 self._callbacks.append((end, call))
                 return
-        call()
-
-    def flush_now(self, end: int) -> None:
-        """Flush up to *end* at least, from a service."""
-        self.wait(end, 60_000)
+        call(None)

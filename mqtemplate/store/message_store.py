@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from mqtemplate.clock import Clock
+from mqtemplate.errors import StoreError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, find_property
 from mqtemplate.service import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.commit_log import CommitLog, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
-from mqtemplate.store.flush import GroupCommit
+from mqtemplate.store.flush import GroupCommit, WhenFlushed
 from mqtemplate.store.flush_service import AllocateService, FlushService
 from mqtemplate.store.home import Home
 from mqtemplate.store.layout import CQ_UNIT_SIZE
@@ -210,19 +211,21 @@ class MessageStore:
         self.ring(topics)
         return is_safe
 
-    def settle_later(self, physical_end: int, topics: Sequence[str], done: Callable[[], None] | None = None) -> None:
-        """The same without waiting; *done* is called, maybe in another thread, when the promise is kept."""
+    def settle_later(self, physical_end: int, topics: Sequence[str], done: WhenFlushed = lambda error: None) -> None:
+        """The same without waiting; *done* is called, maybe in another thread, when the promise is kept or broken."""
 
-        def finish() -> None:
+        def finish(error: StoreError | None) -> None:
             self.ring(topics)
-            if done is not None:
-                done()
+            done(error)
 
         if not self._flushes_first:
-            finish()
+            finish(None)
             return
         self.group_commit.when(physical_end, finish)
-        self._flush_service.request()
+        if self.clock.is_virtual:
+            self.group_commit.wait(physical_end, 0)  # no thread would
+        else:
+            self._flush_service.request()
 
     # --- reading -------------------------------------------------------------------------------
 

@@ -33,9 +33,29 @@ class Disk:
         return end
 
 
+class CountingLock:
+    """A lock that says when it was let go *count* times: so many senders have got in line."""
+
+    def __init__(self, count: int) -> None:
+        self.reached = threading.Event()
+        self._lock = threading.Lock()
+        self._left = count
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._left -= 1
+        is_last = self._left == 0
+        self._lock.release()
+        if is_last:
+            self.reached.set()
+
+
 def test_who_comes_during_a_flush_shares_the_next_one() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
+    in_line = commit._mutex = CountingLock(1 + 8)  # type: ignore[assignment]
     with ThreadPoolExecutor(9) as pool:
         disk.may_go_on.clear()
         disk.end = 1
@@ -43,8 +63,7 @@ def test_who_comes_during_a_flush_shares_the_next_one() -> None:
         assert disk.is_flushing.wait(30)
         disk.end = 9
         others = [pool.submit(commit.wait, end, 30_000) for end in range(2, 10)]
-        while len(commit._waiters) < 8:
-            threading.Event().wait(0.001)
+        assert in_line.reached.wait(30)
 
         disk.may_go_on.set()
 
@@ -95,11 +114,24 @@ def test_a_disk_that_refuses_is_reported_to_the_sender() -> None:
 def test_a_callback_comes_once_its_bytes_are_safe() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
-    called: list[str] = []
-    commit.when(5, lambda: called.append("five"))
-    commit.when(9, lambda: called.append("nine"))
+    called: list[tuple[str, object]] = []
+    commit.when(5, lambda error: called.append(("five", error)))
+    commit.when(9, lambda error: called.append(("nine", error)))
 
     disk.end = 5
     commit.wait(5, 1_000)
 
-    assert called == ["five"]
+    assert called == [("five", None)]
+
+
+def test_a_callback_is_told_when_the_disk_refuses() -> None:
+    disk = Disk()
+    commit = GroupCommit(disk.flush)
+    errors: list[object] = []
+    commit.when(1, errors.append)
+    disk.end, disk.error = 1, OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(StoreError):
+        commit.wait(1, 1_000)
+
+    assert "Input/output error" in str(errors[0])
