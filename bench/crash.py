@@ -1,8 +1,8 @@
 """Kill a sending process with SIGKILL at random moments: nothing acknowledged is lost, doubled or early.
 
-A child sends delayed messages, by level and by time, and tells of each one the broker acknowledged. It is killed, started
-again on the same folder, and goes on, until all are sent. Then every message must lie in its topic exactly once, stored at
-its due time or later.
+A child sends delayed messages, by level and by time, and tells of each one the broker acknowledged. It is killed,
+started again on the same folder, and goes on, until all are sent. Then every message must lie in its topic exactly once,
+stored at its due time or later.
 
     python -m bench.crash [ROUNDS] [SEED]
 """
@@ -71,7 +71,9 @@ def send_until_killed(folder: Path, first: int, count: int, mode: FlushDiskType)
             os.write(1, f"{number} {before} {delay_ms}\n".encode())
 
 
-def kill_rounds(folder: Path, count: int, rounds: int, seed: int, mode: FlushDiskType = FlushDiskType.SYNC_FLUSH) -> Outcome:
+def kill_rounds(
+    folder: Path, count: int, rounds: int, seed: int, mode: FlushDiskType = FlushDiskType.SYNC_FLUSH
+) -> Outcome:
     """Send *count* messages over about *rounds* killed children, and one that may end; then look at the topic."""
     chance = random.Random(seed)
     outcome = Outcome()

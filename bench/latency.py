@@ -66,7 +66,8 @@ def main() -> None:
 
         with scratch_folder() as folder:
             (folder / "application.yml").write_text(
-                f"mqtemplate:\n  broker: {{store-path: {folder}/store, flush-disk-type: {mode}}}\n  logging: {{enabled: false}}\n"
+                f"mqtemplate:\n  broker: {{store-path: {folder}/store, flush-disk-type: {mode}}}\n"
+                "  logging: {enabled: false}\n"
             )
             with MQApplication(on_message, config_folder=folder) as app:
                 idle(app.template, handled, mode)

@@ -1,7 +1,7 @@
 """How late delayed messages reach their handler: 10,000 due over 10 s, levels and timers mixed.
 
-Lateness is the time the handler starts less the due millisecond. A tenth waits by level (1 s), the rest by time; they are
-sent ahead, so that sending does not disturb the release.
+Lateness is the time the message is in the consumer's hands less the due millisecond. A tenth waits by level, the rest by
+time; they are sent ahead, so that sending does not disturb the release.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def measure(mode: FlushDiskType) -> None:
         start_ms = time.time_ns() // 1_000_000 + _LEAD_MS
         by_time = [number for number in range(_COUNT) if number % 10]
         for begin in range(0, len(by_time), 500):
-            broker.send_batch([_timer(start_ms + number * _SPREAD_MS // _COUNT) for number in by_time[begin : begin + 500]])
+            broker.send_batch(
+                [_timer(start_ms + number * _SPREAD_MS // _COUNT) for number in by_time[begin : begin + 500]]
+            )
         for number in range(_COUNT // 10):
             template.sync_send("late", BODY, delay_level=1 + number % 10)
         lateness = []

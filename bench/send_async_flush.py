@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from bench.measure import BODY, rate, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.record import RecordDraft
 from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
 from mqtemplate.template import RocketMQTemplate
-
-from bench.measure import BODY, rate, report, run, scratch_folder
 
 
 def template() -> None:
@@ -26,7 +25,9 @@ def template() -> None:
 
 def store() -> None:
     with scratch_folder() as folder:
-        engine = MessageStore(FolderHome(folder), StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), SystemClock())
+        engine = MessageStore(
+            FolderHome(folder), StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), SystemClock()
+        )
         engine.load()
         engine.start()
         properties = b"TAGS\x01paid\x02UNIQ_KEY\x017F00000112345678ABCDEF0011223344\x02"

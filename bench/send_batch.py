@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from bench.measure import BODY, rate, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
-
-from bench.measure import BODY, rate, report, run, scratch_folder
 
 
 def main() -> None:

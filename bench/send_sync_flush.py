@@ -7,10 +7,9 @@ import os
 import threading
 from pathlib import Path
 
+from bench.measure import BODY, rate, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.template import RocketMQTemplate
-
-from bench.measure import BODY, rate, report, run, scratch_folder
 
 _FILE_SIZE = 64 << 20
 

@@ -35,7 +35,11 @@ def fill(folder: Path, *, dies: bool) -> None:
         for begin in range(0, _COUNT, _BATCH):
             broker.send_batch(
                 [
-                    Message("waiting", _BODY, {"TIMER_DELIVER_MS": str(now_ms + _DAY_MS + number * chance_ms % (3 * _DAY_MS))})
+                    Message(
+                        "waiting",
+                        _BODY,
+                        {"TIMER_DELIVER_MS": str(now_ms + _DAY_MS + number * chance_ms % (3 * _DAY_MS))},
+                    )
                     for number in range(begin, begin + _BATCH)
                 ]
             )
@@ -69,7 +73,9 @@ def main() -> None:
             report(f"memory for 1,000,000 waiting, filled ({how})", float(said), "MiB", "< 100 MiB")
             before = resident_mib(anonymous_only=True)
             report(f"restart to first delivery, {how} stop", first_delivery(folder / "store"), "s", "< 10 s")
-            report(f"memory after the restart, {how} stop", resident_mib(anonymous_only=True) - before, "MiB", "< 100 MiB")
+            report(
+                f"memory after the restart, {how} stop", resident_mib(anonymous_only=True) - before, "MiB", "< 100 MiB"
+            )
 
 
 if __name__ == "__main__":

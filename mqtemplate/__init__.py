@@ -1,7 +1,7 @@
 """RocketMQ's delayed messages for Python: a template, decorated listeners, an embedded durable broker, Spark.
 
 What is here is the public face. Beside it stand, for those who need more: `mqtemplate.context` (starters of your own),
-`mqtemplate.spark` (sessions, the data source), `mqtemplate.testing` (virtual time, recorded messages), `mqtemplate.errors`.
+`mqtemplate.spark` (sessions, the data source) and `mqtemplate.testing` (virtual time, recorded messages).
 """
 
 from mqtemplate import errors

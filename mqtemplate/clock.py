@@ -55,7 +55,10 @@ class VirtualClock:
         return (due_ms - self._now_ms) / 1_000
 
     def set_ms(self, now_ms: int) -> None:
-        """Jump to an instant; backwards too, as a machine's clock may. Nothing is stepped: that is the harness's part."""
+        """Jump to an instant; backwards too, as a machine's clock may.
+
+        Nothing is stepped: that is the harness's part.
+        """
         self._now_ms = now_ms
 
     def move_ms(self, milliseconds: int) -> None:

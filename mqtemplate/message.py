@@ -31,6 +31,7 @@ __all__ = [
     "create_unique_id",
     "join_keys",
     "offset_msg_id",
+    "offset_msg_ids",
 ]
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -229,6 +230,12 @@ def offset_msg_id(store_host: HostAddress, physical_offset: int) -> str:
     Source: ``MessageDecoder.createMessageId``; 32 characters, 56 for IPv6.
     """
     return f"{_host_hex(store_host)}{physical_offset:016X}"
+
+
+def offset_msg_ids(store_host: HostAddress, physical_offsets: Iterable[int]) -> list[str]:
+    """`offset_msg_id` for several."""
+    host = _host_hex(store_host)
+    return [f"{host}{physical_offset:016X}" for physical_offset in physical_offsets]
 
 
 @lru_cache(maxsize=64)

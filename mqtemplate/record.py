@@ -46,6 +46,11 @@ from typing import Any, NamedTuple
 from mqtemplate.errors import ConversionError, MessageError
 from mqtemplate.message import HostAddress, MessageExt
 
+try:
+    from zlib_ng.zlib_ng import crc32 as _crc32  # the same sum, several times as fast
+except ImportError:
+    from zlib import crc32 as _crc32
+
 __all__ = [
     "MAGIC_BLANK",
     "MAGIC_V1",
@@ -76,12 +81,12 @@ assert _HEADER_SIZE == 88
 _FIXED_FRONT = struct.Struct(">iiiiiqqiq")  # up to the born host
 _FIXED_BACK = struct.Struct(">iqi")  # behind the store host
 _I8 = struct.Struct(">q")
-_crc32 = zlib.crc32
 _I2 = struct.Struct(">h")
 
 
 _CHECK_NAME = "__CRC@"
 _CHECK_START = f"{_CHECK_NAME}\x01".encode()
+_CHECK = _CHECK_START + b"%08x%08x\x02"
 _CHECK_SIZE = len(_CHECK_START) + 17
 MAX_PROPERTIES_BYTES = 32_767 - _CHECK_SIZE
 """What a message's properties may take, encoded; the field's limit less the check."""
@@ -151,10 +156,11 @@ class RecordDraft:
         length = len(properties)
         if length > MAX_PROPERTIES_BYTES:
             raise MessageError(
-                f"keys, tags and properties take {length} bytes, allowed are {MAX_PROPERTIES_BYTES}; move data into the body"
+                f"keys, tags and properties take {length} bytes, allowed are {MAX_PROPERTIES_BYTES}; "
+                "move data into the body"
             )
         magic, topic = _encode_topic(self.topic)
-        rest = b"%b%b%b" % (topic, (length + _CHECK_SIZE).to_bytes(2, "big"), properties)
+        rest = b"".join((topic, (length + _CHECK_SIZE).to_bytes(2, "big"), properties))
         pack = _HEADER.pack if len(born_host) + len(store_host) == 16 else _pack_v6_header
         head = pack(
             _FIXED_SIZE - 2 + len(born_host) + len(store_host) + len(body) + len(rest),
@@ -173,7 +179,8 @@ class RecordDraft:
             self.prepared_transaction_offset,
             len(body),
         )
-        return b"%b%b%b%b" % (head, body, rest, _check_of(_crc32(rest, _crc32(head)), physical_offset))
+        check = _CHECK % (_crc32(rest, _crc32(head)), physical_offset & 0xFFFF_FFFF)
+        return b"".join((head, body, rest, check))
 
 
 def _pack_v6_header(*fields: Any) -> bytes:
@@ -295,7 +302,7 @@ def _decode_topic(name: bytes) -> str:
 
 def _check_of(crc: int, physical_offset: int) -> bytes:
     """The last bytes of a record at *physical_offset* whose other bytes have the CRC-32 *crc*."""
-    return b"%b%08x%08x\x02" % (_CHECK_START, crc, physical_offset & 0xFFFF_FFFF)
+    return _CHECK % (crc, physical_offset & 0xFFFF_FFFF)
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -369,7 +376,8 @@ def _decompress(record: StoredRecord) -> bytes:
     if kind not in SysFlag._ZLIB:
         name = {0x100: "LZ4", 0x200: "ZSTD"}.get(kind, f"type {kind >> 8}")
         raise ConversionError(
-            f"the body at physical offset {record.physical_offset} is compressed with {name}; only ZLIB can be read here, so send it with ZLIB or uncompressed"
+            f"the body at physical offset {record.physical_offset} is compressed with {name}; only ZLIB can be read "
+            "here, so send it with ZLIB or uncompressed"
         )
     try:
         return zlib.decompress(record.body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mqtemplate.clock import Clock
 from mqtemplate.delay import DelayLevels, TimerLimits, divert, strip_broker_properties
 from mqtemplate.errors import MessageError
 from mqtemplate.java_hash import tags_code
@@ -35,18 +34,18 @@ _LOOK_TWICE = frozenset(
 class DraftMaker:
     """Checks a message, gives it an id where it has none, and sets it on its way: at once, or to wait."""
 
-    def __init__(
-        self, clock: Clock, levels: DelayLevels, limits: TimerLimits, max_message_size: int, host: HostAddress
-    ) -> None:
-        self._clock = clock
+    def __init__(self, levels: DelayLevels, limits: TimerLimits, max_message_size: int, host: HostAddress) -> None:
         self._levels = levels
         self._limits = limits
         self._max_message_size = max_message_size
         self._born_host = pack_host(HostAddress(host.ip, 0))
         self._last: tuple[dict[str, str], _Encoded] = ({}, (b"", 0, None, False))
 
-    def make(self, message: Message, queue_id: int) -> tuple[RecordDraft, str]:
+    def make(self, message: Message, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
         """The record of a new message, and the message's id.
+
+        Args:
+            now_ms: When it came: a delay counts from here.
 
         Raises:
             MessageError: It is too large.
@@ -59,7 +58,7 @@ class DraftMaker:
         if unique_id is None:
             unique_id = create_unique_id()
             encoded += b"UNIQ_KEY\x01%b\x02" % unique_id.encode()
-        topic, delay_ms, now_ms = message.topic, -1, self._clock.now_ms()
+        topic, delay_ms = message.topic, -1
         if may_wait:
             topic, queue_id, encoded, delay_ms = self._set_waiting(message, queue_id, unique_id, now_ms)
         draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
@@ -84,9 +83,9 @@ class DraftMaker:
             "send less, keep the data elsewhere and send where it is, or raise max-message-size"
         )
 
-    def make_again(self, message: Message, original: MessageExt, queue_id: int) -> RecordDraft:
+    def make_again(self, message: Message, original: MessageExt, queue_id: int, now_ms: int) -> RecordDraft:
         """The record of a message that a consumer gave back: it keeps when and where it was born, and counts on."""
-        draft, _ = self.make(message, queue_id)
+        draft, _ = self.make(message, queue_id, now_ms)
         draft.born_timestamp = original.born_timestamp
         draft.born_host = pack_host(original.born_host)
         draft.reconsume_times = original.reconsume_times + 1

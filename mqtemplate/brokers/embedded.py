@@ -73,7 +73,7 @@ class EmbeddedBroker(Broker):
         )
         self._topics = TopicTable(self._home, clock)
         self._routes = TopicRoutes(self._topics, self.name, settings.default_topic_queue_nums, self._rebalance)
-        drafts = DraftMaker(clock, levels, limits, settings.max_message_size, settings.listen_host)
+        drafts = DraftMaker(levels, limits, settings.max_message_size, settings.listen_host)
         self._sender = Sender(self.store, self._routes, drafts, settings.listen_host)
         self._offsets = ConsumerOffsets(self._home, clock)
         self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}

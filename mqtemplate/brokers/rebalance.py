@@ -10,7 +10,7 @@ __all__ = ["allocate_averagely"]
 
 
 def allocate_averagely(member: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    """The queues of *member*: neighbours stay together, and the first members get one more where it does not come out even.
+    """The queues of *member*: neighbours stay together; where it does not come out even the first members get one more.
 
     Both sequences are sorted alike by everybody, so all members come to the same answer without talking.
     Source: ``AllocateMessageQueueAveragely``.

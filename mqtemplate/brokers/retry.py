@@ -31,7 +31,10 @@ def is_exhausted(message: MessageExt, delay_level: int, max_reconsume_times: int
 
 
 def retry(message: MessageExt, group: str, delay_level: int) -> Message:
-    """The message that goes to the group's retry topic, through the levels. Source: ``AbstractSendMessageProcessor``."""
+    """The message that goes to the group's retry topic, through the levels.
+
+    Source: ``AbstractSendMessageProcessor``.
+    """
     level = delay_level or FIRST_RETRY_LEVEL + message.reconsume_times
     again = _copy(message, RETRY_TOPIC_PREFIX + group)
     again.properties[Property.DELAY] = str(level)

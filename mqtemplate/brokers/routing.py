@@ -38,7 +38,8 @@ class TopicRoute:
         if queue not in self.queues:
             known = self.queues[0]
             raise DestinationError(
-                f"{queue} is no queue of the topic; broker {known.broker_name!r} has queues 0..{len(self.queues) - 1} of {known.topic!r}"
+                f"{queue} is no queue of the topic; broker {known.broker_name!r} has queues "
+                f"0..{len(self.queues) - 1} of {known.topic!r}"
             )
         return queue
 

@@ -9,7 +9,7 @@ from mqtemplate.brokers.draft import DraftMaker
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.brokers.routing import TopicRoutes
 from mqtemplate.errors import MessageError, SendError, StoreError, StoreFullError
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id, offset_msg_ids
 from mqtemplate.record import RecordDraft
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.store import MessageStore, PutResult
@@ -29,7 +29,7 @@ class Sender:
     def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         route = self._routes.route(message.topic)
         target = route.next_queue() if queue is None else route.queue(queue)
-        draft, unique_id = self._drafts.make(message, target.queue_id)
+        draft, unique_id = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
         put = self._put(draft)
         is_safe = self._store.settle(put.physical_offset + put.size, (draft.topic,), timeout_ms)
         return SendResult(
@@ -69,7 +69,7 @@ class Sender:
     def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
         route = self._routes.route(message.topic)
         target = route.next_queue() if queue is None else route.queue(queue)
-        draft, _ = self._drafts.make(message, target.queue_id)
+        draft, _ = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
         put = self._put(draft)
         self._store.settle_later(put.end, (draft.topic,))
 
@@ -81,7 +81,7 @@ class Sender:
             again = retry(message, group, delay_level)
         self._routes.create(again.topic, 1)
         target = self._routes.route(again.topic).next_queue()
-        draft = self._drafts.make_again(again, message, target.queue_id)
+        draft = self._drafts.make_again(again, message, target.queue_id, self._store.clock.now_ms())
         self._store.settle(self._put(draft).end, (draft.topic,))
 
     def _make_batch(
@@ -93,13 +93,13 @@ class Sender:
         route = self._routes.route(topic)
         target = route.next_queue() if queue is None else route.queue(queue)
         drafts, ids = [], []
-        make, queue_id = self._drafts.make, target.queue_id
+        make, queue_id, now_ms = self._drafts.make, target.queue_id, self._store.clock.now_ms()
         for message in messages:
             if message.topic != topic:
                 raise MessageError(
                     f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches"
                 )
-            draft, unique_id = make(message, queue_id)
+            draft, unique_id = make(message, queue_id, now_ms)
             drafts.append(draft)
             ids.append(unique_id)
         return drafts, ids, target
@@ -107,7 +107,7 @@ class Sender:
     def _batch_result(
         self, puts: Sequence[PutResult], ids: Sequence[str], target: MessageQueue, status: SendStatus
     ) -> SendResult:
-        offset_ids = ",".join([offset_msg_id(self._host, put.physical_offset) for put in puts])
+        offset_ids = ",".join(offset_msg_ids(self._host, [put[0] for put in puts]))
         return SendResult(status, ",".join(ids), offset_ids, target, puts[0].queue_offset)
 
     def _put(self, draft: RecordDraft) -> PutResult:

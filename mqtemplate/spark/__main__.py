@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate.spark.class_archive import make_archive
+from mqtemplate.spark.archive_training import make_archive
 
 __all__: list[str] = []
 

@@ -91,9 +91,8 @@ class SparkListenerContainer:
         self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.spec))
         self._report_offsets, self._committed_offset = report_offsets, committed_offset
         self._query: StreamingQuery | None = None
-        self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._stopping, self._no_batch_runs = threading.Event(), threading.Event()
+        self._stopping, self._no_batch_runs, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._last_batch = self._replayed = -1
         self._error: Exception | None = None
         self._reported: OffsetTable = {}
@@ -144,6 +143,7 @@ class SparkListenerContainer:
         spark = self._spark() if callable(self._spark) else self._spark
         register(spark)
         self._stopping.clear()
+        self._ended.clear()
         self._no_batch_runs.set()
         self._error, self._last_batch = None, -1
         first = self._first_offsets()
@@ -151,10 +151,7 @@ class SparkListenerContainer:
         self._replayed = planned if planned > committed else -1
         self._report(self._checkpoint.end_of(committed) or {})
         self._query = self._start_query(spark, first)
-        self._watcher = threading.Thread(
-            target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True
-        )
-        self._watcher.start()
+        threading.Thread(target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True).start()
         _log.info("spark.started", listener=self.name, topic=self._topic, group=self.spec.consumer_group)
 
     def stop(self, timeout_s: float = 30.0) -> None:
@@ -165,27 +162,26 @@ class SparkListenerContainer:
         with self._lock:
             self._stopping.set()
         if self._no_batch_runs.wait(timeout_s):
-            self._await_commit(query)
+            self._await_commit()
         else:
             _log.warning("spark.batch_cut_off", listener=self.name, topic=self._topic, group=self.spec.consumer_group)
-        query.stop()
-        if self._watcher is not None:
-            self._watcher.join(timeout_s)
+        if not self._ended.is_set():
+            query.stop()
+            self._ended.wait(timeout_s)
         _log.info("spark.stopped", listener=self.name, topic=self._topic, group=self.spec.consumer_group)
 
     @property
     def is_running(self) -> bool:
-        return self._query is not None and bool(self._query.isActive)
+        return self._query is not None and not self._ended.is_set()
 
     @property
     def exception(self) -> SparkError | None:
         """Why the query ended by itself; None while it runs, and after it was stopped or had done all it should."""
-        if self._error is not None:
-            error = SparkError(f"Spark listener {self.name}: {self._error}")
-            error.__cause__ = self._error
-            return error
-        told = self._query.exception() if self._query is not None else None
-        return None if told is None else SparkError(f"Spark listener {self.name}: {_first_words(told)}")
+        if self._error is None:
+            return None
+        error = SparkError(f"Spark listener {self.name}: {_first_words(self._error)}")
+        error.__cause__ = self._error
+        return error
 
     def await_idle(self) -> None:
         """Return when everything that was in the topic at the call has been handled.
@@ -196,15 +192,16 @@ class SparkListenerContainer:
         query = self._query
         if query is None:
             raise SparkError(f"Spark listener {self.name} does not run; start it first")
-        from pyspark.errors import StreamingQueryException
-
-        try:
-            if self.spec.trigger == AVAILABLE_NOW:
-                query.awaitTermination()
-            else:
+        if self.spec.trigger == AVAILABLE_NOW:
+            self._ended.wait()
+        else:
+            try:
                 query.processAllAvailable()
-        except StreamingQueryException as exc:
-            raise self.exception or SparkError(f"Spark listener {self.name}: {_first_words(exc)}") from exc
+            except Exception:  # the query's own error, or that of a JVM that is gone: `_watch` gets it too
+                if not self._ended.wait(_COMMIT_WITHIN_S):
+                    raise
+        if self.exception is not None:
+            raise self.exception
 
     # --- the query -----------------------------------------------------------------------------
 
@@ -221,6 +218,7 @@ class SparkListenerContainer:
             "brokerName": self._broker_name,
             "maxOffsetsPerTrigger": str(self.spec.max_offsets_per_trigger),
             "includeProperties": str(self.spec.include_properties).lower(),
+            "failOnDataLoss": str(self.spec.fail_on_data_loss).lower(),
         }
         if self.spec.min_partitions is not None:
             options["minPartitions"] = str(self.spec.min_partitions)
@@ -271,22 +269,20 @@ class SparkListenerContainer:
 
         try:
             query.awaitTermination()
-        except StreamingQueryException as exc:
+        except Exception as exc:
             if not self._stopping.is_set():
-                error = self._error or exc
-                _log.error(
-                    "spark.failed",
-                    listener=self.name,
-                    topic=self._topic,
-                    group=self.spec.consumer_group,
-                    exc_info=error,
-                )
+                told = exc if isinstance(exc, StreamingQueryException) else SparkError(f"Spark's JVM is gone ({exc})")
+                self._error = self._error or told
+                fields = {"topic": self._topic, "group": self.spec.consumer_group}
+                _log.error("spark.failed", listener=self.name, exc_info=self._error, **fields)
+        finally:
+            self._ended.set()
 
-    def _await_commit(self, query: StreamingQuery) -> None:
+    def _await_commit(self) -> None:
         """Give Spark the moment it needs to note the last batch as done, else a restart would repeat it."""
         bell = threading.Event()  # nobody rings it: a file cannot
         for _ in range(int(_COMMIT_WITHIN_S / _LOOK_EVERY_S)):
-            if self._last_batch < 0 or self._checkpoint.is_committed(self._last_batch) or not query.isActive:
+            if self._last_batch < 0 or self._checkpoint.is_committed(self._last_batch) or self._ended.is_set():
                 return
             bell.wait(_LOOK_EVERY_S)
 
@@ -326,8 +322,10 @@ class SparkListenerContainer:
             except Exception as exc:
                 _log.error("spark.batch_failed", listener=self.name, attempt=attempt, exc_info=exc, **fields)
                 delay_s = self.spec.retry_delay * 2 ** (attempt - 1)
-                if attempt == attempts or self._stopping.wait(delay_s):
+                if attempt == attempts:
                     self._error = exc
+                    raise
+                if self._stopping.wait(delay_s):
                     raise
             else:
                 took_ms = int((time.monotonic() - begun) * 1_000)

@@ -83,6 +83,7 @@ class SparkListenerSpec:
         max_offsets_per_trigger: Messages in a batch at most, before tags select.
         min_partitions: Cut a batch into at least so many tasks; None to let its size decide.
         include_properties: Have the columns ``properties`` and ``msgId``, which cost most to build.
+        fail_on_data_loss: End the query where messages are gone that it should read; else go on behind them.
         max_attempts: How often a batch is tried before *on_failure*.
         retry_delay: Seconds before the second attempt; doubled before each further one.
         on_failure: ``stop``: the query ends, and a restart takes the same batch again.
@@ -98,6 +99,7 @@ class SparkListenerSpec:
     max_offsets_per_trigger: int | str = 100_000
     min_partitions: int | None = None
     include_properties: bool = True
+    fail_on_data_loss: bool = True
     max_attempts: int | str = 3
     retry_delay: float = 1.0
     on_failure: str = "stop"
@@ -161,6 +163,7 @@ def spark_listener(
     max_offsets_per_trigger: int | str = 100_000,
     min_partitions: int | None = None,
     include_properties: bool = True,
+    fail_on_data_loss: bool = True,
     max_attempts: int | str = 3,
     retry_delay: float = 1.0,
     on_failure: str = "stop",

@@ -125,7 +125,7 @@ class CommitLog:
         view, at = self._view, self._at
         assert view is not None
         end = at + len(data)
-        view[at + 8 : end] = data[8:]
+        view[at + 8 : end] = memoryview(data)[8:]
         view[at : at + 8] = data[:8]
         self._at = end
         if end > self._low_water:

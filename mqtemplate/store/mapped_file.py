@@ -59,7 +59,8 @@ def _open_allocated(path: Path, size: int) -> int:
     try:
         if length not in (0, size):
             raise StoreFormatError(
-                f"{path} has {length} bytes, but the settings ask for {size}; open the folder with the sizes it was made with"
+                f"{path} has {length} bytes, but the settings ask for {size}; "
+                "open the folder with the sizes it was made with"
             )
         if length == 0:
             os.posix_fallocate(fd, 0, size)
@@ -70,7 +71,8 @@ def _open_allocated(path: Path, size: int) -> int:
             path.unlink(missing_ok=True)
         if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFullError(
-                f"no room on the disk for {path.name} ({size} bytes) in {path.parent}; free space there, then send again: what was acknowledged is safe"
+                f"no room on the disk for {path.name} ({size} bytes) in {path.parent}; free space there, then send again: "
+                "what was acknowledged is safe"
             ) from exc
         raise
     return fd

@@ -299,12 +299,13 @@ class MessageStore:
         queue = self._queue(record.topic, record.queue_id)
         if queue.max_offset == 0 and record.queue_offset > 0 and self._commit_log.begin > 0:
             queue.begin_at(record.queue_offset)
-        if queue.min_offset <= record.queue_offset < queue.max_offset:
-            if queue.unit(record.queue_offset).physical_offset == record.physical_offset:
-                return
+        is_there = queue.min_offset <= record.queue_offset < queue.max_offset
+        if is_there and queue.unit(record.queue_offset).physical_offset == record.physical_offset:
+            return
         if record.queue_offset != queue.max_offset:
             raise QueueGapError(
-                f"queue {record.queue_id} of {record.topic} ends at {queue.max_offset}, the log goes on with {record.queue_offset}"
+                f"queue {record.queue_id} of {record.topic} ends at {queue.max_offset}, "
+                f"the log goes on with {record.queue_offset}"
             )
         queue.reserve(1)
         queue.append(record.physical_offset, record.total_size, self._tags_code_of(record))

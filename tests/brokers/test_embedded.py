@@ -90,7 +90,9 @@ def test_the_brokers_own_properties_are_not_taken_from_senders(broker: EmbeddedB
 def test_a_body_over_the_maximum_says_both_sizes(tmp_path: Path) -> None:
     with (
         EmbeddedBroker(None, EmbeddedSettings(max_message_size=100), VirtualClock()) as broker,
-        pytest.raises(MessageError, match=r"the body for 'orders' has 101 bytes, allowed are 100.*raise max-message-size"),
+        pytest.raises(
+            MessageError, match=r"the body for 'orders' has 101 bytes, allowed are 100.*raise max-message-size"
+        ),
     ):
         broker.send(Message("orders", bytes(101)))
 
@@ -104,7 +106,9 @@ def test_a_batch_of_two_topics_is_refused(broker: EmbeddedBroker) -> None:
 
 
 def test_a_queue_of_another_topic_is_refused(broker: EmbeddedBroker) -> None:
-    with pytest.raises(DestinationError, match=r"is no queue of the topic; broker 'broker-a' has queues 0..3 of 'orders'"):
+    with pytest.raises(
+        DestinationError, match=r"is no queue of the topic; broker 'broker-a' has queues 0..3 of 'orders'"
+    ):
         broker.send(Message("orders", b"x"), MessageQueue("orders", "broker-a", 9))
 
 
@@ -145,7 +149,7 @@ def test_a_selector_skips_and_says_so(broker: EmbeddedBroker) -> None:
 
 
 def test_tags_that_only_share_a_hash_are_told_apart(broker: EmbeddedBroker) -> None:
-    """"Aa" and "BB" have one Java hash, which is all that the queue keeps."""
+    """ "Aa" and "BB" have one Java hash, which is all that the queue keeps."""
     broker.create_topic("orders", 1)
     queue = broker.send(Message("orders", b"1", {"TAGS": "Aa"})).message_queue
     broker.send(Message("orders", b"2", {"TAGS": "BB"}))
@@ -187,7 +191,9 @@ def test_a_group_with_two_subscriptions_is_refused(broker: EmbeddedBroker) -> No
     """U14: upstream lets the second overwrite the first, and messages are lost in silence."""
     broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
 
-    with pytest.raises(ListenerError, match=r"group 'g' subscribes to orders:\* and to orders:paid; .*a group of its own"):
+    with pytest.raises(
+        ListenerError, match=r"group 'g' subscribes to orders:\* and to orders:paid; .*a group of its own"
+    ):
         broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": TagSelector("paid")}))
     with pytest.raises(ListenerError, match="members with CLUSTERING and with BROADCASTING"):
         broker.subscribe(
@@ -206,7 +212,9 @@ def test_a_topic_that_grows_finds_readers(broker: EmbeddedBroker) -> None:
 
 def test_broadcast_progress_is_each_members_own_and_survives(tmp_path: Path) -> None:
     clock = VirtualClock()
-    spec = ConsumerSpec(group="g", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING, instance_name="one")
+    spec = ConsumerSpec(
+        group="g", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING, instance_name="one"
+    )
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
         broker.send(Message("orders", b"x"))
         member = broker.subscribe(spec)

@@ -16,7 +16,9 @@ QUEUES = [MessageQueue("t", "b", queue_id) for queue_id in range(8)]
     ("members", "queues", "shares"),
     [(1, 4, [4]), (2, 4, [2, 2]), (3, 4, [2, 1, 1]), (3, 8, [3, 3, 2]), (5, 3, [1, 1, 1, 0, 0])],
 )
-def test_neighbours_stay_together_and_the_first_members_get_the_rest(members: int, queues: int, shares: list[int]) -> None:
+def test_neighbours_stay_together_and_the_first_members_get_the_rest(
+    members: int, queues: int, shares: list[int]
+) -> None:
     ids = [f"m{number}" for number in range(members)]
 
     got = [allocate_averagely(member, ids, QUEUES[:queues]) for member in ids]

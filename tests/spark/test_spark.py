@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, SparkListenerContainer, SparkListenerSpec, spark_listener
+from mqtemplate.testing import Harness
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,36 +152,22 @@ def test_a_body_that_is_no_json_is_an_empty_payload_or_fails_the_batch(start: St
 
 def test_a_delayed_message_comes_when_it_is_due_and_tells_when_that_was(start: Start, broker: EmbeddedBroker) -> None:
     """A query sees nothing of a message that waits; to Spark it is an ordinary message once it is there."""
-    clock = broker.clock
-    assert isinstance(clock, VirtualClock)
     due: list[Any] = []
 
     @spark_listener("orders", "billing")
     def keep(messages: DataFrame, batch: SparkBatch) -> None:
         due.extend(row.ms for row in messages.selectExpr("unix_millis(deliverTimestamp) AS ms").collect())
 
-    deliver_at = clock.now_ms() + 60_000
+    deliver_at = broker.clock.now_ms() + 60_000
     broker.send(Message("orders", b"{}", {"TIMER_DELIVER_MS": str(deliver_at)}))
     container = start(keep)
     container.await_idle()
     before = list(due)
-    while clock.now_ms() < deliver_at:
-        clock.move_ms(1_000)
-        step(broker)
-    step(broker)
+    Harness(broker).advance("1m")
     container.await_idle()
 
     assert before == []
     assert due == [deliver_at]
-
-
-def step(broker: EmbeddedBroker) -> None:
-    """Let the broker do everything that is due, as its threads would."""
-    now = broker.clock.now_ms()
-    for _ in range(100):
-        if not [at for service in broker.services() if (at := service.step()) is not None and at <= now]:
-            return
-    pytest.fail("the broker's services found no end")
 
 
 def test_a_failing_batch_is_tried_again_and_then_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:

@@ -10,7 +10,9 @@ from mqtemplate.store import MessageStore, StoreSettings
 OpenStore = Callable[..., MessageStore]
 
 
-def draft(body: bytes, topic: str = "orders", queue_id: int = 0, properties: bytes = b"TAGS\x01paid\x02") -> RecordDraft:
+def draft(
+    body: bytes, topic: str = "orders", queue_id: int = 0, properties: bytes = b"TAGS\x01paid\x02"
+) -> RecordDraft:
     return RecordDraft(topic, queue_id, body, properties)
 
 

@@ -101,7 +101,9 @@ def test_a_batch_lies_in_one_file_with_consecutive_offsets(open_store: OpenStore
 def test_a_record_larger_than_a_file_says_what_to_change(open_store: OpenStore) -> None:
     store = open_store()
 
-    with pytest.raises(MessageError, match=r"do not fit into a commit log file of 4096 bytes.*mapped-file-size-commit-log"):
+    with pytest.raises(
+        MessageError, match=r"do not fit into a commit log file of 4096 bytes.*mapped-file-size-commit-log"
+    ):
         store.put(draft(bytes(5_000)))
 
     assert store.put(draft(b"next")).queue_offset == 0
@@ -176,7 +178,9 @@ def test_a_full_disk_fails_the_send_and_sending_works_again_with_room(
     assert not list((tmp_path / "commitlog").glob("*8192"))
 
 
-def test_a_full_disk_fails_a_whole_batch_and_no_part_of_it(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_a_whole_batch_and_no_part_of_it(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store()
     store.put(draft(bytes(3_000)))
 
@@ -201,12 +205,15 @@ def test_a_second_broker_in_this_process_is_told_who_has_the_folder(open_store: 
 def test_a_second_process_is_told_who_has_the_folder(open_store: OpenStore, tmp_path: Path) -> None:
     open_store()
     code = (
-        "import sys; from pathlib import Path; from mqtemplate.clock import VirtualClock; from mqtemplate.store import *\n"
+        "import sys; from pathlib import Path\n"
+        "from mqtemplate.clock import VirtualClock; from mqtemplate.store import *\n"
         "try: MessageStore(FolderHome(Path(sys.argv[1])), StoreSettings(), VirtualClock()).load()\n"
         "except Exception as exc: print(type(exc).__name__, exc)"
     )
 
-    said = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
 
     assert said.startswith("StoreLockedError")
     assert f"in use by process {os.getpid()}" in said
@@ -217,7 +224,9 @@ def test_a_folder_made_with_other_file_sizes_is_refused(open_store: OpenStore) -
     store.put(draft(b"x"))
     store.close()
 
-    with pytest.raises(StoreFormatError, match=r"has 4096 bytes, but the settings ask for 8192; open the folder with the sizes"):
+    with pytest.raises(
+        StoreFormatError, match=r"has 4096 bytes, but the settings ask for 8192; open the folder with the sizes"
+    ):
         open_store(small(mapped_file_size_commit_log=8_192))
 
     assert bodies(open_store()) == [b"x"]
@@ -240,7 +249,9 @@ def test_a_damaged_record_is_named_with_file_and_offset_when_it_is_read(open_sto
         file.seek(puts[1].physical_offset + 100)
         file.write(b"!")
 
-    with pytest.raises(CorruptRecordError, match=rf"{0:020d}: bad record at physical offset {puts[1].physical_offset}.*CRC"):
+    with pytest.raises(
+        CorruptRecordError, match=rf"{0:020d}: bad record at physical offset {puts[1].physical_offset}.*CRC"
+    ):
         store.read(puts[1].physical_offset, puts[1].size)
 
     assert store.read(puts[2].physical_offset, puts[2].size).body == b"c" * 50
@@ -257,7 +268,8 @@ def test_damage_in_the_middle_of_the_log_stops_the_start_and_is_named(open_store
 
     with pytest.raises(
         CorruptRecordError,
-        match=rf"{0:020d}: bad record at physical offset {puts[1].physical_offset}: .*whole records follow at {puts[2].physical_offset}",
+        match=rf"{0:020d}: bad record at physical offset {puts[1].physical_offset}: "
+        rf".*whole records follow at {puts[2].physical_offset}",
     ):
         open_store()
 

@@ -31,7 +31,11 @@ HOST = pack_host(HostAddress("127.0.0.1", 10911))
 
 
 def record(
-    body: bytes = b"hello", topic: str = "TopicA", properties: bytes = b"TAGS\x01Tag\x02", sys_flag: int = 0, size_error: int = 0
+    body: bytes = b"hello",
+    topic: str = "TopicA",
+    properties: bytes = b"TAGS\x01Tag\x02",
+    sys_flag: int = 0,
+    size_error: int = 0,
 ) -> bytes:
     """A record made by hand from the layout, not by the code under test."""
     name = topic.encode()
@@ -53,7 +57,7 @@ def test_a_record_reads_back_field_by_field() -> None:
 
 
 def test_upstreams_own_bytes_read_as_a_level_3_message() -> None:
-    """A record that Apache RocketMQ 5.5.0 wrote: level 3, queue 2 of the schedule topic, real topic in its properties."""
+    """A record that Apache RocketMQ 5.5.0 wrote: level 3, so queue 2 of the schedule topic."""
     properties = (
         b"MSG_REGION\x01DefaultRegion\x02UNIQ_KEY\x01FD000001\x02CLUSTER\x01SpecCluster\x02DELAY\x013\x02TAGS\x01TagB\x02"
         b"KEYS\x01kd3\x02WAIT\x01true\x02TRACE_ON\x01true\x02REAL_TOPIC\x01SpecTopic\x02REAL_QID\x013\x02"
@@ -63,7 +67,13 @@ def test_upstreams_own_bytes_read_as_a_level_3_message() -> None:
         "7f0000010000b7c4000001a1fd727cf97f000001000078bf000000000000000000000000"
     )
     body = b"delay level 3"
-    tail = struct.pack(">i", len(body)) + body + b"\x13SCHEDULE_TOPIC_XXXX" + struct.pack(">h", len(properties)) + properties
+    tail = (
+        struct.pack(">i", len(body))
+        + body
+        + b"\x13SCHEDULE_TOPIC_XXXX"
+        + struct.pack(">h", len(properties))
+        + properties
+    )
     data = struct.pack(">i", 4 + len(head) + len(tail)) + head + tail
 
     parsed = parse_record(data)

@@ -152,11 +152,18 @@ def test_the_checkpoint_waits_for_the_follower_that_lags_behind(tmp_path: Path) 
 
 
 @given(data=st.data())
-def test_any_mix_of_puts_closes_and_kills_loses_nothing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_mix_of_puts_closes_and_kills_loses_nothing(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     folder = tmp_path_factory.mktemp("store")
     model: dict[int, list[bytes]] = {0: [], 1: []}
     steps = data.draw(
-        st.lists(st.one_of(st.tuples(st.integers(0, 1), st.binary(max_size=700)), st.sampled_from(["close", "kill", "checkpoint"])), max_size=25)
+        st.lists(
+            st.one_of(
+                st.tuples(st.integers(0, 1), st.binary(max_size=700)), st.sampled_from(["close", "kill", "checkpoint"])
+            ),
+            max_size=25,
+        )
     )
     store = MessageStore(FolderHome(folder), small(), VirtualClock())
     store.load()

@@ -57,7 +57,9 @@ def test_a_table_that_is_no_json_is_named(tmp_path: Path) -> None:
     home = FolderHome(tmp_path)
     home.write_bytes("config/topics.json", b"{broken")
 
-    with pytest.raises(StoreFormatError, match=r"config/topics.json is not JSON .*restore it from config/topics.json.bak"):
+    with pytest.raises(
+        StoreFormatError, match=r"config/topics.json is not JSON .*restore it from config/topics.json.bak"
+    ):
         TopicTable(home, VirtualClock()).load()
 
 
