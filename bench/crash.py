@@ -1,7 +1,7 @@
 """Kill a sending process with SIGKILL at random moments: nothing acknowledged is lost, doubled or early.
 
 A child sends delayed messages, by level and by time, and tells of each one the broker acknowledged. It is killed,
-started again on the same folder, and goes on, until all are sent. Then every message must lie in its topic exactly once,
+started again on the same folder, and goes on, until all are sent. Then each message must lie in its topic exactly once,
 stored at its due time or later.
 
     python -m bench.crash [ROUNDS] [SEED]

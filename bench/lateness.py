@@ -1,6 +1,6 @@
 """How late delayed messages reach their handler: 10,000 due over 10 s, levels and timers mixed.
 
-Lateness is the time the message is in the consumer's hands less the due millisecond. A tenth waits by level, the rest by
+Lateness is when the message is in the consumer's hands less the due millisecond. A tenth waits by level, the rest by
 time; they are sent ahead, so that sending does not disturb the release.
 """
 

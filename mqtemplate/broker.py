@@ -19,7 +19,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import PullResult, SendResult
 from mqtemplate.selector import TagSelector
-from mqtemplate.service import Service
+from mqtemplate.services import Service
 
 __all__ = ["Broker", "Capability", "ConsumeFromWhere", "Consumer", "ConsumerSpec", "MessageModel"]
 

@@ -18,7 +18,7 @@ FLOORS: dict[str, int] = {
     # room -> floor, as docs/architecture/README.md draws them; a package is one room, a file beside it another
     "mqtemplate.errors": 0,
     "mqtemplate.clock": 0,
-    "mqtemplate.service": 0,
+    "mqtemplate.services": 0,
     "mqtemplate.java_hash": 0,
     "mqtemplate.message": 1,
     "mqtemplate.results": 1,

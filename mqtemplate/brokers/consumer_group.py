@@ -14,7 +14,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError, UnsupportedError
 from mqtemplate.message import RETRY_TOPIC_PREFIX, MessageExt, MessageQueue, Property
 from mqtemplate.selector import TagSelector
-from mqtemplate.service import Bell
+from mqtemplate.services import Bell
 from mqtemplate.store import ConsumerOffsets, MessageStore
 
 __all__ = ["ConsumerGroup", "EmbeddedConsumer", "GroupBackend"]
@@ -96,8 +96,8 @@ class ConsumerGroup:
 def _check_same(one: ConsumerSpec, other: ConsumerSpec) -> None:
     if one.subscriptions != other.subscriptions:
         raise ListenerError(
-            f"group {one.group!r} subscribes to {_describe(one)} and to {_describe(other)}; the members of a group share "
-            "one subscription, since each gets a part of the queues. Give the second listener a group of its own"
+            f"group {one.group!r} subscribes to {_describe(one)} and to {_describe(other)}; the members of a group "
+            "share one subscription, since each gets a part of the queues. Give the second listener a group of its own"
         )
     if one.message_model is not other.message_model:
         raise ListenerError(

@@ -27,7 +27,7 @@ from mqtemplate.errors import BrokerClosedError
 from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, Message, MessageExt, MessageQueue
 from mqtemplate.results import PullResult, SendResult
 from mqtemplate.selector import TagSelector
-from mqtemplate.service import AfterChangeService, Bell, Service, ServiceThread
+from mqtemplate.services import AfterChangeService, Bell, Service, ServiceThread
 from mqtemplate.store import ConsumerOffsets, FolderHome, Home, MemoryHome, MessageStore, TopicTable
 
 __all__ = ["EmbeddedBroker"]

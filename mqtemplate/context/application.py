@@ -23,7 +23,7 @@ from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import start
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener import ListenerContainer, ListenerRegistry
-from mqtemplate.service import Service
+from mqtemplate.services import Service
 from mqtemplate.template import RocketMQTemplate
 
 __all__ = ["MQApplication"]

@@ -71,8 +71,8 @@ def _open_allocated(path: Path, size: int) -> int:
             path.unlink(missing_ok=True)
         if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFullError(
-                f"no room on the disk for {path.name} ({size} bytes) in {path.parent}; free space there, then send again: "
-                "what was acknowledged is safe"
+                f"no room on the disk for {path.name} ({size} bytes) in {path.parent}; free space there, then "
+                "send again: what was acknowledged is safe"
             ) from exc
         raise
     return fd

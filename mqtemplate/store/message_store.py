@@ -12,7 +12,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, find_property
-from mqtemplate.service import AfterChangeService, Service, ServiceThread
+from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.commit_log import CommitLog, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue

@@ -10,7 +10,7 @@ from typing import Protocol
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.service import Service
+from mqtemplate.services import Service
 
 __all__ = ["Application", "Harness", "StillBusyError", "span_ms"]
 

@@ -14,7 +14,7 @@ from mqtemplate.delay.timer_intake import deliver_time, roll_slot
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record import RecordDraft, encode_properties
-from mqtemplate.service import ServiceThread
+from mqtemplate.services import ServiceThread
 from mqtemplate.store import PutResult
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom

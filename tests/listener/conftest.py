@@ -14,7 +14,7 @@ from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ListenerContainer, ListenerRegistry
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.results import SendResult
-from mqtemplate.service import Service
+from mqtemplate.services import Service
 
 MakeMessage = Callable[..., MessageExt]
 
