@@ -131,6 +131,23 @@ def test_the_schedule_topic_exists_from_the_start_with_18_queues(broker: Embedde
     assert table["SCHEDULE_TOPIC_XXXX"]["writeQueueNums"] == 18
 
 
+def test_levels_and_timers_wait_side_by_side_in_one_broker(broker: EmbeddedBroker) -> None:
+    """C4: the core has both of upstream's engines, and both end in the real topic."""
+    clock = broker.clock
+    assert isinstance(clock, VirtualClock)
+    broker.send(Message("orders", b"level", {"DELAY": "1"}))
+    broker.send(Message("orders", b"timer", {"TIMER_DELAY_MS": "700"}))
+
+    arrived = []
+    for _ in range(2):
+        clock.move_ms(700)
+        for service in broker.services():
+            service.step()
+        arrived.append({message.body for message in drain(broker, "orders")})
+
+    assert arrived == [{b"timer"}, {b"timer", b"level"}]
+
+
 def test_pulling_outside_a_queue_says_where_to_go_on(broker: EmbeddedBroker) -> None:
     queue = broker.send(Message("orders", b"x")).message_queue
 
