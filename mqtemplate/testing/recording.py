@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mqtemplate.broker import Broker
-from mqtemplate.destination import parse_destination
 from mqtemplate.listener import message_listener
 from mqtemplate.message import MessageExt
 from mqtemplate.results import PullStatus, SendResult
 from mqtemplate.template import RocketMQTemplate
+from mqtemplate.template.destination import parse_destination
 
 __all__ = ["Inbox", "RecordingTemplate", "SentMessage", "messages_in"]
 

@@ -10,10 +10,10 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay_options import delay_properties
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import Message
 from mqtemplate.template import RocketMQTemplate
+from mqtemplate.template.delay_options import delay_properties
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
 
 NOW_MS = VirtualClock().now_ms()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.destination import parse_destination, select_queue_by_hash
 from mqtemplate.errors import DestinationError
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.template.destination import parse_destination, select_queue_by_hash
 
 QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(4)]
 

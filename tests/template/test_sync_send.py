@@ -185,7 +185,7 @@ def test_the_timeout_counts_the_whole_call(
 ) -> None:
     """What finding the queue took is not there for the broker any more; when nothing is left, nothing is sent."""
     before_and_after = iter([10.000, 10.003])
-    monkeypatch.setattr("mqtemplate.template.monotonic", lambda: next(before_and_after))
+    monkeypatch.setattr("mqtemplate.template.rocketmq_template.monotonic", lambda: next(before_and_after))
 
     with pytest.raises(SendTimeoutError, match="timeout of 2 ms was over before the message reached the broker"):
         mqtemplate_template.sync_send("orders", b"body", timeout=2, hash_key="k")

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from mqtemplate.destination import MessageQueueSelector
 from mqtemplate.message import Message
 from mqtemplate.results import SendResult
+from mqtemplate.template.destination import MessageQueueSelector
 
 __all__ = ["SendCallback", "SpringNames"]
 

@@ -13,7 +13,6 @@ import structlog
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
-from mqtemplate.destination import MessageQueueSelector, check_hash_key, select_queue_by_hash
 from mqtemplate.errors import (
     ConfigurationError,
     DestinationError,
@@ -21,12 +20,13 @@ from mqtemplate.errors import (
     MQTemplateError,
     SendTimeoutError,
 )
-from mqtemplate.headers import Extras, make_extras
-from mqtemplate.lite_pull import LitePullConsumer, PullSettings
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.outbound import MessageFactory
 from mqtemplate.results import SendResult
-from mqtemplate.spring_names import SpringNames
+from mqtemplate.template.destination import MessageQueueSelector, check_hash_key, select_queue_by_hash
+from mqtemplate.template.headers import Extras, make_extras
+from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings
+from mqtemplate.template.outbound import MessageFactory
+from mqtemplate.template.spring_names import SpringNames
 
 __all__ = ["RocketMQTemplate"]
 
@@ -41,7 +41,7 @@ class RocketMQTemplate(SpringNames):
     """Sends payloads of any kind, at once or later, and receives on request.
 
     It may be used from many threads. It knows the port only, so the same calls work over every broker.
-    The names of rocketmq-spring work too: `mqtemplate.spring_names`.
+    The names of rocketmq-spring work too: `mqtemplate.template.spring_names`.
 
     Args:
         broker: Where to; started and closed by who made it.
@@ -247,7 +247,7 @@ class RocketMQTemplate(SpringNames):
         """Up to *max_count* messages of the consumer group, waiting up to *timeout* ms for the first.
 
         At least once: what a call returned is confirmed by the next call, or by `close`; a program that ends without
-        either gets it again. `mqtemplate.lite_pull` says more.
+        either gets it again. `mqtemplate.template.lite_pull` says more.
 
         Args:
             target_type: What each message shall be; `MessageExt` for the whole of it. A body that is none goes to

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from mqtemplate.clock import Clock
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
-from mqtemplate.destination import Destination, parse_destination
 from mqtemplate.errors import ConversionError, DestinationError, MessageError
-from mqtemplate.headers import NO_EXTRAS, Extras, header_extras, merge_extras
 from mqtemplate.message import Message, MessageExt, Property
+from mqtemplate.template.destination import Destination, parse_destination
+from mqtemplate.template.headers import NO_EXTRAS, Extras, header_extras, merge_extras
 
 __all__ = ["MessageFactory"]
 
