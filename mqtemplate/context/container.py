@@ -34,6 +34,7 @@ class MQContainer(containers.DeclarativeContainer):
         broker,
         converter=converter,
         send_message_timeout=settings.provided.rocketmq.producer.send_message_timeout,
+        max_message_size=settings.provided.rocketmq.producer.max_message_size,
         consumer_group=settings.provided.rocketmq.pull_consumer.group,
         consumer_topic=settings.provided.rocketmq.pull_consumer.topic,
         selector_expression=settings.provided.rocketmq.pull_consumer.selector_expression,

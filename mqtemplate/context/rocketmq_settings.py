@@ -75,8 +75,8 @@ class ProducerSettings(ClientSettings):
     """The same for ``async_send``."""
     retry_next_server: bool = False
     """Try another broker also when one answered that it did not store the message."""
-    max_message_size: int = Field(4_194_304, gt=0)
-    """Bytes a body may have."""
+    max_message_size: int | None = Field(None, gt=0)
+    """Bytes a body may have here, if that is less than what the broker takes."""
 
 
 class _Reading(ClientSettings):

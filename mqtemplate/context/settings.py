@@ -61,9 +61,10 @@ class AppSettings(BaseSettings):
         broker = self.mqtemplate.broker
         if "store_path" in broker.model_fields_set:
             self._check_store_path(choice, broker.store_path)
-        if isinstance(choice, EmbeddedHome) and self.rocketmq.producer.max_message_size > broker.max_message_size:
+        own_limit = self.rocketmq.producer.max_message_size
+        if isinstance(choice, EmbeddedHome) and own_limit is not None and own_limit > broker.max_message_size:
             raise ContradictionError(
-                f"is {self.rocketmq.producer.max_message_size}, but the broker takes {broker.max_message_size} bytes "
+                f"is {own_limit}, but the broker takes {broker.max_message_size} bytes "
                 "at most; raise mqtemplate.broker.max-message-size with it",
                 "rocketmq.producer.max_message_size",
             )

@@ -40,8 +40,7 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
 
 
 def embedded_broker(settings: AppSettings, clock: Clock) -> EmbeddedBroker:
-    """The broker that the settings describe. Only this application sends to it, so the lower size limit holds."""
+    """The broker that the settings describe."""
     own = dict(settings.mqtemplate.broker)
     del own["store_path"]
-    own["max_message_size"] = min(own["max_message_size"], settings.rocketmq.producer.max_message_size)
     return EmbeddedBroker(settings.store_path, EmbeddedSettings(**own), clock)

@@ -57,6 +57,16 @@ def test_a_body_above_the_producer_s_limit_is_refused() -> None:
             app.template.sync_send("orders", b"x" * 101)
 
 
+def test_the_broker_s_limit_can_be_set_by_itself() -> None:
+    """A producer's limit that nobody set must neither contradict it nor lower it."""
+    settings = {"rocketmq.name-server": "embedded:memory", "mqtemplate.broker.max-message-size": "10"}
+
+    with MQApplication(settings=settings, clock=VirtualClock()) as app:
+        app.template.sync_send("orders", bytes(10))
+        with pytest.raises(MessageError, match="has 11 bytes, allowed are 10"):
+            app.template.sync_send("orders", bytes(11))
+
+
 def test_the_starter_backs_off_for_a_broker_of_the_application() -> None:
     """Then it checks no key either: what the broker can do is its owner's knowledge."""
     broker = EmbeddedBroker(clock=VirtualClock())
