@@ -127,8 +127,11 @@ def _end(gateway: Gateway) -> None:
     """At the end of this process: end the context, so that it leaves no files behind, and then its JVM."""
     from pyspark import SparkContext
 
-    if gateway.process.poll() is None and SparkContext._active_spark_context is not None:
-        SparkContext._active_spark_context.stop()
+    if gateway.process.poll() is None:
+        if SparkContext._active_spark_context is not None:
+            SparkContext._active_spark_context.stop()
+        if SparkContext._gateway is not None:
+            SparkContext._gateway.shutdown()  # so that objects that are cleared later do not talk to a JVM that is gone
     gateway.close()
 
 
