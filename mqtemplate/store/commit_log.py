@@ -40,8 +40,6 @@ class CommitLog:
     """Records, one behind the other, over files of one size.
 
     - A record lies in one file. Where the next one does not fit, a blank ends the file.
-    - What is appended together has its first eight bytes, a size and a magic, written last: a process killed in
-      between leaves zeros there, so what can be seen is whole.
     - Behind ``end`` everything is zero.
     - Not thread-safe: the `MessageStore` appends under its lock. Reading needs no lock.
 
@@ -80,7 +78,7 @@ class CommitLog:
         self._start = end - end % self._file_size
         self._at = end - self._start
         found = self._files.find(end)
-        self._view = found[0].view if found else None
+        self._file = found[0] if found else None
 
     def append(self, draft: RecordDraft, queue_offset: int) -> PutResult:
         """Write one record.
@@ -122,12 +120,9 @@ class CommitLog:
         return now
 
     def _write(self, data: bytes) -> None:
-        view, at = self._view, self._at
-        assert view is not None
-        end = at + len(data)
-        view[at + 8 : end] = memoryview(data)[8:]
-        view[at : at + 8] = data[:8]
-        self._at = end
+        assert self._file is not None
+        self._file.write(self._at, data)
+        self._at = end = self._at + len(data)
         if end > self._low_water:
             self._low_water = self._file_size  # once a file
             self._on_low_water()
@@ -140,20 +135,19 @@ class CommitLog:
             MessageError: They would not fit into any file.
         """
         room = self._file_size - self._at - BLANK_SIZE
-        if size <= room and self._view is not None:
+        if size <= room and self._file is not None:
             return
         if size > self._file_size - BLANK_SIZE:
             raise MessageError(
                 f"{size} bytes of records do not fit into a commit log file of {self._file_size} bytes; "
                 "send less at once, or make the files larger (mapped-file-size-commit-log)"
             )
-        if self._view is None:
-            self._view = self._next_file(self._start).view
+        if self._file is None:
+            self._file = self._next_file(self._start)
             if size <= room:
                 return
-        view, at = self._view, self._at
-        self._view = self._next_file(self._start + self._file_size).view
-        view[at : at + BLANK_SIZE] = pack_blank(self._file_size - at)
+        full, self._file = self._file, self._next_file(self._start + self._file_size)
+        full.write(self._at, pack_blank(self._file_size - self._at))
         self._start += self._file_size
         self._at = 0
         self._low_water = self._file_size // 2

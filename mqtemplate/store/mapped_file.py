@@ -34,6 +34,18 @@ class MappedFile:
         self._fd = -1 if path is None else _open_allocated(path, size)
         self.view = mmap.mmap(self._fd, size)
 
+    def write(self, at: int, data: bytes) -> None:
+        """Put *data* at *at*.
+
+        Through the file, not the map: a first write to a mapped page waits for whatever the file system is
+        flushing at that moment, tens of milliseconds with the interpreter lock held.
+        """
+        if self._fd < 0:
+            self.view[at : at + len(data)] = data
+            return
+        while (written := os.pwrite(self._fd, data, at)) < len(data):
+            at, data = at + written, data[written:]
+
     def flush(self) -> None:
         """Return when everything written so far is on the disk."""
         if self._fd >= 0:
