@@ -258,11 +258,11 @@ class Releaser:
         Raises:
             StoreFullError: There is no room; nothing was handed over, try again.
         """
-        if len(drafts) > 1:
-            return self._store.put_all(drafts)[-1].end
         try:
-            return self._store.put(drafts[0]).end
+            return self._store.put_all(drafts)[-1].end
         except MessageError as exc:
+            if len(drafts) > 1:
+                raise
             self.poison_count += 1
             _log.error(
                 "delay.poison",

@@ -42,7 +42,7 @@ assert SLOT_SIZE == 32
 _SLOT_DTYPE = np.dtype([("time", ">i8"), ("first_pos", ">i8"), ("last_pos", ">i8"), ("num", ">i4"), ("magic", ">i4")])
 assert _SLOT_DTYPE.itemsize == SLOT_SIZE
 
-_FIRST_LOOK_SLOTS = 512
+_BLOCK_SLOTS = 4_096
 
 
 def wheel_file_size(slots_total: int) -> int:
@@ -72,6 +72,9 @@ class TimerWheel:
         self._file = file
         self._ring = 2 * slots_total
         self._precision_ms = precision_ms
+        # Blocks of slots that something was ever linked in. A file made just now need not be looked through.
+        times = np.empty(0, np.int64) if file.is_new else self._slots()["time"]
+        self._blocks: set[int] = set(np.unique(times // _BLOCK_SLOTS).tolist())
 
     def get(self, slot_ms: int) -> Slot | None:
         """The slot of a time, if it is live."""
@@ -87,6 +90,7 @@ class TimerWheel:
         if found != time:
             first_pos, num = position, 0
         _SLOT.pack_into(self._file.view, at, time, first_pos, position, num + count, 0)
+        self._blocks.add(time // _BLOCK_SLOTS)
 
     def last_pos(self, slot_ms: int) -> int:
         """The newest unit of a slot, -1 where there is none: what the next unit points back to."""
@@ -94,16 +98,17 @@ class TimerWheel:
         return -1 if slot is None else slot.last_pos
 
     def next_live(self, from_ms: int) -> int | None:
-        """The first live slot at or after *from_ms*, within one turn of the ring."""
+        """The first live slot at or after *from_ms*.
+
+        Only blocks that something was ever linked in are looked at: a stride over the rest of an almost empty wheel
+        would touch thousands of pages, for tens of milliseconds.
+        """
         start = from_ms // self._precision_ms
-        looked, look = 0, _FIRST_LOOK_SLOTS
-        while looked < self._ring:
-            look = min(look, self._ring - looked)
-            found = self._first_live(start + looked, look)
+        for block in sorted(block for block in self._blocks if block >= start // _BLOCK_SLOTS):
+            begin = max(start, block * _BLOCK_SLOTS)
+            found = self._first_live(begin, (block + 1) * _BLOCK_SLOTS - begin)
             if found is not None:
                 return found * self._precision_ms
-            looked += look
-            look *= 8  # near times are the likely ones; an almost empty wheel is crossed in few strides
         return None
 
     def oldest_live(self, from_ms: int) -> int | None:
@@ -121,6 +126,7 @@ class TimerWheel:
     def restore(self, slot: Slot) -> None:
         """Write a slot back as it was at an earlier time."""
         _SLOT.pack_into(self._file.view, slot.time % self._ring * SLOT_SIZE, *slot)
+        self._blocks.add(slot.time // _BLOCK_SLOTS)
 
     def clear(self, slot: Slot) -> None:
         """Make a slot as if nothing had ever been linked there."""

@@ -47,13 +47,17 @@ class CommitLog:
         files: Where the bytes go.
         clock: Dates the records. Store timestamps never go back, whatever the clock does.
         store_host: This broker's address, as it stands in each record.
+        maps_single: `append` writes through the map, so that no other sender runs in between; see `MappedFile.write`.
     """
 
-    def __init__(self, files: MappedFileQueue, clock: Clock, store_host: HostAddress) -> None:
+    def __init__(
+        self, files: MappedFileQueue, clock: Clock, store_host: HostAddress, maps_single: bool = False
+    ) -> None:
         self._files = files
         self._clock = clock
         self._store_host = pack_host(store_host)
         self._file_size = files.file_size
+        self._maps_single = maps_single
         self._spare: MappedFile | None = None
         self._spare_lock = threading.Lock()
         self._low_water = self._file_size
@@ -92,7 +96,7 @@ class CommitLog:
         now = self._date()
         at = self._start + self._at
         record = draft.encode(queue_offset, at, now, host)
-        self._write(record)
+        self._write(record, through_map=self._maps_single)
         return PutResult(at, len(record), queue_offset, now)
 
     def append_all(self, drafts: Sequence[RecordDraft], queue_offsets: Sequence[int]) -> list[PutResult]:
@@ -108,7 +112,7 @@ class CommitLog:
             size = len(record)
             results.append(PutResult(at, size, queue_offset, now))
             at += size
-        self._write(b"".join(records))
+        self._write(b"".join(records), through_map=False)
         return results
 
     def _date(self) -> int:
@@ -119,9 +123,12 @@ class CommitLog:
         self.last_store_timestamp = now
         return now
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, *, through_map: bool) -> None:
         assert self._file is not None
-        self._file.write(self._at, data)
+        if through_map:
+            self._file.write_mapped(self._at, data)
+        else:
+            self._file.write(self._at, data)
         self._at = end = self._at + len(data)
         if end > self._low_water:
             self._low_water = self._file_size  # once a file

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mqtemplate.errors import StoreError
 
 __all__ = ["GroupCommit", "WhenFlushed"]
 
-
 WhenFlushed = Callable[[StoreError | None], None]
 
 
 class _Waiter:
-    """A sender that waits for its bytes, asleep on a lock of its own; whoever ends the wait releases it."""
+    """A sender that waits for its bytes, asleep on a lock of its own.
 
-    __slots__ = ("bell", "end", "error", "leads")
+    Attributes:
+        after: Whom it wakes when it wakes itself.
+        leads: It is to flush, for itself and for whoever waits by then.
+        error: What the disk said, if its bytes are not safe.
+    """
+
+    __slots__ = ("after", "bell", "end", "error", "leads")
 
     def __init__(self, end: int) -> None:
         self.end = end
         self.bell = threading.Lock()
         self.bell.acquire()
+        self.after: _Waiter | None = None
         self.leads = False
         self.error: StoreError | None = None
 
@@ -29,8 +36,12 @@ class _Waiter:
 class GroupCommit:
     """Leader and followers: the first sender that comes flushes for all, the others sleep.
 
-    While the leader is in ``fdatasync`` (which lets other threads run) more records arrive; when it is back it wakes
-    whom it served, and hands the lead to one it did not. No thread of its own, no hand-over on an idle system.
+    While the leader is in ``fdatasync`` (which lets other threads run) more records arrive. When it is back it wakes
+    the first of those it served, each of them wakes the next, and the last wakes one that was not served, who leads
+    the next flush: by then the others have written what comes next. One thread wakes at a time, since only one could
+    run; waking all at once would have them wait twice, for their bytes and then for the interpreter lock.
+
+    There is no thread of its own, and no hand-over on an idle system.
 
     Args:
         flush: Make everything up to the log's end durable; gives that end.
@@ -61,21 +72,35 @@ class GroupCommit:
         if waiter is None:
             self._lead()
             return True
-        if not waiter.bell.acquire(timeout=timeout_ms / 1_000) and not self._give_up(waiter):
-            return False
-        if waiter.leads:
-            self._lead()
-        elif waiter.error is not None:
+        return self._follow(waiter, timeout_ms)
+
+    def _follow(self, waiter: _Waiter, timeout_ms: int) -> bool:
+        try:
+            if not waiter.bell.acquire(timeout=timeout_ms / 1_000) and self._leave(waiter):
+                return False
+        except BaseException:  # Ctrl-C: others may rely on this one to wake them, or to lead
+            if not self._leave(waiter):
+                self._pass_on(waiter)
+            raise
+        self._pass_on(waiter)
+        if waiter.error is not None:
             raise waiter.error
         return True
 
-    def _give_up(self, waiter: _Waiter) -> bool:
-        """Leave the queue after a time-out; True if the bell rang in that very moment."""
+    def _leave(self, waiter: _Waiter) -> bool:
+        """Get out of the line; False if its turn had come."""
         with self._mutex:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            if waiter not in self._waiters:
                 return False
-        return True
+            self._waiters.remove(waiter)
+            return True
+
+    def _pass_on(self, waiter: _Waiter) -> None:
+        """Do what others rely on: wake the next, or lead."""
+        if waiter.after is not None:
+            waiter.after.bell.release()
+        if waiter.leads:
+            self._lead()
 
     def _lead(self) -> None:
         error: StoreError | None = None
@@ -95,12 +120,7 @@ class GroupCommit:
             self._has_leader = next_leader is not None
             due = [call for end, call in self._callbacks if error is not None or end <= flushed]
             self._callbacks = [item for item in self._callbacks if error is None and item[0] > flushed]
-        for waiter in served:
-            waiter.error = error
-            waiter.bell.release()
-        if next_leader is not None:
-            next_leader.leads = True
-            next_leader.bell.release()
+        _wake_in_turn(served, next_leader, error)
         for call in due:
             call(error)
         if error is not None:
@@ -114,3 +134,17 @@ class GroupCommit:
                 self._callbacks.append((end, call))
                 return
         call(None)
+
+
+def _wake_in_turn(served: Sequence[_Waiter], next_leader: _Waiter | None, error: StoreError | None) -> None:
+    """Wake the first, and let each wake the one behind it."""
+    for waiter in served:
+        waiter.error = error
+    chain = list(served)
+    if next_leader is not None:
+        next_leader.leads = True
+        chain.append(next_leader)
+    for waiter, after in itertools.pairwise(chain):
+        waiter.after = after
+    if chain:
+        chain[0].bell.release()

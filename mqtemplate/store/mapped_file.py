@@ -17,7 +17,7 @@ class MappedFile:
 
     - Its length never changes, and every byte of it has its block on the disk, so that writing into the map
       cannot fail: a full disk is met when the file is made.
-    - Bytes never written are zero.
+    - Bytes never written are zero; in one that ``is_new``, all are.
 
     Args:
         path: The file; made if missing. None keeps it in memory.
@@ -31,20 +31,25 @@ class MappedFile:
     def __init__(self, path: Path | None, size: int) -> None:
         self.path = path
         self.size = size
-        self._fd = -1 if path is None else _open_allocated(path, size)
+        self._fd, self.is_new = (-1, False) if path is None else _open_allocated(path, size)
         self.view = mmap.mmap(self._fd, size)
 
     def write(self, at: int, data: bytes) -> None:
         """Put *data* at *at*.
 
-        Through the file, not the map: a first write to a mapped page waits for whatever the file system is
-        flushing at that moment, tens of milliseconds with the interpreter lock held.
+        Through the file: the first write to a mapped page may wait for what the file system flushes at that moment,
+        tens of milliseconds with the interpreter lock held. A system call lets go of that lock, though, and other
+        threads rush in; where they would only find the writer's own lock, `write_mapped` is better.
         """
         if self._fd < 0:
-            self.view[at : at + len(data)] = data
+            self.write_mapped(at, data)
             return
         while (written := os.pwrite(self._fd, data, at)) < len(data):
             at, data = at + written, data[written:]
+
+    def write_mapped(self, at: int, data: bytes) -> None:
+        """Put *data* at *at*, without letting another thread run in between."""
+        self.view[at : at + len(data)] = data
 
     def flush(self) -> None:
         """Return when everything written so far is on the disk."""
@@ -64,7 +69,8 @@ class MappedFile:
             self.path.unlink(missing_ok=True)
 
 
-def _open_allocated(path: Path, size: int) -> int:
+def _open_allocated(path: Path, size: int) -> tuple[int, bool]:
+    """The descriptor, and whether the file was made now."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     length = os.fstat(fd).st_size
@@ -87,7 +93,7 @@ def _open_allocated(path: Path, size: int) -> int:
                 "send again: what was acknowledged is safe"
             ) from exc
         raise
-    return fd
+    return fd, length == 0
 
 
 def _sync_folder(folder: Path) -> None:

@@ -93,7 +93,7 @@ class MessageStore:
         was_clean = not self.home.exists(_ABORT)
         settings = self.settings
         files = self.home.mapped_queue("commitlog", settings.mapped_file_size_commit_log)
-        self._commit_log = CommitLog(files, self.clock, settings.store_host)
+        self._commit_log = CommitLog(files, self.clock, settings.store_host, maps_single=self._flushes_first)
         self._open_files.append(self._commit_log)
         self._checkpoint = StoreCheckpoint(self.home)
         self._open_files.append(self._checkpoint)
