@@ -52,6 +52,9 @@ except ImportError:
     from zlib import crc32 as _crc32
 
 __all__ = [
+    "CHECK_NAME",
+    "CHECK_SIZE",
+    "CHECK_START",
     "MAGIC_BLANK",
     "MAGIC_V1",
     "MAGIC_V2",
@@ -84,13 +87,13 @@ _I8 = struct.Struct(">q")
 _I2 = struct.Struct(">h")
 
 
-_CHECK_NAME = "__CRC@"
-_CHECK_START = f"{_CHECK_NAME}\x01".encode()
-_CHECK = _CHECK_START + b"%08x%08x\x02"
-_CHECK_SIZE = len(_CHECK_START) + 17
-MAX_PROPERTIES_BYTES = 32_767 - _CHECK_SIZE
+CHECK_NAME = "__CRC@"
+CHECK_START = f"{CHECK_NAME}\x01".encode()
+_CHECK = CHECK_START + b"%08x%08x\x02"
+CHECK_SIZE = len(CHECK_START) + 17
+MAX_PROPERTIES_BYTES = 32_767 - CHECK_SIZE
 """What a message's properties may take, encoded; the field's limit less the check."""
-_FIXED_SIZE = _HEADER_SIZE - 16 + 2 + _CHECK_SIZE  # a record without hosts, body, topic and properties
+_FIXED_SIZE = _HEADER_SIZE - 16 + 2 + CHECK_SIZE  # a record without hosts, body, topic and properties
 _OTHER_OFFSET = re.compile(rb"[0-9a-f]{8}\x02")
 
 
@@ -160,7 +163,7 @@ class RecordDraft:
                 "move data into the body"
             )
         magic, topic = _encode_topic(self.topic)
-        rest = b"".join((topic, (length + _CHECK_SIZE).to_bytes(2, "big"), properties))
+        rest = b"".join((topic, (length + CHECK_SIZE).to_bytes(2, "big"), properties))
         pack = _HEADER.pack if len(born_host) + len(store_host) == 16 else _pack_v6_header
         head = pack(
             _FIXED_SIZE - 2 + len(born_host) + len(store_host) + len(body) + len(rest),
@@ -255,10 +258,10 @@ def parse_record(data: bytes) -> StoredRecord:
     properties = data[properties_at:size]
     if properties.endswith(b"\0"):
         raise BadRecordError("its end is missing")
-    if properties.startswith(_CHECK_START, -_CHECK_SIZE):
-        rest = data[body_end : size - _CHECK_SIZE]
-        _verify(properties[-_CHECK_SIZE:], _crc32(rest, _crc32(data[:at])), fields[6])
-        properties = properties[:-_CHECK_SIZE]
+    if properties.startswith(CHECK_START, -CHECK_SIZE):
+        rest = data[body_end : size - CHECK_SIZE]
+        _verify(properties[-CHECK_SIZE:], _crc32(rest, _crc32(data[:at])), fields[6])
+        properties = properties[:-CHECK_SIZE]
     if _crc32(body) & 0x7FFF_FFFF != fields[2]:
         raise BadRecordError("its body does not match its CRC-32")
     return StoredRecord._make((*fields[:14], body, _decode_topic(data[topic_at:topic_end]), properties))
@@ -317,7 +320,7 @@ def decode_properties(data: bytes) -> dict[str, str]:
         name, _, value = pair.partition("\x01")
         if name and value:
             properties[name] = value
-    properties.pop(_CHECK_NAME, None)  # a copy that another broker made of one of our records
+    properties.pop(CHECK_NAME, None)  # a copy that another broker made of one of our records
     return properties
 
 

@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mqtemplate.record import CHECK_NAME
+
 __all__ = ["PropertyColumns", "text"]
 
 _NAME_END, _PAIR_END = 0x01, 0x02
-_CHECK_NAME = "__CRC@"  # of another record, when another broker copied it; see `mqtemplate.record`
 
 
 class PropertyColumns:
@@ -51,7 +52,7 @@ class PropertyColumns:
     def maps(self) -> pa.Array:
         """All properties of each message, as a column of maps."""
         pairs = self._last_of_each_name()
-        if len(foreign := self._pairs_named(_CHECK_NAME.encode())):
+        if len(foreign := self._pairs_named(CHECK_NAME.encode())):
             pairs = np.setdiff1d(pairs, foreign)
         offsets = np.searchsorted(self._rows[pairs], np.arange(self._count + 1)).astype(np.int32)
         names = text(self._cells.take(pa.array(4 * pairs)))

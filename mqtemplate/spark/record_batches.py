@@ -20,7 +20,16 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import Property, offset_msg_id
-from mqtemplate.record import MAGIC_V1, MAGIC_V2, BadRecordError, SysFlag, parse_record, unpack_host
+from mqtemplate.record import (
+    CHECK_SIZE,
+    CHECK_START,
+    MAGIC_V1,
+    MAGIC_V2,
+    BadRecordError,
+    SysFlag,
+    parse_record,
+    unpack_host,
+)
 from mqtemplate.spark.blocks import LocalBlocks, LogWindow
 from mqtemplate.spark.property_columns import PropertyColumns
 
@@ -54,7 +63,6 @@ ARROW_SCHEMA_WITHOUT_PROPERTIES = pa.schema([field for field in ARROW_SCHEMA if 
 _ROWS = 8_192  # a batch; from here to 32,768 rows the cost a row is the same
 _BYTES = 32 * 1024 * 1024  # a batch; bodies may be megabytes
 _SMALLEST = 91  # a record with IPv4 hosts and nothing in it
-_CHECK_START, _CHECK_SIZE = b"__CRC@\x01", 24  # what a record of our own ends with; see `mqtemplate.record`
 _LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that can be told in microseconds
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
@@ -154,12 +162,12 @@ class _Records:
         self._require(self._properties_at + self._u2(properties_length_at) == end, reason)
         self._require((self._properties_at == end) | (self._data[end - 1] != 0), "its end is missing")
         self._has_check = self._find_checks(end)
-        self._properties_end = end - np.where(self._has_check, _CHECK_SIZE, 0)
+        self._properties_end = end - np.where(self._has_check, CHECK_SIZE, 0)
 
     def _find_checks(self, end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which records end with a check over everything but their body."""
-        start = np.maximum(end - _CHECK_SIZE, self._at)
-        expected = np.frombuffer(_CHECK_START, np.uint8)
+        start = np.maximum(end - CHECK_SIZE, self._at)
+        expected = np.frombuffer(CHECK_START, np.uint8)
         same = (self._data[start[:, None] + np.arange(len(expected))] == expected).all(axis=1)
         found: npt.NDArray[np.bool_] = same & (start >= self._properties_at)
         return found
@@ -172,7 +180,7 @@ class _Records:
         self._require(bodies == self._i4(self._at + 8), "its body does not match its CRC-32")
         around = zip(self._at.tolist(), body_at, body_end, self._properties_end.tolist(), strict=True)
         rest = np.array([crc32(data[back:end], crc32(data[at:front])) for at, front, back, end in around], np.uint32)
-        told = self._hex8(self._properties_end + len(_CHECK_START))
+        told = self._hex8(self._properties_end + len(CHECK_START))
         for row in np.flatnonzero(self._has_check & (told != rest)).tolist():
             self._parse_alone(row)
 
