@@ -30,7 +30,7 @@ class Sender:
         route = self._routes.route(message.topic)
         target = route.next_queue() if queue is None else route.queue(queue)
         draft, unique_id = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
-        put = self._put(draft)
+        put = self._put(draft, target)
         is_safe = self._store.settle(put.physical_offset + put.size, (draft.topic,), timeout_ms)
         return SendResult(
             SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
@@ -42,7 +42,7 @@ class Sender:
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         drafts, ids, target = self._make_batch(messages, queue)
-        puts = self._put_all(drafts)
+        puts = self._put_all(drafts, target)
         is_safe = self._store.settle(puts[-1].end, {draft.topic for draft in drafts}, timeout_ms)
         return self._batch_result(puts, ids, target, SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT)
 
@@ -51,7 +51,7 @@ class Sender:
         future.set_running_or_notify_cancel()  # there is no taking back what is written when this returns
         try:
             drafts, ids, target = self._make_batch(messages, queue)
-            puts = self._put_all(drafts)
+            puts = self._put_all(drafts, target)
         except (MessageError, SendError) as exc:
             future.set_exception(exc)
             return future
@@ -70,7 +70,7 @@ class Sender:
         route = self._routes.route(message.topic)
         target = route.next_queue() if queue is None else route.queue(queue)
         draft, _ = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
-        put = self._put(draft)
+        put = self._put(draft, target)
         self._store.settle_later(put.end, (draft.topic,))
 
     def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
@@ -82,7 +82,7 @@ class Sender:
         self._routes.create(again.topic, 1)
         target = self._routes.route(again.topic).next_queue()
         draft = self._drafts.make_again(again, message, target.queue_id, self._store.clock.now_ms())
-        self._store.settle(self._put(draft).end, (draft.topic,))
+        self._store.settle(self._put(draft, target).end, (draft.topic,))
 
     def _make_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None
@@ -110,14 +110,18 @@ class Sender:
         offset_ids = ",".join(offset_msg_ids(self._host, [put[0] for put in puts]))
         return SendResult(status, ",".join(ids), offset_ids, target, puts[0].queue_offset)
 
-    def _put(self, draft: RecordDraft) -> PutResult:
+    def _put(self, draft: RecordDraft, target: MessageQueue) -> PutResult:
         try:
+            if draft.topic != target.topic:
+                self._store.prepare(target.topic, target.queue_id)  # when it is due, there should be no file to make
             return self._store.put(draft)
         except StoreFullError as exc:
             raise SendError(f"not stored: {exc}") from exc
 
-    def _put_all(self, drafts: Sequence[RecordDraft]) -> list[PutResult]:
+    def _put_all(self, drafts: Sequence[RecordDraft], target: MessageQueue) -> list[PutResult]:
         try:
+            if drafts[0].topic != target.topic or drafts[-1].topic != target.topic:
+                self._store.prepare(target.topic, target.queue_id)
             return self._store.put_all(drafts)
         except StoreFullError as exc:
             raise SendError(f"not stored: {exc}") from exc

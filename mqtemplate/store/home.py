@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from mqtemplate.errors import StoreLockedError
+from mqtemplate.store.folders import make_folder, sync_folder
 from mqtemplate.store.mapped_file import MappedFile
 from mqtemplate.store.mapped_file_queue import MappedFileQueue
 
@@ -33,7 +34,7 @@ class Home(ABC):
         """A mapped file; made if missing."""
 
     @abstractmethod
-    def mapped_queue(self, folder: str, file_size: int) -> MappedFileQueue:
+    def mapped_queue(self, folder: str, file_size: int, *, lasting: bool = True) -> MappedFileQueue:
         """A queue of mapped files, with those that are there."""
 
     @abstractmethod
@@ -74,7 +75,7 @@ class MemoryHome(Home):
             self._mapped[name] = MappedFile(None, size)
         return self._mapped[name]
 
-    def mapped_queue(self, folder: str, file_size: int) -> MappedFileQueue:
+    def mapped_queue(self, folder: str, file_size: int, *, lasting: bool = True) -> MappedFileQueue:
         return MappedFileQueue(None, file_size)
 
     def read_bytes(self, name: str) -> bytes | None:
@@ -104,7 +105,7 @@ class FolderHome(Home):
         self._lock_fd = -1
 
     def lock(self) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
+        make_folder(self.root)
         path = (self.root / self._LOCK).resolve()
         # A POSIX lock does not exclude its own process, and closing any descriptor of the file gives it up:
         # so a second broker here is told before it opens the file.
@@ -138,8 +139,8 @@ class FolderHome(Home):
     def open_mapped(self, name: str, size: int) -> MappedFile:
         return MappedFile(self.root / name, size)
 
-    def mapped_queue(self, folder: str, file_size: int) -> MappedFileQueue:
-        return MappedFileQueue(self.root / folder, file_size)
+    def mapped_queue(self, folder: str, file_size: int, *, lasting: bool = True) -> MappedFileQueue:
+        return MappedFileQueue(self.root / folder, file_size, lasting=lasting)
 
     def read_bytes(self, name: str) -> bytes | None:
         try:
@@ -149,7 +150,7 @@ class FolderHome(Home):
 
     def write_bytes(self, name: str, data: bytes) -> None:
         path = self.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         fresh = path.with_name(path.name + ".tmp")
         with fresh.open("wb") as file:
             file.write(data)
@@ -160,11 +161,7 @@ class FolderHome(Home):
             kept.unlink(missing_ok=True)
             os.link(path, kept)
         fresh.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
 
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()

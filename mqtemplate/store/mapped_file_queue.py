@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mqtemplate.errors import StoreFormatError
+from mqtemplate.store.folders import sync_folder
 from mqtemplate.store.layout import file_name
 from mqtemplate.store.mapped_file import MappedFile
 
@@ -22,13 +23,16 @@ class MappedFileQueue:
     Args:
         folder: Where they are; None keeps them in memory.
         file_size: Bytes of each.
+        lasting: New files' names last from the start; else `flush` sees to that, for files that can be made again.
 
     Raises:
         StoreFormatError: The folder holds a file of another size or another name, or a gap.
     """
 
-    def __init__(self, folder: Path | None, file_size: int) -> None:
+    def __init__(self, folder: Path | None, file_size: int, *, lasting: bool = True) -> None:
         self.folder = folder
+        self._lasting = lasting
+        self._has_new_names = False
         self.file_size = file_size
         self.starts: list[int] = []
         self.files: list[MappedFile] = []
@@ -87,7 +91,8 @@ class MappedFileQueue:
         return None if self.folder is None else self.folder / file_name(start)
 
     def new_file(self, start: int) -> MappedFile:
-        return MappedFile(self.path_of(start), self.file_size)
+        self._has_new_names = not self._lasting
+        return MappedFile(self.path_of(start), self.file_size, lasting=self._lasting)
 
     def read(self, offset: int, size: int) -> bytes:
         """*size* bytes from *offset* on, all in one file; fewer at the file's end, none where there is no file."""
@@ -108,6 +113,10 @@ class MappedFileQueue:
 
     def flush(self, start: int, end: int) -> None:
         """Return when the files that hold bytes of ``start..end`` are on the disk."""
+        if self._has_new_names and self.folder is not None:
+            self._has_new_names = False
+            for folder in (self.folder, *self.folder.parents[:2]):
+                sync_folder(folder)
         for file, file_start in zip(self.files, self.starts, strict=True):
             if file_start < end and file_start + self.file_size > start:
                 file.flush()

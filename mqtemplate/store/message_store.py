@@ -196,6 +196,15 @@ class MessageStore:
             self._mark_dirty()
         return results
 
+    def prepare(self, topic: str, queue_id: int) -> None:
+        """Have the file for the queue's next unit now: whoever knows that a message is to come may not be in a hurry.
+
+        Raises:
+            StoreFullError: There is no room for it.
+        """
+        with self._lock:
+            self._queue(topic, queue_id).reserve(1)
+
     def _mark_dirty(self) -> None:
         self._is_dirty = True
         self._checkpoint_service.changed()
@@ -269,7 +278,7 @@ class MessageStore:
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         size = -(-self.settings.mapped_file_size_consume_queue // CQ_UNIT_SIZE) * CQ_UNIT_SIZE
-        queue = ConsumeQueue(self.home.mapped_queue(f"consumequeue/{topic}/{queue_id}", size))
+        queue = ConsumeQueue(self.home.mapped_queue(f"consumequeue/{topic}/{queue_id}", size, lasting=False))
         self._queues[topic, queue_id] = queue
         return queue
 
