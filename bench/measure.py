@@ -28,8 +28,11 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def quiet() -> None:
-    """Only warnings; a bench prints figures."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+    """Only warnings, and those beside the figures."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(30),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def rate(work: Callable[[int], object], count: int, rounds: int = 5) -> float:
