@@ -60,7 +60,8 @@ test: setup lint ## Lint, then run all tests
 	@$(VENV)/bin/pytest
 
 bench: setup ## Run every bench; each prints its figures
-	@for bench in $$(grep -l "^if __name__ ==" bench/*.py); do echo "--- $$bench"; $(PYTHON) "$$bench" || exit 1; done
+	@for bench in $$(grep -l "^if __name__ ==" bench/*.py); do \
+		echo "--- $$bench"; $(PYTHON) -m "bench.$$(basename "$$bench" .py)" || exit 1; done
 
 clean: ## Remove .venv, caches, and what the examples wrote
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse out mqtemplate-bench-*
