@@ -100,7 +100,10 @@ class CommitLog:
         return PutResult(at, len(record), queue_offset, now)
 
     def append_all(self, drafts: Sequence[RecordDraft], queue_offsets: Sequence[int]) -> list[PutResult]:
-        """`append` for several: all are written into one file or, if it fails or the process dies, none."""
+        """`append` for several: all are written into one file, or, if it fails, none.
+
+        A process that dies meanwhile may leave the first of them.
+        """
         host = self._store_host
         self.make_room(sum([draft.size(host) for draft in drafts]))
         now = self._date()
