@@ -55,7 +55,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def report(what: str, figure: float, unit: str, target: str) -> None:
     """One line: what was measured, what came out, what was asked for."""
-    text = f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:.2f}"
+    text = f"{figure:,.0f}" if abs(figure) >= 100 or isinstance(figure, int) else f"{figure:.2f}"
     print(f"{what:<66} {text:>12} {unit:<6} (target {target})", flush=True)
 
 
