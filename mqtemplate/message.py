@@ -16,6 +16,8 @@ from typing import NamedTuple
 from mqtemplate.errors import DestinationError
 
 __all__ = [
+    "BROKER_PROPERTIES",
+    "DELAY_PROPERTIES",
     "DLQ_TOPIC_PREFIX",
     "RESERVED_PROPERTIES",
     "RETRY_TOPIC_PREFIX",
@@ -71,6 +73,27 @@ class Property:
     DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
     DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 
+
+DELAY_PROPERTIES = (
+    Property.DELAY,
+    Property.TIMER_DELAY_SEC,
+    Property.TIMER_DELAY_MS,
+    Property.TIMER_DELIVER_MS,
+    Property.START_DELIVER_TIME,
+)
+"""The properties that make a broker keep a message back. A message may have one of them."""
+
+BROKER_PROPERTIES = frozenset(
+    {
+        Property.REAL_TOPIC,
+        Property.REAL_QID,
+        Property.TIMER_OUT_MS,
+        Property.TIMER_ENQUEUE_MS,
+        Property.TIMER_DEQUEUE_MS,
+        Property.TIMER_ROLL_TIMES,
+    }
+)
+"""What only a broker may write on a message that waits."""
 
 RESERVED_PROPERTIES: frozenset[str] = frozenset(
     {value for name, value in vars(Property).items() if not name.startswith("_")}

@@ -5,7 +5,15 @@ from __future__ import annotations
 from mqtemplate.delay import DelayLevels, TimerLimits, divert, strip_broker_properties
 from mqtemplate.errors import MessageError
 from mqtemplate.java_hash import tags_code
-from mqtemplate.message import HostAddress, Message, MessageExt, Property, create_unique_id
+from mqtemplate.message import (
+    BROKER_PROPERTIES,
+    DELAY_PROPERTIES,
+    HostAddress,
+    Message,
+    MessageExt,
+    Property,
+    create_unique_id,
+)
 from mqtemplate.record import RecordDraft, encode_properties, pack_host
 
 __all__ = ["DraftMaker"]
@@ -13,21 +21,7 @@ __all__ = ["DraftMaker"]
 _Encoded = tuple[bytes, int, str | None, bool]
 """Properties as bytes, the tags code, the id if they name one, whether one of `_LOOK_TWICE` is among them."""
 
-_LOOK_TWICE = frozenset(
-    {
-        Property.DELAY,
-        Property.TIMER_DELAY_SEC,
-        Property.TIMER_DELAY_MS,
-        Property.TIMER_DELIVER_MS,
-        Property.START_DELIVER_TIME,
-        Property.REAL_TOPIC,
-        Property.REAL_QID,
-        Property.TIMER_OUT_MS,
-        Property.TIMER_ENQUEUE_MS,
-        Property.TIMER_DEQUEUE_MS,
-        Property.TIMER_ROLL_TIMES,
-    }
-)
+_LOOK_TWICE = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 """Properties that ask for a delay, or that only a broker may write. Most messages have none of them."""
 
 

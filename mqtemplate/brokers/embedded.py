@@ -106,16 +106,24 @@ class EmbeddedBroker(Broker):
         if self._is_open:
             return
         self.store.load([self._schedule, self._timer])
-        self._topics.load()
-        self._topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
-        self._topics.create(TIMER_TOPIC, 1)
-        self._offsets.load()
-        self._schedule.start()
-        self._timer.start()
+        try:
+            self._load_tables()
+            self._schedule.start()
+            self._timer.start()
+        except BaseException:
+            self._timer.close()
+            self.store.release()
+            raise
         self._is_open = True
         if not self.clock.is_virtual:
             self._start_threads()
         _log.info("broker.started", broker=self.name, home=str(self.path or "memory"), end_offset=self.store.end_offset)
+
+    def _load_tables(self) -> None:
+        self._topics.load()
+        self._topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
+        self._topics.create(TIMER_TOPIC, 1)
+        self._offsets.load()
 
     def _start_threads(self) -> None:
         self.store.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mqtemplate.message import (
+    DELAY_PROPERTIES,
     DLQ_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
     Message,
@@ -15,14 +16,6 @@ __all__ = ["FIRST_RETRY_LEVEL", "dead_letter", "is_exhausted", "retry"]
 
 FIRST_RETRY_LEVEL = 3
 """The level of the first retry where the broker chooses; each further one is a level higher."""
-
-_DELAYS = (
-    Property.DELAY,
-    Property.TIMER_DELAY_SEC,
-    Property.TIMER_DELAY_MS,
-    Property.TIMER_DELIVER_MS,
-    Property.START_DELIVER_TIME,
-)
 
 
 def is_exhausted(message: MessageExt, delay_level: int, max_reconsume_times: int) -> bool:
@@ -50,7 +43,7 @@ def dead_letter(message: MessageExt, group: str) -> Message:
 
 
 def _copy(message: MessageExt, topic: str) -> Message:
-    properties = copy_properties(message.properties, *_DELAYS)
+    properties = copy_properties(message.properties, *DELAY_PROPERTIES)
     properties.setdefault(Property.RETRY_TOPIC, message.topic)
     properties.setdefault(Property.ORIGIN_MESSAGE_ID, message.offset_msg_id)
     return Message(topic, message.body, properties, message.flag)

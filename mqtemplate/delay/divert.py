@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.errors import DelayError
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, Property
+from mqtemplate.message import BROKER_PROPERTIES, SCHEDULE_TOPIC, TIMER_TOPIC, Property
 
 __all__ = ["Diverted", "TimerLimits", "divert", "slot_of", "strip_broker_properties"]
 
@@ -50,16 +50,6 @@ class Diverted:
     slot_ms: int = -1
 
 
-_BROKERS_OWN = frozenset(
-    {
-        Property.REAL_TOPIC,
-        Property.REAL_QID,
-        Property.TIMER_OUT_MS,
-        Property.TIMER_ENQUEUE_MS,
-        Property.TIMER_DEQUEUE_MS,
-        Property.TIMER_ROLL_TIMES,
-    }
-)
 _TIMES = (
     # name, what one unit of it is in ms, whether it counts from now; the first that is there decides
     (Property.TIMER_DELAY_SEC, 1_000, True),
@@ -76,9 +66,9 @@ def strip_broker_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
     A client that copies the properties of a delayed message it received must neither lose the delay it asks
     for nor send the message elsewhere.
     """
-    if _BROKERS_OWN.isdisjoint(properties):
+    if BROKER_PROPERTIES.isdisjoint(properties):
         return properties
-    return {name: value for name, value in properties.items() if name not in _BROKERS_OWN}
+    return {name: value for name, value in properties.items() if name not in BROKER_PROPERTIES}
 
 
 def divert(
@@ -147,7 +137,7 @@ def _to_timer(
 
 
 def _kept(properties: Mapping[str, str], *, without_times: bool) -> dict[str, str]:
-    left_out = _BROKERS_OWN | _TIME_NAMES if without_times else _BROKERS_OWN
+    left_out = BROKER_PROPERTIES | _TIME_NAMES if without_times else BROKER_PROPERTIES
     return {name: value for name, value in properties.items() if name not in left_out}
 
 

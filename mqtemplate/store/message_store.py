@@ -85,8 +85,7 @@ class MessageStore:
         try:
             self._open(followers)
         except BaseException:
-            self._close_files()
-            self.home.unlock()
+            self.release()
             raise
 
     def _open(self, followers: Sequence[LogFollower]) -> None:
@@ -102,7 +101,10 @@ class MessageStore:
         self._load_queues()
         recovery = Recovery(self._commit_log, self._queues.values, self._dispatch_again, followers)
         recovery.run(self._checkpoint.fields.logics_physical_offset, was_clean=was_clean)
-        self.group_commit.flushed = 0 if not was_clean else self.end_offset
+        if was_clean:
+            self.group_commit.flushed = self.end_offset
+        else:
+            self.group_commit.wait(self.end_offset, 60_000)  # readers see what is safe, and nobody else may flush
         self.home.write_bytes(_ABORT, str(os.getpid()).encode())
         self._allocate_service = AllocateService(self._commit_log)
 
@@ -135,8 +137,12 @@ class MessageStore:
             self.take_checkpoint()
             self.home.delete(_ABORT)
         finally:
-            self._close_files()
-            self.home.unlock()
+            self.release()
+
+    def release(self) -> None:
+        """Let go of home and files as they are, without a word of progress; the next `load` recovers."""
+        self._close_files()
+        self.home.unlock()
 
     def _close_files(self) -> None:
         self._is_open = False
@@ -153,11 +159,6 @@ class MessageStore:
     def end_offset(self) -> int:
         """Physical offset of the next record."""
         return self._commit_log.end
-
-    @property
-    def begin_offset(self) -> int:
-        """Physical offset of the first record that is still there."""
-        return self._commit_log.begin
 
     @property
     def confirm_offset(self) -> int:

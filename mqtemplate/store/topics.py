@@ -35,9 +35,6 @@ class TopicTable:
         config = self._table.get(topic)
         return 0 if config is None else int(config.get("writeQueueNums", 0))
 
-    def topics(self) -> list[str]:
-        return sorted(self._table)
-
     def create(self, topic: str, queue_count: int) -> int:
         """Make *topic*, or give it more queues (never fewer: they may hold messages). Gives how many it has now."""
         with self._lock:

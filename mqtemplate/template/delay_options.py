@@ -10,18 +10,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from mqtemplate.errors import DelayError
-from mqtemplate.message import Property
+from mqtemplate.message import DELAY_PROPERTIES, Property
 
-__all__ = ["DELAY_PROPERTIES", "check_one_delay", "delay_header", "delay_properties"]
-
-DELAY_PROPERTIES = (
-    Property.DELAY,
-    Property.TIMER_DELAY_SEC,
-    Property.TIMER_DELAY_MS,
-    Property.TIMER_DELIVER_MS,
-    Property.START_DELIVER_TIME,
-)
-"""The properties that make a broker keep a message back. A message may have one of them."""
+__all__ = ["check_one_delay", "delay_header", "delay_properties"]
 
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
 

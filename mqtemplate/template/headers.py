@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from mqtemplate.errors import MessageError
-from mqtemplate.message import RESERVED_PROPERTIES, Property, join_keys
-from mqtemplate.template.delay_options import DELAY_PROPERTIES, check_one_delay, delay_header, delay_properties
+from mqtemplate.message import DELAY_PROPERTIES, RESERVED_PROPERTIES, Property, join_keys
+from mqtemplate.template.delay_options import check_one_delay, delay_header, delay_properties
 
 __all__ = ["HEADER_PREFIX", "NO_EXTRAS", "Extras", "header_extras", "make_extras", "merge_extras"]
 

@@ -21,6 +21,7 @@ from mqtemplate.errors import (
     ListenerError,
     MessageError,
     OffsetOutOfRangeError,
+    StoreFormatError,
 )
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import PullStatus, SendStatus
@@ -186,6 +187,32 @@ def test_what_was_acknowledged_is_there_after_a_restart(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
         consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
         assert [message.body for message in consumer.poll(10)] == [b"next"]
+
+
+def test_after_a_kill_messages_are_read_without_anybody_sending(tmp_path: Path) -> None:
+    """Readers see what is flushed: the recovery flushes what it found, since a process may only consume."""
+    killed = EmbeddedBroker(tmp_path, SMALL, VirtualClock())
+    killed.start()
+    killed.send(Message("orders", b"kept"))
+    killed.store.release()
+
+    with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
+        consumer = broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
+        assert [message.body for message in consumer.poll(10)] == [b"kept"]
+
+
+def test_a_start_that_fails_half_way_gives_the_folder_free(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
+        broker.send(Message("orders", b"kept"))
+    table = tmp_path / "config/consumerOffset.json"
+    table.write_text("{broken")
+
+    with pytest.raises(StoreFormatError, match="consumerOffset.json is not JSON"):
+        EmbeddedBroker(tmp_path, SMALL, VirtualClock()).start()
+
+    table.unlink()
+    with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
+        assert [message.body for message in drain(broker, "orders")] == [b"kept"]
 
 
 def test_a_damaged_message_is_told_once_and_its_neighbours_are_read(broker: EmbeddedBroker, tmp_path: Path) -> None:
