@@ -20,6 +20,7 @@ from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import PullResult, SendResult
 from mqtemplate.selector import TagSelector
 from mqtemplate.services import Service
+from mqtemplate.waiting import PendingCounts, PendingPage, PendingQuery, SteerResult
 
 __all__ = ["Broker", "Capability", "ConsumeFromWhere", "Consumer", "ConsumerSpec", "MessageModel"]
 
@@ -30,6 +31,9 @@ class Capability(Enum):
     DELAY_LEVEL = "delay levels"
     TIMER = "any delay or deliver time"
     BATCH_DELAY = "delays on a batch"
+    STEER = "cancel and reschedule"
+    PENDING = "look at what waits"
+    QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a folder of this machine"
 
 
@@ -254,6 +258,69 @@ class Broker(ABC):
     @abstractmethod
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Note for a clustering group that everything before *queue_offset* is done."""
+
+    # --- what waits ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> SteerResult:
+        """Take a waiting message back, so that it is never delivered. Once this says "cancelled", that lasts.
+
+        Args:
+            handle: `SendResult.handle`, of one message or several; one that RocketMQ gave works too.
+            key: Instead of a handle: a key or message id. Every waiting message that has it is meant.
+            topic: With *key*: only messages for this topic.
+
+        Raises:
+            MessageError: Neither or both of *handle* and *key*, or the handle is none.
+            UnsupportedError: This broker cannot.
+        """
+
+    @abstractmethod
+    def reschedule(
+        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+    ) -> SteerResult:
+        """Let a waiting message be delivered at another time; a time that has come means now. Otherwise as `cancel`.
+
+        Raises:
+            DelayError: The time is farther away than the broker keeps messages.
+        """
+
+    @abstractmethod
+    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+        """Messages that wait, those due first before others; *cursor* goes on where an earlier page ended."""
+
+    @abstractmethod
+    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+        """How many messages wait, by spans of time that are *bucket_ms* long."""
+
+    # --- finding -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
+        """The message at the place that `SendResult.offset_msg_id` names; None if it is not there any more.
+
+        Raises:
+            MessageError: It is no such id, or one of another broker.
+            CorruptRecordError: It is there, but damaged.
+        """
+
+    @abstractmethod
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        unique: bool = False,
+    ) -> list[MessageExt]:
+        """Messages of *topic* that have *key* among their keys (or, *unique*, as message id), the newest first.
+
+        Args:
+            begin_ms: Stored at this time (epoch ms) or later.
+            end_ms: Stored at this time or before; None for now.
+        """
 
     # --- time ----------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Property:
     TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
     TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
     TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
+    TIMER_ROLL_LABEL = "TIMER_ROLL_LABEL"
     REAL_TOPIC = "REAL_TOPIC"
     REAL_QID = "REAL_QID"
     RETRY_TOPIC = "RETRY_TOPIC"
@@ -72,6 +73,11 @@ class Property:
     INSTANCE_ID = "INSTANCE_ID"
     DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
     DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+    LEVEL_DELAY_MS = "__DELAY_MS"
+    """Ours, on a message that waits by level: the level's delay (ms) when it was sent. The table may change later."""
+    STEERED = "__STEERED"
+    """Ours, on what takes the place of a waiting message that was cancelled or rescheduled: that one's level, 0 for a
+    timer."""
 
 
 DELAY_PROPERTIES = (
@@ -91,6 +97,9 @@ BROKER_PROPERTIES = frozenset(
         Property.TIMER_ENQUEUE_MS,
         Property.TIMER_DEQUEUE_MS,
         Property.TIMER_ROLL_TIMES,
+        Property.TIMER_ROLL_LABEL,
+        Property.LEVEL_DELAY_MS,
+        Property.STEERED,
     }
 )
 """What only a broker may write on a message that waits."""

@@ -31,6 +31,7 @@ class SendResult:
         offset_msg_id: Made by the broker: its address and the physical offset; of a batch, joined by commas.
         message_queue: Where the message is, or will be when it is due.
         queue_offset: Its place, counted in messages; of a delayed message the place in the queue it waits in.
+        handle: Of a delayed message: what `cancel` and `reschedule` take; of a batch, joined by commas.
     """
 
     send_status: SendStatus
@@ -39,6 +40,7 @@ class SendResult:
     message_queue: MessageQueue
     queue_offset: int
     transaction_id: str | None = None
+    handle: str | None = None
 
 
 class PullStatus(Enum):

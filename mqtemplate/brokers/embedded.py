@@ -29,6 +29,7 @@ from mqtemplate.results import PullResult, SendResult
 from mqtemplate.selector import TagSelector
 from mqtemplate.services import AfterChangeService, Bell, Service, ServiceThread
 from mqtemplate.store import ConsumerOffsets, FolderHome, Home, MemoryHome, MessageStore, TopicTable
+from mqtemplate.waiting import PendingCounts, PendingPage, PendingQuery, SteerResult
 
 __all__ = ["EmbeddedBroker"]
 
@@ -250,6 +251,37 @@ class EmbeddedBroker(Broker):
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         self._check_open()
         self._offsets.commit(group, queue.topic, queue.queue_id, queue_offset)
+
+    # --- what waits, and finding ---------------------------------------------------------------
+
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> SteerResult:
+        raise NotImplementedError
+
+    def reschedule(
+        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+    ) -> SteerResult:
+        raise NotImplementedError
+
+    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+        raise NotImplementedError
+
+    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+        raise NotImplementedError
+
+    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
+        raise NotImplementedError
+
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        unique: bool = False,
+    ) -> list[MessageExt]:
+        raise NotImplementedError
 
     def _rebalance(self) -> None:
         for group in list(self._groups.values()):

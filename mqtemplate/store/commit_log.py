@@ -256,6 +256,10 @@ class CommitLog:
         self._files.truncate(end)
         self.open_at(end)
 
+    def delete_before(self, begin: int) -> int:
+        """Delete the files that lie wholly before *begin*, but never the last one; gives how many went."""
+        return self._files.delete_before(begin)
+
     def flush(self, start: int, end: int) -> None:
         self._files.flush(start, end)
 

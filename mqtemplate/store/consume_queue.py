@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from mqtemplate.store.layout import (
     CQ_UNIT_DTYPE,
     CQ_UNIT_SIZE,
+    DONE_SIZE_MARK,
     PRE_BLANK_SIZE_MARK,
     CqUnit,
     iter_cq_units,
@@ -117,6 +118,31 @@ class ConsumeQueue:
             else:
                 high = middle
         return low
+
+    def mark_done(self, queue_offset: int) -> None:
+        """Note in the unit that nobody has to hand its message over; see `DONE_SIZE_MARK`. Lasts from the next `flush`."""
+        unit = self.unit(queue_offset)
+        found = self._files.find(queue_offset * CQ_UNIT_SIZE)
+        assert found is not None
+        at = queue_offset * CQ_UNIT_SIZE - found[1]
+        pack_cq_unit_into(found[0].view, at, unit.physical_offset, DONE_SIZE_MARK, unit.tags_code)
+        self._flushed_offset = min(self._flushed_offset, queue_offset)
+
+    def delete_before(self, physical_begin: int) -> int:
+        """Forget the units of records before *physical_begin*, which the log has no more; gives how many files went.
+
+        A file goes when its last unit points there; the last file stays.
+        """
+        per_file = self._file_size // CQ_UNIT_SIZE
+        kept = self._files.begin
+        for file, start in zip(self._files.files[:-1], self._files.starts[:-1], strict=True):
+            if unpack_cq_unit(file.view, (per_file - 1) * CQ_UNIT_SIZE).physical_offset >= physical_begin:
+                break
+            kept = start + self._file_size
+        deleted = self._files.delete_before(kept)
+        self.min_offset = max(self.min_offset, self._files.begin // CQ_UNIT_SIZE)
+        self.min_offset = self.first_at("physical_offset", physical_begin)
+        return deleted
 
     def truncate_behind(self, physical_end: int) -> None:
         """Forget the units of records that begin at *physical_end* or behind it."""

@@ -65,6 +65,14 @@ class MappedFile:
             os.close(self._fd)
             self._fd = -1
 
+    def unlink(self) -> None:
+        """Remove the file's name. Whoever reads it at this moment may go on; its memory goes with the last reader."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
     def delete(self) -> None:
         """Close it and remove the file."""
         self.close()

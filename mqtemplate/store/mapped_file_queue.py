@@ -111,6 +111,17 @@ class MappedFileQueue:
         if self.starts and end < self.end:
             _zero_from(self.files[-1], end - self.starts[-1])
 
+    def delete_before(self, begin: int) -> int:
+        """Delete the files that end at *begin* or before it, but never the last one; gives how many went."""
+        count = 0
+        while len(self.starts) > 1 and self.starts[1] <= begin:
+            # The name goes at once. A reader may still be looking at the map, which goes when the last one lets go.
+            file = self.files[0]
+            self.files, self.starts = self.files[1:], self.starts[1:]
+            file.unlink()
+            count += 1
+        return count
+
     def flush(self, start: int, end: int) -> None:
         """Return when the files that hold bytes of ``start..end`` are on the disk."""
         if self._has_new_names and self.folder is not None:
