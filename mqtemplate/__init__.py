@@ -18,6 +18,7 @@ from mqtemplate.selector import SelectorType
 from mqtemplate.spark import SparkBatch, spark_listener
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
+from mqtemplate.waiting import PendingCounts, PendingMessage, PendingPage, SteerResult, SteerStatus
 
 __all__ = [
     # the application
@@ -34,6 +35,12 @@ __all__ = [
     "SendStatus",
     "MessageConverter",
     "JsonMessageConverter",
+    # what waits
+    "SteerResult",
+    "SteerStatus",
+    "PendingPage",
+    "PendingMessage",
+    "PendingCounts",
     # receiving
     "message_listener",
     "MessageExt",

@@ -46,7 +46,7 @@ class HistogramSnapshot:
 
 
 class Histogram:
-    """Whole numbers counted in buckets that double: 0, 1, 2..3, 4..7, … An observation takes a tenth of a microsecond."""
+    """Whole numbers counted in buckets that double: 0, 1, 2..3, 4..7, …"""
 
     __slots__ = ("_counts", "_total")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 __all__ = ["PendingCounts", "PendingMessage", "PendingPage", "PendingQuery", "SteerResult", "SteerStatus"]
@@ -78,6 +79,11 @@ class PendingMessage:
     store_timestamp: int
     body_size: int
     handle: str
+
+    @property
+    def deliver_at(self) -> datetime:
+        """``deliver_ms`` as a datetime, in UTC."""
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.deliver_ms)
 
 
 @dataclass(frozen=True, slots=True)

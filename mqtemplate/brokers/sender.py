@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from mqtemplate.brokers.draft import DraftMaker
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.brokers.routing import TopicRoutes
+from mqtemplate.delay import handle_of
 from mqtemplate.errors import MessageError, SendError, StoreError, StoreFullError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id, offset_msg_ids
 from mqtemplate.record import RecordDraft
@@ -38,13 +39,15 @@ class Sender:
             offset_msg_id(self._host, put.physical_offset),
             target,
             put.queue_offset,
+            handle=None if draft.topic == target.topic else _handle(draft, put, target),
         )
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         drafts, ids, target = self._make_batch(messages, queue)
         puts = self._put_all(drafts, target)
         is_safe = self._store.settle(puts[-1].end, {draft.topic for draft in drafts}, timeout_ms)
-        return self._batch_result(puts, ids, target, SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT)
+        status = SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT
+        return self._batch_result(drafts, puts, ids, target, status)
 
     def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> Future[SendResult]:
         future: Future[SendResult] = Future()
@@ -55,7 +58,7 @@ class Sender:
         except (MessageError, SendError) as exc:
             future.set_exception(exc)
             return future
-        result = self._batch_result(puts, ids, target, SendStatus.SEND_OK)
+        result = self._batch_result(drafts, puts, ids, target, SendStatus.SEND_OK)
 
         def done(error: StoreError | None) -> None:
             if error is None:
@@ -105,10 +108,17 @@ class Sender:
         return drafts, ids, target
 
     def _batch_result(
-        self, puts: Sequence[PutResult], ids: Sequence[str], target: MessageQueue, status: SendStatus
+        self,
+        drafts: Sequence[RecordDraft],
+        puts: Sequence[PutResult],
+        ids: Sequence[str],
+        target: MessageQueue,
+        status: SendStatus,
     ) -> SendResult:
         offset_ids = ",".join(offset_msg_ids(self._host, [put[0] for put in puts]))
-        return SendResult(status, ",".join(ids), offset_ids, target, puts[0].queue_offset)
+        waiting = [pair for pair in zip(drafts, puts, strict=True) if pair[0].topic != target.topic]
+        handle = ",".join([_handle(draft, put, target) for draft, put in waiting]) if waiting else None
+        return SendResult(status, ",".join(ids), offset_ids, target, puts[0].queue_offset, handle=handle)
 
     def _put(self, draft: RecordDraft, target: MessageQueue) -> PutResult:
         try:
@@ -125,3 +135,9 @@ class Sender:
             return self._store.put_all(drafts)
         except StoreFullError as exc:
             raise SendError(f"not stored: {exc}") from exc
+
+
+def _handle(draft: RecordDraft, put: PutResult, target: MessageQueue) -> str:
+    """What a waiting message is cancelled by."""
+    due_ms = put.store_timestamp + draft.delay_ms
+    return handle_of(target.topic, target.broker_name, draft.properties, due_ms, put.physical_offset)

@@ -1,9 +1,13 @@
 """The waiting room: delay levels and timers, and what is due goes back to the log."""
 
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert, slot_of, strip_broker_properties
+from mqtemplate.delay.keeper import Keeper
 from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS, DelayLevels, tags_code_of
+from mqtemplate.delay.pending import PendingView
+from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC
 from mqtemplate.delay.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.steering import Steering, handle_of
 from mqtemplate.delay.timer_files import TimerSettings
 from mqtemplate.delay.timer_message_store import TimerMessageStore
 
@@ -12,11 +16,18 @@ __all__ = [
     "DEFAULT_DELAY_LEVELS",
     "DelayLevels",
     "Diverted",
+    "Keeper",
+    "PendingView",
+    "RecallHandle",
     "ScheduleMessageService",
+    "Steering",
     "TimerLimits",
     "TimerMessageStore",
     "TimerSettings",
+    "decode_handle",
     "divert",
+    "encode_handle",
+    "handle_of",
     "slot_of",
     "strip_broker_properties",
     "tags_code_of",

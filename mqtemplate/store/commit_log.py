@@ -9,14 +9,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import CorruptRecordError, MessageError
+from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
 from mqtemplate.message import HostAddress
-from mqtemplate.record import MAGIC_BLANK, BadRecordError, RecordDraft, StoredRecord, pack_host, parse_record
+from mqtemplate.record import (
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    BadRecordError,
+    RecordDraft,
+    StoredRecord,
+    pack_host,
+    parse_record,
+)
+from mqtemplate.store.folders import sync_folder
 from mqtemplate.store.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.mapped_file import MappedFile
 from mqtemplate.store.mapped_file_queue import MappedFileQueue
 
-__all__ = ["CommitLog", "PutResult"]
+__all__ = ["CommitLog", "LogFile", "PutResult"]
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 _SMALLEST_RECORD = 91
@@ -34,6 +44,20 @@ class PutResult(NamedTuple):
     def end(self) -> int:
         """Physical offset behind the record; what `MessageStore.settle` waits for."""
         return self.physical_offset + self.size
+
+
+class LogFile(NamedTuple):
+    """One file of the log.
+
+    Attributes:
+        begin: Physical offset of its first byte.
+        end: That of the next file's.
+        newest_ms: No record in it was stored later (store timestamp); None if that is not known.
+    """
+
+    begin: int
+    end: int
+    newest_ms: int | None
 
 
 class CommitLog:
@@ -190,9 +214,12 @@ class CommitLog:
         """One record, checked against its CRC.
 
         Raises:
-            CorruptRecordError: It is damaged, or not there any more.
+            CorruptRecordError: It is damaged.
+            DeletedRecordError: Its file was deleted.
         """
         data = self._files.read(physical_offset, size)
+        if not data and physical_offset < self.begin:
+            raise DeletedRecordError(self.path_of(physical_offset), physical_offset, self.begin)
         try:
             record = parse_record(data)
             if record.physical_offset != physical_offset or record.total_size != size:
@@ -202,6 +229,20 @@ class CommitLog:
         except BadRecordError as exc:
             raise CorruptRecordError(self.path_of(physical_offset), physical_offset, str(exc)) from exc
         return record
+
+    def read_at(self, physical_offset: int) -> StoredRecord | None:
+        """The record that begins at *physical_offset*, checked; None where none does, or none any more.
+
+        Raises:
+            CorruptRecordError: It is damaged.
+        """
+        head = self._files.read(physical_offset, BLANK_SIZE) if physical_offset < self.end else b""
+        if len(head) < BLANK_SIZE:
+            return None
+        size, magic = _SIZE_AND_MAGIC.unpack(head)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < _SMALLEST_RECORD:
+            return None
+        return self.read(physical_offset, size)
 
     def scan(self, start: int) -> Iterator[StoredRecord]:
         """Records from *start* on, until the first place where none is; `scan_end` tells where that was.
@@ -256,9 +297,35 @@ class CommitLog:
         self._files.truncate(end)
         self.open_at(end)
 
-    def delete_before(self, begin: int) -> int:
-        """Delete the files that lie wholly before *begin*, but never the last one; gives how many went."""
-        return self._files.delete_before(begin)
+    def oldest_file(self) -> LogFile | None:
+        """The first file; None if it is the last one too.
+
+        How old its newest record is at most, the first record of the next file tells.
+        """
+        starts = list(self._files.starts)
+        if len(starts) < 2:
+            return None
+        newest_ms = self.last_store_timestamp or None  # if all behind it is empty
+        for start in starts[1:]:
+            try:
+                record = self.read_at(start)
+            except CorruptRecordError:
+                continue  # whoever reads the message itself is told
+            if record is not None:
+                newest_ms = record.store_timestamp
+                break
+        return LogFile(starts[0], starts[1], newest_ms)
+
+    def take_before(self, begin: int) -> list[MappedFile]:
+        """Let go of the files that lie wholly before *begin*, but never of the last one; `unlink` removes them."""
+        return self._files.take_before(begin)
+
+    def unlink(self, files: Sequence[MappedFile]) -> None:
+        """Remove files that were taken out; when this returns they stay away, whatever happens."""
+        for file in files:
+            file.unlink()
+        if files and self._files.folder is not None:
+            sync_folder(self._files.folder)
 
     def flush(self, start: int, end: int) -> None:
         self._files.flush(start, end)

@@ -88,7 +88,8 @@ class ConsumeQueue:
         if not self.min_offset <= queue_offset < self.max_offset:
             raise IndexError(f"queue offset {queue_offset} is not in {self.min_offset}..{self.max_offset - 1}")
         found = self._files.find(queue_offset * CQ_UNIT_SIZE)
-        assert found is not None
+        if found is None:
+            raise IndexError(f"queue offset {queue_offset} was deleted at this moment")
         return unpack_cq_unit(found[0].view, queue_offset * CQ_UNIT_SIZE - found[1])
 
     def units(self, queue_offset: int, count: int) -> NDArray[np.void]:
@@ -104,7 +105,8 @@ class ConsumeQueue:
         if count <= 0 or queue_offset < self.min_offset:
             return b""
         found = self._files.find(queue_offset * CQ_UNIT_SIZE)
-        assert found is not None
+        if found is None:  # deleted at this moment
+            return b""
         at = queue_offset * CQ_UNIT_SIZE - found[1]
         return found[0].view[at : min(at + count * CQ_UNIT_SIZE, self._file_size)]
 
@@ -113,14 +115,20 @@ class ConsumeQueue:
         low, high = self.min_offset, self.max_offset
         while low < high:
             middle = (low + high) // 2
-            if getattr(self.unit(middle), field) < value:
+            if self._is_below(middle, field, value):
                 low = middle + 1
             else:
                 high = middle
         return low
 
+    def _is_below(self, queue_offset: int, field: str, value: int) -> bool:
+        try:
+            return bool(getattr(self.unit(queue_offset), field) < value)
+        except IndexError:  # deleted since the search began, so it is before what is left
+            return True
+
     def mark_done(self, queue_offset: int) -> None:
-        """Note in the unit that nobody has to hand its message over; see `DONE_SIZE_MARK`. Lasts from the next `flush`."""
+        """Note in the unit that its message need not be handed over, see `DONE_SIZE_MARK`; lasts once flushed."""
         unit = self.unit(queue_offset)
         found = self._files.find(queue_offset * CQ_UNIT_SIZE)
         assert found is not None
@@ -131,18 +139,11 @@ class ConsumeQueue:
     def delete_before(self, physical_begin: int) -> int:
         """Forget the units of records before *physical_begin*, which the log has no more; gives how many files went.
 
-        A file goes when its last unit points there; the last file stays.
+        If that is all of them, the queue is empty, and goes on counting where it is. A file goes when its last unit
+        points there; the last file stays. The owner holds the lock that `append` is called under.
         """
-        per_file = self._file_size // CQ_UNIT_SIZE
-        kept = self._files.begin
-        for file, start in zip(self._files.files[:-1], self._files.starts[:-1], strict=True):
-            if unpack_cq_unit(file.view, (per_file - 1) * CQ_UNIT_SIZE).physical_offset >= physical_begin:
-                break
-            kept = start + self._file_size
-        deleted = self._files.delete_before(kept)
-        self.min_offset = max(self.min_offset, self._files.begin // CQ_UNIT_SIZE)
-        self.min_offset = self.first_at("physical_offset", physical_begin)
-        return deleted
+        self.min_offset = self.first_at("physical_offset", physical_begin)  # first, so that readers look no further back
+        return self._files.delete_before(self.min_offset * CQ_UNIT_SIZE)
 
     def truncate_behind(self, physical_end: int) -> None:
         """Forget the units of records that begin at *physical_end* or behind it."""

@@ -59,8 +59,9 @@ PRE_BLANK_SIZE_MARK = 0x7FFFFFFF
 """The size in units that stand before a queue's first message, where that is not the queue's first place."""
 
 DONE_SIZE_MARK = 1
-"""Written over the size in a unit of the schedule topic whose message needs no handing over any more: it was cancelled,
-rescheduled, or released before those in front of it. Upstream finds no record of that size, and passes the unit over."""
+"""Written over the size in a unit of the schedule topic whose message needs no handing over any more: it was
+cancelled, rescheduled, or released before those in front of it. Upstream finds no record of that size, and passes the
+unit over."""
 
 
 def unpack_cq_unit(data: bytes | mmap, at: int = 0) -> CqUnit:

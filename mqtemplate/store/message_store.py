@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
 
 import structlog
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
 from mqtemplate.java_hash import tags_code
+from mqtemplate.metrics import Metrics
 from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
@@ -55,6 +57,10 @@ class MessageStore:
         self.home = home
         self.clock = clock
         self.settings = settings
+        self.metrics = Metrics()
+        self._appended = self.metrics.counter("store.appended")
+        self._append_ns = self.metrics.histogram("store.append_ns")
+        self._flush_ns = self.metrics.histogram("store.flush_ns")
         self._tags_code_of = tags_code_of
         self._lock = threading.Lock()
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -174,12 +180,15 @@ class MessageStore:
         """
         key = (draft.topic, draft.queue_id)
         with self._lock:
+            started = perf_counter_ns()
             queue = self._queues.get(key) or self._open_queue(*key)
             queue.reserve(1)
             result = self._commit_log.append(draft, queue.max_offset)
             delay_ms = draft.delay_ms
             tags_code = draft.tags_code if delay_ms < 0 else result.store_timestamp + delay_ms
             queue.append(result.physical_offset, result.size, tags_code)
+            self._append_ns.observe(perf_counter_ns() - started)
+            self._appended.value += 1
         if not self._is_dirty:
             self._mark_dirty()
         return result
@@ -187,12 +196,15 @@ class MessageStore:
     def put_all(self, drafts: Sequence[RecordDraft]) -> list[PutResult]:
         """`put` for several, one behind the other: all of them or none. Together they must fit into one file."""
         with self._lock:
+            started = perf_counter_ns()
             queues = [self._queue(draft.topic, draft.queue_id) for draft in drafts]
             results = self._commit_log.append_all(drafts, _reserve(queues))
             for draft, queue, result in zip(drafts, queues, results, strict=True):
                 physical_offset, size, _, timestamp = result
                 delay_ms = draft.delay_ms
                 queue.append(physical_offset, size, draft.tags_code if delay_ms < 0 else timestamp + delay_ms)
+            self._append_ns.observe(perf_counter_ns() - started)
+            self._appended.add(len(results))
         if not self._is_dirty:
             self._mark_dirty()
         return results
@@ -262,6 +274,14 @@ class MessageStore:
         """
         return self._commit_log.read(physical_offset, size)
 
+    def read_at(self, physical_offset: int) -> StoredRecord | None:
+        """The record that begins at *physical_offset*, checked; None where none does, or none any more.
+
+        Raises:
+            CorruptRecordError: It is damaged; the error names file and offset.
+        """
+        return self._commit_log.read_at(physical_offset)
+
     def consume_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; made, without a file yet, if missing."""
         queue = self._queues.get((topic, queue_id))
@@ -287,7 +307,9 @@ class MessageStore:
 
     def _flush_log(self) -> int:
         end = self._commit_log.end
+        started = perf_counter_ns()
         self._commit_log.flush(self.group_commit.flushed, end)
+        self._flush_ns.observe(perf_counter_ns() - started)
         return end
 
     def take_checkpoint(self) -> None:

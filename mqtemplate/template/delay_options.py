@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from mqtemplate.errors import DelayError
 from mqtemplate.message import DELAY_PROPERTIES, Property
 
-__all__ = ["check_one_delay", "delay_header", "delay_properties"]
+__all__ = ["check_one_delay", "delay_header", "delay_properties", "deliver_time", "epoch_ms"]
 
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
 
@@ -50,6 +50,32 @@ def delay_properties(
     if deliver_at is not None:
         return {Property.TIMER_DELIVER_MS: str(_deliver_ms(deliver_at, now_ms))}
     return {}
+
+
+def deliver_time(delay: timedelta | float | None, deliver_at: datetime | int | None, now_ms: int) -> int:
+    """When (epoch ms), for a message that waits already; now, if neither says it.
+
+    Raises:
+        DelayError: Both of them, or one that is not what it must be.
+    """
+    if delay is not None and deliver_at is not None:
+        raise DelayError("delay and deliver_at are two answers to one question; pass one of them")
+    if deliver_at is not None:
+        return _deliver_ms(deliver_at, now_ms)
+    return now_ms if delay is None else now_ms + _delay_ms(delay)
+
+
+def epoch_ms(name: str, time: datetime | int | None) -> int | None:
+    """A time that *name* was given, in epoch milliseconds.
+
+    Raises:
+        DelayError: It is naive, or no time.
+    """
+    if time is None or (isinstance(time, int) and not isinstance(time, bool)):
+        return time
+    if isinstance(time, datetime) and time.utcoffset() is not None:
+        return (time.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+    raise DelayError(f"{name} must be an aware datetime or epoch milliseconds, got {type(time).__name__} {time!r}")
 
 
 def _check_level(delay_level: object) -> None:

@@ -27,6 +27,7 @@ from mqtemplate.template.headers import Extras, make_extras
 from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings
 from mqtemplate.template.outbound import MessageFactory
 from mqtemplate.template.spring_names import SpringNames
+from mqtemplate.template.waiting_verbs import WaitingVerbs
 
 __all__ = ["RocketMQTemplate"]
 
@@ -37,7 +38,7 @@ T = TypeVar("T")
 _NOT_GIVEN: Any = object()
 
 
-class RocketMQTemplate(SpringNames):
+class RocketMQTemplate(SpringNames, WaitingVerbs):
     """Sends payloads of any kind, at once or later, and receives on request.
 
     It may be used from many threads. It knows the port only, so the same calls work over every broker.

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay import (
     DelayLevels,
+    PendingView,
     ScheduleMessageService,
+    Steering,
     TimerLimits,
     TimerMessageStore,
     divert,
+    handle_of,
     tags_code_of,
 )
+from mqtemplate.delay.steering import KeyIndex
 from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.store import FlushDiskType, FolderHome, Home, MemoryHome, MessageStore, PutResult, StoreSettings
@@ -33,6 +38,25 @@ class Arrived:
     @property
     def properties(self) -> dict[str, str]:
         return self.record.properties
+
+
+class ScannedKeys:
+    """Finds keys by reading all of a topic."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int) -> list[int]:
+        found = []
+        for queue_id in self._store.queue_ids(topic):
+            queue = self._store.consume_queue(topic, queue_id)
+            for position in range(queue.min_offset, queue.max_offset):
+                offset = queue.unit(position).physical_offset
+                record = self._store.read_at(offset)
+                properties = {} if record is None else record.properties
+                if key in (properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split()):
+                    found.append(offset)
+        return sorted(found, reverse=True)[:max_count]
 
 
 class WaitingRoom:
@@ -69,6 +93,19 @@ class WaitingRoom:
         self.schedule.start()
         self.timer.start()
 
+    @cached_property
+    def steering(self) -> Steering:
+        keepers = [self.schedule, self.timer]
+        return Steering(self.store, keepers, self._index, lambda: self.levels, self.limits, "broker-a")
+
+    @cached_property
+    def view(self) -> PendingView:
+        return PendingView(self.store, [self.schedule, self.timer], self._index, lambda: ["orders"], "broker-a")
+
+    @property
+    def _index(self) -> KeyIndex:
+        return getattr(self.store, "index", None) or ScannedKeys(self.store)
+
     # --- the sender's side ---------------------------------------------------------------------
 
     def send(self, body: bytes, topic: str = "orders", queue_id: int = 0, **properties: object) -> PutResult:
@@ -86,6 +123,14 @@ class WaitingRoom:
         result = self.store.put(draft)
         self.store.settle(result.end, [draft.topic])
         return result
+
+    def send_for(self, body: bytes, topic: str = "orders", **properties: object) -> str:
+        """`send` a delayed message with *body* as its id too; gives its handle."""
+        properties = {"UNIQ_KEY": body.decode()} | properties
+        put = self.send(body, topic, **properties)
+        record = self.store.read(put.physical_offset, put.size)
+        due_ms = self.clock.now_ms()
+        return handle_of(topic, "broker-a", record.properties_bytes, due_ms, put.physical_offset)
 
     # --- time ----------------------------------------------------------------------------------
 
