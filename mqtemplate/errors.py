@@ -12,12 +12,14 @@
     ├── BrokerError                the broker cannot do what was asked now
     │   ├── BrokerClosedError      it was closed
     │   ├── OffsetOutOfRangeError  the queue offset asked for is not in the queue
+    │   ├── RemoteProtocolError    the peer sent what is not RocketMQ's protocol
     │   └── UnsupportedError       this kind of broker cannot do it at all
     ├── StoreError                 the files under the broker
     │   ├── StoreLockedError       another process owns the folder
     │   ├── StoreFormatError       the folder was written with other settings
     │   ├── StoreFullError         no room on the disk for another file
     │   └── CorruptRecordError     a record inside a file is damaged
+    │       └── DeletedRecordError     it is not damaged: retention deleted it with its file
     ├── ListenerError              a listener or its subscription is declared wrongly
     ├── ConfigurationError         application.yml, the environment, or a setting
     ├── DependencyError            an object of the application cannot be built
@@ -35,12 +37,14 @@ __all__ = [
     "ConversionError",
     "CorruptRecordError",
     "DelayError",
+    "DeletedRecordError",
     "DependencyError",
     "DestinationError",
     "ListenerError",
     "MQTemplateError",
     "MessageError",
     "OffsetOutOfRangeError",
+    "RemoteProtocolError",
     "SendError",
     "SendTimeoutError",
     "SparkError",
@@ -100,6 +104,14 @@ class OffsetOutOfRangeError(BrokerError):
         self.next_offset = next_offset
 
 
+class RemoteProtocolError(BrokerError):
+    """The peer sent bytes, a header or a body that RocketMQ's protocol does not have.
+
+    A broken frame ends its connection; over a new one a retry may help, if the peer does speak the protocol. A header or
+    a body that cannot be read ends that one request; the same request fails again.
+    """
+
+
 class UnsupportedError(BrokerError):
     """This kind of broker cannot do it at all; the message names the reason and a way out."""
 
@@ -127,7 +139,10 @@ class CorruptRecordError(StoreError):
         path: The file.
         physical_offset: First byte of the record, counted over the whole commit log.
         reason: What is wrong with it.
+        queue_offset: Its place in the queue that it was read from, where that is known.
     """
+
+    queue_offset: int | None = None
 
     def __init__(self, path: Path | str, physical_offset: int, reason: str) -> None:
         super().__init__(
@@ -135,6 +150,23 @@ class CorruptRecordError(StoreError):
             "keep a copy of the folder, then restore the file from a backup"
         )
         self.path, self.physical_offset, self.reason = Path(path), physical_offset, reason
+
+
+class DeletedRecordError(CorruptRecordError):
+    """A record cannot be read since retention deleted its file. Nothing is wrong with the files; go on behind it.
+
+    Attributes:
+        log_begin: Physical offset of the first record that was kept.
+    """
+
+    def __init__(self, path: Path | str, physical_offset: int, log_begin: int) -> None:
+        StoreError.__init__(
+            self,
+            f"the record at physical offset {physical_offset} was deleted by retention: the commit log begins at "
+            f"{log_begin} now; to keep messages longer, raise file-reserved-time, or see that the disk has room",
+        )
+        self.path, self.physical_offset, self.log_begin = Path(path), physical_offset, log_begin
+        self.reason = "it was deleted by retention"
 
 
 class ListenerError(MQTemplateError):

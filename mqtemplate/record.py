@@ -41,15 +41,15 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mqtemplate.errors import ConversionError, MessageError
 from mqtemplate.message import HostAddress, MessageExt
 
 try:
-    from zlib_ng.zlib_ng import crc32 as _crc32  # the same sum, several times as fast
+    from zlib_ng.zlib_ng import crc32  # the same sum, several times as fast
 except ImportError:
-    from zlib import crc32 as _crc32
+    from zlib import crc32
 
 __all__ = [
     "CHECK_NAME",
@@ -59,15 +59,21 @@ __all__ = [
     "MAGIC_V1",
     "MAGIC_V2",
     "MAX_PROPERTIES_BYTES",
+    "SMALLEST_RECORD",
     "BadRecordError",
+    "Labelled",
     "RecordDraft",
+    "RecordLabel",
     "StoredRecord",
     "SysFlag",
+    "crc32",
     "decode_properties",
+    "decode_topic",
     "encode_properties",
     "find_property",
     "pack_host",
     "parse_record",
+    "read_size_and_magic",
     "to_message_ext",
     "unpack_host",
 ]
@@ -75,6 +81,9 @@ __all__ = [
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK = 0xCBD43194 - (1 << 32)
+SMALLEST_RECORD = 91
+"""Bytes of a record with IPv4 hosts and nothing in it."""
+read_size_and_magic = struct.Struct(">ii").unpack_from
 _V1_TOPIC_LONGEST = 127
 
 _HEADER: struct.Struct = struct.Struct(">iiiiiqqiq8sq8siqi")
@@ -168,7 +177,7 @@ class RecordDraft:
         head = pack(
             _FIXED_SIZE - 2 + len(born_host) + len(store_host) + len(body) + len(rest),
             magic,
-            _crc32(body) & 0x7FFF_FFFF if self.body_crc is None else self.body_crc,
+            crc32(body) & 0x7FFF_FFFF if self.body_crc is None else self.body_crc,
             self.queue_id,
             self.flag,
             queue_offset,
@@ -182,7 +191,7 @@ class RecordDraft:
             self.prepared_transaction_offset,
             len(body),
         )
-        check = _CHECK % (_crc32(rest, _crc32(head)), physical_offset & 0xFFFF_FFFF)
+        check = _CHECK % (crc32(rest, crc32(head)), physical_offset & 0xFFFF_FFFF)
         return b"".join((head, body, rest, check))
 
 
@@ -229,8 +238,32 @@ class StoredRecord(NamedTuple):
         return decode_properties(self.properties_bytes)
 
 
-def parse_record(data: bytes) -> StoredRecord:
+class Labelled(Protocol):
+    """What a consume queue's tags code is made from: a `StoredRecord`, or a `RecordLabel`."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def properties_bytes(self) -> bytes: ...
+
+    @property
+    def store_timestamp(self) -> int: ...
+
+
+class RecordLabel(NamedTuple):
+    """As much of a record as its tags code is made from; see `Labelled`."""
+
+    topic: str
+    properties_bytes: bytes
+    store_timestamp: int
+
+
+def parse_record(data: bytes, *, verifies: bool = True) -> StoredRecord:
     """Read the record that *data* begins with.
+
+    Args:
+        verifies: Compare its sums; else only its lengths must add up.
 
     Raises:
         BadRecordError: It is not whole; the text says what is wrong.
@@ -260,11 +293,12 @@ def parse_record(data: bytes) -> StoredRecord:
         raise BadRecordError("its end is missing")
     if properties.startswith(CHECK_START, -CHECK_SIZE):
         rest = data[body_end : size - CHECK_SIZE]
-        _verify(properties[-CHECK_SIZE:], _crc32(rest, _crc32(data[:at])), fields[6])
+        if verifies:
+            _verify(properties[-CHECK_SIZE:], crc32(rest, crc32(data[:at])), fields[6])
         properties = properties[:-CHECK_SIZE]
-    if _crc32(body) & 0x7FFF_FFFF != fields[2]:
+    if verifies and crc32(body) & 0x7FFF_FFFF != fields[2]:
         raise BadRecordError("its body does not match its CRC-32")
-    return StoredRecord._make((*fields[:14], body, _decode_topic(data[topic_at:topic_end]), properties))
+    return StoredRecord._make((*fields[:14], body, decode_topic(data[topic_at:topic_end]), properties))
 
 
 def _verify(check: bytes, crc: int, physical_offset: int) -> None:
@@ -296,7 +330,7 @@ def _unpack_v6_header(data: bytes, sys_flag: int) -> tuple[tuple[Any, ...], int]
 
 
 @lru_cache(maxsize=4_096)
-def _decode_topic(name: bytes) -> str:
+def decode_topic(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as exc:
@@ -326,14 +360,18 @@ def decode_properties(data: bytes) -> dict[str, str]:
 
 def find_property(data: bytes, name: bytes) -> str | None:
     """The value of one property, without decoding the others."""
-    start = len(name) + 1
-    if not data.startswith(name + b"\x01"):
-        at = data.find(b"\x02" + name + b"\x01")
-        if at < 0:
-            return None
-        start += at + 1
+    start = data.find(name + b"\x01")
+    if start > 0 and data[start - 1] != 2:  # the end of a longer name, or of a value
+        start = data.find(b"\x02" + name + b"\x01") + 1 or -1
+    if start < 0:
+        return None
+    start += len(name) + 1
     end = data.find(b"\x02", start)
-    return data[start : end if end >= 0 else len(data)].decode("utf-8", "replace") or None
+    value = data[start:end] if end >= 0 else data[start:]
+    try:
+        return value.decode() or None
+    except UnicodeDecodeError:
+        return value.decode("utf-8", "replace")
 
 
 def pack_host(host: HostAddress) -> bytes:

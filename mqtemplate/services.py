@@ -50,6 +50,8 @@ class Bell:
 class AfterChangeService:
     """Runs an action an interval after the first change since it last ran; without changes it sleeps.
 
+    An action that raises is due again an interval later.
+
     Args:
         action: Runs in whichever thread steps the service.
         interval_ms: How long changes may gather.
@@ -74,7 +76,11 @@ class AfterChangeService:
     def step(self) -> int | None:
         if self._due_ms is not None and self._due_ms <= self._clock.now_ms():
             self._due_ms = None
-            self._action()
+            try:
+                self._action()
+            except BaseException:
+                self._due_ms = self._clock.now_ms() + self._interval_ms  # what changed is still to be done
+                raise
         return self._due_ms
 
 

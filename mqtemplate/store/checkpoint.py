@@ -6,7 +6,12 @@ from typing import Protocol
 
 from mqtemplate.record import StoredRecord
 from mqtemplate.store.home import Home
-from mqtemplate.store.layout import CHECKPOINT_SIZE, pack_checkpoint_into, unpack_checkpoint
+from mqtemplate.store.layout import (
+    CHECKPOINT_SIZE,
+    pack_checkpoint_into,
+    unpack_checkpoint,
+    unpack_own_checkpoint,
+)
 
 __all__ = ["LogFollower", "StoreCheckpoint"]
 
@@ -19,7 +24,11 @@ class LogFollower(Protocol):
 
     def replay(self, record: StoredRecord) -> None:
         """At load: take one record in, in log order; the same one may come twice. All come before the owner starts
-        the follower."""
+        the follower.
+
+        Shown are the records that took a waiting one's place: those with a ``prepared_transaction_offset``, and those
+        with ``DELAY`` or ``TIMER_OUT_MS`` that have no check of ours, so that another broker wrote them.
+        """
 
     def persist(self) -> int | None:
         """Write progress to files. Gives the physical offset from which the log must be replayed after a crash
@@ -27,11 +36,23 @@ class LogFollower(Protocol):
 
 
 class StoreCheckpoint:
-    """The ``checkpoint`` file: one page, written in place, as upstream does."""
+    """The ``checkpoint`` file: one page, written in place, as upstream does.
+
+    Upstream's fields tell how far its own files agree. It knows nothing of the delay services' progress here, so ours
+    is kept beside them, where upstream leaves the page as it is.
+
+    Attributes:
+        replay_start: Everything before this physical offset is in flushed consume queues and in the followers' files;
+            0 if no checkpoint of ours is there, or it is damaged.
+        written_by_us: Nobody else has changed the page since we wrote it.
+    """
 
     def __init__(self, home: Home) -> None:
         self._file = home.open_mapped("checkpoint", CHECKPOINT_SIZE)
         self.fields = unpack_checkpoint(self._file.view)
+        own = unpack_own_checkpoint(self._file.view)
+        self.replay_start = 0 if own is None else own.replay_start
+        self.written_by_us = own is not None and own.is_last
 
     def write(self, logics_physical_offset: int, last_store_timestamp: int) -> None:
         """Note that everything before *logics_physical_offset* need not be replayed."""
@@ -41,6 +62,7 @@ class StoreCheckpoint:
             logics_physical_offset=logics_physical_offset,
         )
         pack_checkpoint_into(self._file.view, self.fields)
+        self.replay_start, self.written_by_us = logics_physical_offset, True
         self._file.flush()
 
     def close(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import structlog
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
@@ -15,21 +16,26 @@ from mqtemplate.record import (
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
+    SMALLEST_RECORD,
     BadRecordError,
     RecordDraft,
     StoredRecord,
     pack_host,
     parse_record,
+    read_size_and_magic,
 )
-from mqtemplate.store.folders import sync_folder
 from mqtemplate.store.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.mapped_file import MappedFile
 from mqtemplate.store.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.record_batch import RecordBatch, read_batch
 
 __all__ = ["CommitLog", "LogFile", "PutResult"]
 
-_SIZE_AND_MAGIC = struct.Struct(">ii")
-_SMALLEST_RECORD = 91
+_log = structlog.stdlib.get_logger("mqtemplate.store")
+
+_PIECE = 1 << 20
+"""Bytes that are scanned at once."""
+_MAGIC_START = (MAGIC_V1 & 0xFFFF_FFFF).to_bytes(4, "big")[:3]
 
 
 class PutResult(NamedTuple):
@@ -180,13 +186,16 @@ class CommitLog:
             self._file = self._next_file(self._start)
             if size <= room:
                 return
-        full, self._file = self._file, self._next_file(self._start + self._file_size)
-        full.write(self._at, pack_blank(self._file_size - self._at))
+        following = self._next_file(self._start + self._file_size)
+        self._file.write(self._at, pack_blank(self._file_size - self._at))
+        self._file = following
+        self._at = 0  # first: whoever asks for the end without the lock may be told one too small, never one too far
         self._start += self._file_size
-        self._at = 0
         self._low_water = self._file_size // 2
 
     def _next_file(self, start: int) -> MappedFile:
+        if (found := self._files.find(start)) is not None:
+            return found[0]  # the disk refused just behind its making, or whoever owned the folder made it ahead
         with self._spare_lock:
             spare, self._spare = self._spare, None
             return self._files.append_file(start, make=None if spare is None else lambda _: spare)
@@ -239,12 +248,16 @@ class CommitLog:
         head = self._files.read(physical_offset, BLANK_SIZE) if physical_offset < self.end else b""
         if len(head) < BLANK_SIZE:
             return None
-        size, magic = _SIZE_AND_MAGIC.unpack(head)
-        if magic not in (MAGIC_V1, MAGIC_V2) or size < _SMALLEST_RECORD:
+        size, magic = read_size_and_magic(head)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < SMALLEST_RECORD:
             return None
         return self.read(physical_offset, size)
 
-    def scan(self, start: int) -> Iterator[StoredRecord]:
+    def find(self, physical_offset: int) -> tuple[MappedFile, int] | None:
+        """The file that holds *physical_offset*, and the offset of its first byte."""
+        return self._files.find(physical_offset)
+
+    def scan(self, start: int) -> Iterator[RecordBatch]:
         """Records from *start* on, until the first place where none is; `scan_end` tells where that was.
 
         Raises:
@@ -254,37 +267,73 @@ class CommitLog:
         while (found := self._files.find(self.scan_end)) is not None:
             file, file_start = found
             at = self.scan_end - file_start
-            size, magic = _SIZE_AND_MAGIC.unpack_from(file.view, at) if at + BLANK_SIZE <= file.size else (0, 0)
-            if magic == MAGIC_BLANK and size == file.size - at:
+            batch = read_batch(_piece(file, at), self.scan_end)
+            if len(batch):
+                yield batch
+                self.scan_end += batch.byte_count
+            elif self._ends_file(file, at):
                 self.scan_end = file_start + file.size
-                continue
-            if size == 0 and magic == 0:
+            elif read_size_and_magic(file.view, at) == (0, 0):
                 return
-            record = parse_record(file.view[at : at + max(size, _SMALLEST_RECORD)])
-            if record.physical_offset != self.scan_end:
-                raise BadRecordError(f"the record there says it lies at {record.physical_offset}")
-            yield record
-            self.scan_end += size
+            else:
+                raise BadRecordError(self.fault_at(self.scan_end))
 
-    def scan_file_of(self, physical_offset: int) -> Iterator[StoredRecord]:
-        """`scan` from the first byte of the file that holds *physical_offset*, or of the last file there is."""
-        offset = min(physical_offset, max(self._files.end - 1, self._files.begin))
-        found = self._files.find(offset)
-        return self.scan(offset if found is None else found[1])
+    def _ends_file(self, file: MappedFile, at: int) -> bool:
+        """Whether a blank begins at *at*. One of its two numbers is enough: no record has either there."""
+        size, magic = (
+            read_size_and_magic(file.view, at) if at + BLANK_SIZE <= file.size else (file.size - at, MAGIC_BLANK)
+        )
+        matches = (magic == MAGIC_BLANK, size == file.size - at)
+        if any(matches) and not all(matches):
+            _log.warning("store.damaged_blank", file=str(file.path), offset_in_file=at)
+        return any(matches)
+
+    def fault_at(self, physical_offset: int) -> str:
+        """Why no good record begins there."""
+        found = self._files.find(physical_offset)
+        if found is None:
+            return "there is no file"
+        file, file_start = found
+        at = physical_offset - file_start
+        size = int.from_bytes(file.view[at : at + 4], "big", signed=True)
+        try:
+            record = parse_record(file.view[at : at + max(size, SMALLEST_RECORD)])
+        except BadRecordError as exc:
+            return str(exc)
+        return f"the record there says it lies at {record.physical_offset}"
+
+    def file_start_of(self, physical_offset: int) -> int:
+        """Offset of the first byte of the file that holds *physical_offset*, or of the nearest file there is."""
+        found = self._files.find(min(max(physical_offset, self._files.begin), max(self._files.end - 1, 0)))
+        return self._files.begin if found is None else found[1]
+
+    def records_behind(self, physical_offset: int, since_ms: int = 0) -> Iterator[StoredRecord]:
+        """The whole records that begin behind *physical_offset*, wherever they lie.
+
+        Args:
+            since_ms: Older ones are left out: RocketMQ does not clear the file behind a tail that it cut off, so
+                that records from before may lie there.
+        """
+        for file, file_start in zip(self._files.files, self._files.starts, strict=True):
+            at = max(0, physical_offset + 1 - file_start)
+            while (at := _find_magic(file, at)) >= 0:
+                record = self._whole_record(file, at)
+                is_one = record is not None and record.physical_offset == file_start + at
+                if record is not None and is_one and record.store_timestamp >= since_ms:
+                    yield record
+                at += record.total_size if record is not None and is_one else 1
 
     def find_record_behind(self, physical_offset: int) -> int | None:
         """The first whole record anywhere behind *physical_offset*; None if the rest is empty or torn."""
-        for file, file_start in zip(self._files.files, self._files.starts, strict=True):
-            at = max(0, physical_offset + 1 - file_start)
-            while at < file.size and (at := _find_magic(file.view, at)) >= 0:
-                size = _SIZE_AND_MAGIC.unpack_from(file.view, at)[0]
-                try:
-                    if parse_record(file.view[at : at + size]).physical_offset == file_start + at:
-                        return file_start + at
-                except BadRecordError:
-                    pass  # chance, or torn: not a record
-                at += 1
-        return None
+        record = next(self.records_behind(physical_offset), None)
+        return None if record is None else record.physical_offset
+
+    def _whole_record(self, file: MappedFile, at: int) -> StoredRecord | None:
+        size = int.from_bytes(file.view[at : at + 4], "big", signed=True)
+        try:
+            return parse_record(file.view[at : at + max(size, SMALLEST_RECORD)])
+        except BadRecordError:
+            return None  # chance, or torn
 
     def path_of(self, physical_offset: int) -> Path:
         start = physical_offset - physical_offset % self._file_size
@@ -317,15 +366,12 @@ class CommitLog:
         return LogFile(starts[0], starts[1], newest_ms)
 
     def take_before(self, begin: int) -> list[MappedFile]:
-        """Let go of the files that lie wholly before *begin*, but never of the last one; `unlink` removes them."""
+        """Let go of the files that lie wholly before *begin*, but never of the last one; `remove` deletes them."""
         return self._files.take_before(begin)
 
-    def unlink(self, files: Sequence[MappedFile]) -> None:
-        """Remove files that were taken out; when this returns they stay away, whatever happens."""
-        for file in files:
-            file.unlink()
-        if files and self._files.folder is not None:
-            sync_folder(self._files.folder)
+    def remove(self, files: Sequence[MappedFile]) -> None:
+        """Delete files that were taken out. They are gone for good when this returns."""
+        self._files.remove(files)
 
     def flush(self, start: int, end: int) -> None:
         self._files.flush(start, end)
@@ -338,7 +384,19 @@ class CommitLog:
         self._files.close()
 
 
-def _find_magic(view: object, at: int) -> int:
+def _piece(file: MappedFile, at: int) -> bytes:
+    """The bytes from *at* on: some of them, or as many as the record there has."""
+    size, magic = read_size_and_magic(file.view, at) if at + BLANK_SIZE <= file.size else (0, 0)
+    is_large = size > _PIECE and magic in (MAGIC_V1, MAGIC_V2)
+    return file.view[at : at + (size if is_large else _PIECE)]
+
+
+def _find_magic(file: MappedFile, at: int) -> int:
     """Where the next record of either version could begin, at or behind *at*; -1 if nowhere."""
-    hits = [hit - 4 for magic in (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab") if (hit := view.find(magic, at + 4)) >= 0]  # type: ignore[attr-defined]
-    return min(hits, default=-1)
+    for start in range(at + 4, file.size, _PIECE):
+        piece = file.view[start : start + _PIECE + 3]
+        hit = -1
+        while (hit := piece.find(_MAGIC_START, hit + 1)) >= 0:
+            if piece[hit + 3 : hit + 4] in (b"\xa7", b"\xab"):
+                return start + hit - 4
+    return -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from mqtemplate.clock import Clock
 from mqtemplate.store.home import Home
@@ -13,7 +14,7 @@ __all__ = ["ConsumerOffsets"]
 
 
 class ConsumerOffsets:
-    """(group, topic) -> queue id -> the first queue offset not yet done.
+    """(group, topic) -> queue id -> the first queue offset not yet done. Other members of the file stay as found.
 
     Args:
         name: The file. A group that broadcasts keeps a file for each member.
@@ -26,6 +27,7 @@ class ConsumerOffsets:
         self._lock = threading.Lock()
         self._version = DataVersion()
         self._table: dict[tuple[str, str], dict[int, int]] = {}
+        self._other: dict[str, Any] = {}
         self._is_dirty = False
         self._on_change: Callable[[], None] = lambda: None
 
@@ -35,6 +37,9 @@ class ConsumerOffsets:
 
     def load(self) -> None:
         table = read_table(self._home, self._name)
+        self._version = DataVersion.of(table)
+        # which topics a group has follows from the offsets, and upstream finds that out by itself
+        self._other = {name: value for name, value in table.items() if name not in ("offsetTable", "groupTopicMap")}
         for key, offsets in table.get("offsetTable", {}).items():
             topic, _, group = key.rpartition("@")
             self._table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
@@ -69,6 +74,9 @@ class ConsumerOffsets:
             f"{topic}@{group}": {str(queue): offset for queue, offset in dict(offsets).items()}
             for (group, topic), offsets in tables
         }
-        write_table(
-            self._home, self._name, {"dataVersion": self._version.next(self._clock.now_ms()), "offsetTable": table}
-        )
+        version = self._version.next(self._clock.now_ms())
+        try:
+            write_table(self._home, self._name, self._other | {"dataVersion": version, "offsetTable": table})
+        except BaseException:
+            self._is_dirty = True
+            raise

@@ -43,8 +43,13 @@ class GroupCommit:
 
     There is no thread of its own, and no hand-over on an idle system.
 
+    A flush that failed has made nothing durable, whatever the next one says: what it was to write stays in doubt until
+    `MappedFile.flush` has given it to the disk again and heard no error. Whoever waited is told, and ``flushed`` stays
+    where it was. The records stay in the log, since others may lie behind them: they become visible with the next
+    flush that succeeds.
+
     Args:
-        flush: Make everything up to the log's end durable; gives that end.
+        flush: Make everything up to the log's end durable; gives that end, or raises `StoreError`.
     """
 
     def __init__(self, flush: Callable[[], int]) -> None:
@@ -106,12 +111,23 @@ class GroupCommit:
         error: StoreError | None = None
         flushed = self.flushed
         try:
-            flushed = self._flush()
-        except OSError as exc:
+            flushed = max(flushed, self._flush())
+        except StoreError as exc:
             error = StoreError(
-                f"the disk refused to flush the commit log: {exc}; messages not yet acknowledged may be lost"
+                f"the disk refused to flush the commit log: {exc.__cause__ or exc}; the message is written, but not "
+                "safe: it arrives when a later flush succeeds, and is lost if the power fails before. What was "
+                "acknowledged is safe. Look for the disk's trouble in the system's log, then send again"
             )
             error.__cause__ = exc
+        except BaseException:  # Ctrl-C: the others still wait for somebody to lead
+            self._end_lead(flushed, error)
+            raise
+        self._end_lead(flushed, error)
+        if error is not None:
+            raise error
+
+    def _end_lead(self, flushed: int, error: StoreError | None) -> None:
+        """Tell those who waited for this flush, and name who leads the next."""
         with self._mutex:
             self.flushed = flushed
             served = [waiter for waiter in self._waiters if error is not None or waiter.end <= flushed]
@@ -123,8 +139,6 @@ class GroupCommit:
         _wake_in_turn(served, next_leader, error)
         for call in due:
             call(error)
-        if error is not None:
-            raise error
 
     def when(self, end: int, call: WhenFlushed) -> None:
         """Call *call*, in whichever thread flushes, once everything before *end* is durable, or with the error if the

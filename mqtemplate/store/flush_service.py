@@ -46,7 +46,11 @@ class FlushService:
             self._due_ms = None
             end = self._end()
             if self._commit.flushed < end:
-                self._commit.wait(end, 60_000)
+                try:
+                    self._commit.wait(end, 60_000)
+                except BaseException:
+                    self._due_ms = now + self._interval_ms  # the disk refused: again
+                    raise
                 if self._is_periodic:
                     self._due_ms = now + self._interval_ms
         return self._due_ms

@@ -31,6 +31,12 @@ class DataVersion:
     def __init__(self, counter: int = 0, state_version: int = 0, timestamp: int = 0) -> None:
         self.counter, self.state_version, self.timestamp = counter, state_version, timestamp
 
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> DataVersion:
+        """The version that a table was written with; a first one where it tells none."""
+        found = table.get("dataVersion") or {}
+        return cls(*(int(found.get(name, 0)) for name in ("counter", "stateVersion", "timestamp")))
+
     def next(self, now_ms: int) -> dict[str, int]:
         """Count one change and tell the version."""
         self.counter += 1

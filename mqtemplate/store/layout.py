@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.record import MAGIC_BLANK
+from mqtemplate.record import MAGIC_BLANK, crc32
 
 __all__ = [
     "BLANK_SIZE",
@@ -16,16 +16,29 @@ __all__ = [
     "CQ_UNIT_DTYPE",
     "CQ_UNIT_SIZE",
     "DONE_SIZE_MARK",
+    "INDEX_HEADER_SIZE",
+    "INDEX_SLOT_DTYPE",
+    "INDEX_UNIT_DTYPE",
+    "INDEX_UNIT_SIZE",
+    "NO_UNIT_YET",
     "PRE_BLANK_SIZE_MARK",
     "CheckpointFields",
     "CqUnit",
+    "IndexHeader",
+    "IndexUnit",
+    "OwnCheckpoint",
     "file_name",
+    "index_file_size",
     "iter_cq_units",
     "pack_blank",
     "pack_checkpoint_into",
     "pack_cq_unit_into",
+    "pack_index_header",
     "unpack_checkpoint",
     "unpack_cq_unit",
+    "unpack_index_header",
+    "unpack_index_unit",
+    "unpack_own_checkpoint",
 ]
 
 
@@ -62,6 +75,12 @@ DONE_SIZE_MARK = 1
 """Written over the size in a unit of the schedule topic whose message needs no handing over any more: it was
 cancelled, rescheduled, or released before those in front of it. Upstream finds no record of that size, and passes the
 unit over."""
+
+
+NO_UNIT_YET = _CQ_UNIT.pack((1 << 63) - 1, 0, 0)
+"""Stands at the begin of a consume queue file that was made ahead, until a first unit is written over it. When upstream
+starts, it takes what stands at the begin of a queue's last file for a unit, even nothing, unless that points behind the
+log's end: then it drops the file."""
 
 
 def unpack_cq_unit(data: bytes | mmap, at: int = 0) -> CqUnit:
@@ -106,12 +125,117 @@ _CHECKPOINT = struct.Struct(">qqqqqq")
 CHECKPOINT_SIZE = 4_096
 
 
+class OwnCheckpoint(NamedTuple):
+    """What we write behind upstream's fields of the ``checkpoint``, where upstream leaves the page as it is.
+
+    ==  ==  ============  ============================================================================
+    48  i8  replay_start  our last logics_physical_offset
+    56  u4  check         CRC-32 of replay_start
+    60  u4  fields_check  CRC-32 of bytes 0..47 as we wrote them; another sum: upstream ran after us
+    ==  ==  ============  ============================================================================
+    """
+
+    replay_start: int
+    is_last: bool
+
+
+_OWN_CHECKPOINT = struct.Struct(">qII")
+
+
 def pack_checkpoint_into(page: mmap, fields: CheckpointFields) -> None:
-    _CHECKPOINT.pack_into(page, 0, *fields)
+    data = _CHECKPOINT.pack(*fields)
+    replay_start = data[-8:]
+    own = _OWN_CHECKPOINT.pack(fields.logics_physical_offset, crc32(replay_start), crc32(data))
+    page[: _CHECKPOINT.size + _OWN_CHECKPOINT.size] = data + own
 
 
 def unpack_checkpoint(page: mmap) -> CheckpointFields:
     return CheckpointFields(*_CHECKPOINT.unpack_from(page))
+
+
+def unpack_own_checkpoint(page: mmap) -> OwnCheckpoint | None:
+    """Our part of the page; None if it is damaged, or never was written."""
+    at = _CHECKPOINT.size
+    replay_start, check, fields_check = _OWN_CHECKPOINT.unpack_from(page, at)
+    if check != crc32(page[at : at + 8]):
+        return None
+    return OwnCheckpoint(replay_start, fields_check == crc32(page[:at]))
+
+
+class IndexHeader(NamedTuple):
+    """The begin of an index file, 40 bytes; the slots follow, i4 each, then the units.
+
+    ==  ==  =====================  ===================================================================
+     0  i8  begin_timestamp        store timestamp (ms) of the first record; of the last one of the
+                                   file before, while this one is empty
+     8  i8  end_timestamp          that of the last record
+    16  i8  begin_physical_offset  first byte of the first record, or as above
+    24  i8  end_physical_offset    first byte of the last record
+    32  i4  hash_slot_count        slots in use
+    36  i4  index_count            number of the next unit; begins at 1, unit 0 is never used
+    ==  ==  =====================  ===================================================================
+
+    Source: RocketMQ ``store: IndexHeader``.
+    """
+
+    begin_timestamp: int = 0
+    end_timestamp: int = 0
+    begin_physical_offset: int = 0
+    end_physical_offset: int = 0
+    hash_slot_count: int = 0
+    index_count: int = 1
+
+
+_INDEX_HEADER = struct.Struct(">qqqqii")
+INDEX_HEADER_SIZE = _INDEX_HEADER.size
+assert INDEX_HEADER_SIZE == 40
+INDEX_SLOT_DTYPE = np.dtype(">i4")
+"""A slot: the number of the newest unit whose key falls into it; 0 for none."""
+
+
+class IndexUnit(NamedTuple):
+    """One key of one record, 20 bytes.
+
+    ==  ==  ===============  ===================================================================
+     0  i4  key_hash         of ``topic#key``, never negative
+     4  i8  physical_offset  first byte of the record in the commit log
+    12  i4  seconds          whole seconds from the file's begin_timestamp to the store timestamp
+    16  i4  previous         number of the unit before it in the same slot; 0 for none
+    ==  ==  ===============  ===================================================================
+
+    Source: RocketMQ ``store: IndexFile``.
+    """
+
+    key_hash: int
+    physical_offset: int
+    seconds: int
+    previous: int
+
+
+_INDEX_UNIT = struct.Struct(">iqii")
+INDEX_UNIT_SIZE = _INDEX_UNIT.size
+assert INDEX_UNIT_SIZE == 20
+INDEX_UNIT_DTYPE = np.dtype(
+    [("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+)
+assert INDEX_UNIT_DTYPE.itemsize == INDEX_UNIT_SIZE
+
+
+def index_file_size(hash_slot_num: int, index_num: int) -> int:
+    return INDEX_HEADER_SIZE + INDEX_SLOT_DTYPE.itemsize * hash_slot_num + INDEX_UNIT_SIZE * index_num
+
+
+def pack_index_header(header: IndexHeader) -> bytes:
+    return _INDEX_HEADER.pack(*header)
+
+
+def unpack_index_header(data: bytes | mmap) -> IndexHeader:
+    header = IndexHeader(*_INDEX_HEADER.unpack_from(data))
+    return header if header.index_count > 0 else header._replace(index_count=1)
+
+
+def unpack_index_unit(data: bytes | mmap, at: int = 0) -> IndexUnit:
+    return IndexUnit(*_INDEX_UNIT.unpack_from(data, at))
 
 
 def file_name(start_offset: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter_ns
@@ -10,28 +9,32 @@ from time import perf_counter_ns
 import structlog
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import StoreError
+from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.metrics import Metrics
-from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, find_property
+from mqtemplate.record import Labelled, RecordDraft, StoredRecord, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
-from mqtemplate.store.commit_log import CommitLog, PutResult
+from mqtemplate.store.cleaning import CleaningService
+from mqtemplate.store.commit_log import CommitLog, LogFile, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.dispatch_again import DispatchAgain
 from mqtemplate.store.flush import GroupCommit, WhenFlushed
 from mqtemplate.store.flush_service import AllocateService, FlushService
 from mqtemplate.store.home import Home
+from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.layout import CQ_UNIT_SIZE
-from mqtemplate.store.recovery import QueueGapError, Recovery
+from mqtemplate.store.log_walk import read_record
+from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
+from mqtemplate.store.sized_files import open_files
 
 __all__ = ["MessageStore", "PutResult"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
-_ABORT = "abort"
 
 
-def _tags_code_of(record: StoredRecord) -> int:
+def _tags_code_of(record: Labelled) -> int:
     return tags_code(find_property(record.properties_bytes, b"TAGS"))
 
 
@@ -45,6 +48,11 @@ class MessageStore:
     Args:
         tags_code_of: The tags code of a record that is read again by the recovery; the delay services
             keep a deliver time there.
+
+    Attributes:
+        index: Finds records by their keys.
+        cleaning: Deletes old files; whoever keeps messages that wait tells it what it must not lose.
+        refusal: Why no new message is taken now; None while they are.
     """
 
     def __init__(
@@ -52,7 +60,7 @@ class MessageStore:
         home: Home,
         settings: StoreSettings,
         clock: Clock,
-        tags_code_of: Callable[[StoredRecord], int] = _tags_code_of,
+        tags_code_of: Callable[[Labelled], int] = _tags_code_of,
     ) -> None:
         self.home = home
         self.clock = clock
@@ -63,6 +71,7 @@ class MessageStore:
         self._flush_ns = self.metrics.histogram("store.flush_ns")
         self._tags_code_of = tags_code_of
         self._lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()  # held by whoever flushes the queues, or deletes their files
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._watchers: dict[str, list[Callable[[], None]]] = {}
         self._followers: Sequence[LogFollower] = ()
@@ -76,6 +85,10 @@ class MessageStore:
             "store.checkpoint", self.take_checkpoint, clock, settings.checkpoint_interval_ms
         )
         self._flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
+        self.index = IndexService(home, settings, clock)
+        self.refusal: str | None = None
+        # on a virtual clock a test gives the same result on every machine, however full its disk is
+        self.cleaning = CleaningService(self, None if clock.is_virtual else home.disk_used_ratio)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -84,8 +97,8 @@ class MessageStore:
 
         Raises:
             StoreLockedError: Another process has it.
-            StoreFormatError: Its files have other sizes than the settings.
-            CorruptRecordError: The log is damaged in the middle.
+            StoreFormatError: Its files have other sizes than the settings, or its queues are of a kind that cannot
+                be read.
         """
         self.home.lock()
         try:
@@ -95,9 +108,9 @@ class MessageStore:
             raise
 
     def _open(self, followers: Sequence[LogFollower]) -> None:
-        was_clean = not self.home.exists(_ABORT)
+        was_clean = not self.home.was_left_open()
         settings = self.settings
-        files = self.home.mapped_queue("commitlog", settings.mapped_file_size_commit_log)
+        files = open_files(self.home, "commitlog", settings.mapped_file_size_commit_log, "mapped-file-size-commit-log")
         self._commit_log = CommitLog(files, self.clock, settings.store_host, maps_single=self._flushes_first)
         self._open_files.append(self._commit_log)
         self._checkpoint = StoreCheckpoint(self.home)
@@ -105,19 +118,27 @@ class MessageStore:
         self._followers = followers
         self._is_open = True
         self._load_queues()
-        recovery = Recovery(self._commit_log, self._queues.values, self._dispatch_again, followers)
-        recovery.run(self._checkpoint.fields.logics_physical_offset, was_clean=was_clean)
+        dispatch = DispatchAgain(self._commit_log, self._queues, self._queue, self._tags_code_of)
+        Recovery(self._commit_log, dispatch, followers).run(
+            self._checkpoint.replay_start,
+            was_clean=was_clean,
+            may_have_holes=not was_clean and self.home.lost_power(),
+        )
         if was_clean:
             self.group_commit.flushed = self.end_offset
         else:
             self.group_commit.wait(self.end_offset, 60_000)  # readers see what is safe, and nobody else may flush
-        self.home.write_bytes(_ABORT, str(os.getpid()).encode())
+        self._correct_min_offsets()
+        indexed_to = self._checkpoint.fields.index_msg_timestamp
+        self.index.load(self._commit_log, self._written_end, indexed_to, was_clean=was_clean)
+        self.home.mark_open()
         self._allocate_service = AllocateService(self._commit_log)
 
     def _load_queues(self) -> None:
         for topic in self.home.list_folders("consumequeue"):
             for queue_id in self.home.list_folders(f"consumequeue/{topic}"):
-                self._open_queue(topic, int(queue_id))
+                if queue_id.isdecimal():
+                    self._open_queue(topic, int(queue_id))
 
     def start(self) -> None:
         """Start the thread that makes files ahead of the writer. The other services are stepped by the owner."""
@@ -126,7 +147,7 @@ class MessageStore:
             self._thread.start()
 
     def services(self) -> list[Service]:
-        return [self._flush_service, self._checkpoint_service]
+        return [self._flush_service, self._checkpoint_service, self.index]
 
     def report(self, service: Service, error: Exception) -> None:
         """What a service thread does with an error: tell it, and go on."""
@@ -140,10 +161,19 @@ class MessageStore:
             self._thread.stop()
         self._is_open = False
         try:
+            self._end_index()
             self.take_checkpoint()
-            self.home.delete(_ABORT)
+            self.home.mark_closed()
         finally:
             self.release()
+
+    def _end_index(self) -> None:
+        """A cleanly closed folder is indexed to its end, since RocketMQ would not do the rest."""
+        try:
+            self.index.catch_up()
+            self.index.flush()
+        except (OSError, StoreError) as exc:
+            _log.warning("store.index_behind", reason=str(exc))  # the next start goes on where it stands
 
     def release(self) -> None:
         """Let go of home and files as they are, without a word of progress; the next `load` recovers."""
@@ -152,6 +182,7 @@ class MessageStore:
 
     def _close_files(self) -> None:
         self._is_open = False
+        self.index.close()
         for queue in self._queues.values():
             queue.close()
         self._queues.clear()
@@ -162,9 +193,19 @@ class MessageStore:
     # --- writing -------------------------------------------------------------------------------
 
     @property
+    def begin_offset(self) -> int:
+        """Physical offset that the log begins at; what lay before it was deleted."""
+        return self._commit_log.begin
+
+    @property
     def end_offset(self) -> int:
         """Physical offset of the next record."""
         return self._commit_log.end
+
+    def _written_end(self) -> int:
+        """`end_offset` for another thread: never that of a moment in which the log goes on to its next file."""
+        with self._lock:
+            return self._commit_log.end
 
     @property
     def confirm_offset(self) -> int:
@@ -176,8 +217,11 @@ class MessageStore:
 
         Raises:
             MessageError: It is too large, or its properties are.
-            StoreFullError: There is no room for another file; nothing was written.
+            StoreFullError: There is no room for another file, or the disk is above the warning level; nothing was
+                written.
         """
+        if self.refusal is not None:
+            raise StoreFullError(self.refusal)
         key = (draft.topic, draft.queue_id)
         with self._lock:
             started = perf_counter_ns()
@@ -193,8 +237,14 @@ class MessageStore:
             self._mark_dirty()
         return result
 
-    def put_all(self, drafts: Sequence[RecordDraft]) -> list[PutResult]:
-        """`put` for several, one behind the other: all of them or none. Together they must fit into one file."""
+    def put_all(self, drafts: Sequence[RecordDraft], *, though_full: bool = False) -> list[PutResult]:
+        """`put` for several, one behind the other: all of them or none. Together they must fit into one file.
+
+        Args:
+            though_full: Above the warning level, too: for what makes room.
+        """
+        if self.refusal is not None and not though_full:
+            raise StoreFullError(self.refusal)
         with self._lock:
             started = perf_counter_ns()
             queues = [self._queue(draft.topic, draft.queue_id) for draft in drafts]
@@ -222,6 +272,7 @@ class MessageStore:
         self._is_dirty = True
         self._checkpoint_service.changed()
         self._flush_service.changed()
+        self.index.changed()
 
     def settle(self, physical_end: int, topics: Iterable[str], timeout_ms: int = 5_000) -> bool:
         """Keep the promise of the flush mode for everything before *physical_end*, then wake the readers of *topics*.
@@ -229,9 +280,25 @@ class MessageStore:
         Returns:
             False if flushing took longer than *timeout_ms*; the records are there all the same.
         """
-        is_safe = not self._flushes_first or self.group_commit.wait(physical_end, timeout_ms)
+        is_safe = False
+        try:
+            is_safe = not self._flushes_first or self.group_commit.wait(physical_end, timeout_ms)
+        finally:
+            if not is_safe:
+                self._ring_once_safe(physical_end, topics)
         self.ring(topics)
         return is_safe
+
+    def _ring_once_safe(self, physical_end: int, topics: Iterable[str]) -> None:
+        """Wake the readers when a later flush succeeds: the records are there, though nobody waits for them now."""
+
+        def finish(error: StoreError | None) -> None:
+            if error is None:
+                self.ring(topics)
+            else:
+                self.group_commit.when(physical_end, finish)
+
+        self.group_commit.when(physical_end, finish)
 
     def settle_later(self, physical_end: int, topics: Sequence[str], done: WhenFlushed = lambda error: None) -> None:
         """The same without waiting; *done* is called, maybe in another thread, when the promise is kept or broken."""
@@ -280,7 +347,15 @@ class MessageStore:
         Raises:
             CorruptRecordError: It is damaged; the error names file and offset.
         """
-        return self._commit_log.read_at(physical_offset)
+        return read_record(self._commit_log, physical_offset)
+
+    def read_bytes(self, physical_offset: int, size: int) -> bytes:
+        """What the log holds there, unchecked; fewer bytes at a file's end, none where the log has nothing."""
+        found = self._commit_log.find(physical_offset)
+        if found is None:
+            return b""
+        file, start = found
+        return file.view[physical_offset - start : physical_offset - start + size]
 
     def consume_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; made, without a file yet, if missing."""
@@ -299,7 +374,8 @@ class MessageStore:
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         size = -(-self.settings.mapped_file_size_consume_queue // CQ_UNIT_SIZE) * CQ_UNIT_SIZE
-        queue = ConsumeQueue(self.home.mapped_queue(f"consumequeue/{topic}/{queue_id}", size, lasting=False))
+        folder = f"consumequeue/{topic}/{queue_id}"
+        queue = ConsumeQueue(open_files(self.home, folder, size, "mapped-file-size-consume-queue", lasting=False))
         self._queues[topic, queue_id] = queue
         return queue
 
@@ -314,33 +390,56 @@ class MessageStore:
 
     def take_checkpoint(self) -> None:
         """Make log, queues and the followers' progress durable, and note how far they agree."""
+        with self._checkpoint_lock:
+            try:
+                self._take_checkpoint()
+            except BaseException:
+                self._mark_dirty()  # again, then
+                raise
+
+    def _take_checkpoint(self) -> None:
         with self._lock:
             self._is_dirty = False
             end = self._commit_log.end
             queues = list(self._queues.values())
-        self.group_commit.wait(end, 60_000)
+        if not self.group_commit.wait(end, 60_000):
+            raise StoreError("no checkpoint: flushing the commit log took longer than a minute; it is tried again")
         for queue in queues:
             queue.flush()
         starts = [start for follower in self._followers if (start := follower.persist()) is not None]
+        self._checkpoint.fields = self._checkpoint.fields._replace(index_msg_timestamp=self.index.flushed_timestamp)
         self._checkpoint.write(min([end, *starts]), self._commit_log.last_store_timestamp)
 
-    def _dispatch_again(self, record: StoredRecord) -> None:
-        """Write the consume queue unit of a record that the recovery found, if it is not there."""
-        if record.sys_flag & SysFlag.TRANSACTION_MASK in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
-            return
-        queue = self._queue(record.topic, record.queue_id)
-        if queue.max_offset == 0 and record.queue_offset > 0 and self._commit_log.begin > 0:
-            queue.begin_at(record.queue_offset)
-        is_there = queue.min_offset <= record.queue_offset < queue.max_offset
-        if is_there and queue.unit(record.queue_offset).physical_offset == record.physical_offset:
-            return
-        if record.queue_offset != queue.max_offset:
-            raise QueueGapError(
-                f"queue {record.queue_id} of {record.topic} ends at {queue.max_offset}, "
-                f"the log goes on with {record.queue_offset}"
-            )
-        queue.reserve(1)
-        queue.append(record.physical_offset, record.total_size, self._tags_code_of(record))
+    def oldest_file(self) -> LogFile | None:
+        """The first file of the log; None if it is the only one."""
+        return self._commit_log.oldest_file()
+
+    def checkpoint_behind(self, physical_offset: int) -> bool:
+        """Take a checkpoint; whether a restart, from then on, reads nothing before *physical_offset*."""
+        end = self._written_end()
+        self.take_checkpoint()
+        return self.group_commit.flushed >= end and self._checkpoint.fields.logics_physical_offset >= physical_offset
+
+    def delete_before(self, physical_offset: int) -> None:
+        """Delete the log's files before *physical_offset*, never the last one, and what of the queues points at them.
+
+        The log goes first. A process that dies in between leaves units that point before the log's begin, which
+        nobody reads, and which the next `load` removes. The other way round there would be records that no queue has.
+        """
+        with self._lock:
+            gone = self._commit_log.take_before(physical_offset)
+        try:
+            self._commit_log.remove(gone)  # without the lock: giving blocks back takes its time
+        finally:  # if the disk refuses, nobody reads the file any more all the same
+            self._correct_min_offsets()
+            self.index.delete_before(self._commit_log.begin)
+
+    def _correct_min_offsets(self) -> None:
+        begin = self._commit_log.begin
+        with self._checkpoint_lock:
+            for queue in list(self._queues.values()):
+                with self._lock:
+                    queue.delete_before(begin)
 
 
 def _reserve(queues: Sequence[ConsumeQueue]) -> list[int]:

@@ -15,7 +15,7 @@ _READ_AND_WRITE = 6
 
 
 class TopicTable:
-    """Topic -> how many queues it has. What upstream keeps beside that number is kept as it was found."""
+    """Topic -> how many queues it has. What upstream keeps beside that number stays as it was found."""
 
     _NAME = "config/topics.json"
 
@@ -25,10 +25,17 @@ class TopicTable:
         self._lock = threading.Lock()
         self._version = DataVersion()
         self._table: dict[str, dict[str, Any]] = {}
+        self._other: dict[str, Any] = {}
 
     def load(self) -> None:
         table = read_table(self._home, self._NAME)
-        self._table = dict(table.get("topicConfigTable", {}))
+        self._version = DataVersion.of(table)
+        self._table = dict(table.pop("topicConfigTable", {}))
+        self._other = table
+
+    def names(self) -> list[str]:
+        """All topics."""
+        return list(self._table)
 
     def queue_count(self, topic: str) -> int:
         """How many queues *topic* has; 0 if there is no such topic."""
@@ -36,31 +43,34 @@ class TopicTable:
         return 0 if config is None else int(config.get("writeQueueNums", 0))
 
     def create(self, topic: str, queue_count: int) -> int:
-        """Make *topic*, or give it more queues (never fewer: they may hold messages). Gives how many it has now."""
+        """Make *topic*, or give it more queues (never fewer: they may hold messages). Gives how many it has now.
+
+        Raises:
+            StoreError: The table could not be written; it is as before.
+        """
         with self._lock:
-            queue_count = max(queue_count, self.queue_count(topic))
-            if queue_count > self.queue_count(topic):
-                self._table[topic] = _topic_config(topic, queue_count) | {
-                    key: value
-                    for key, value in self._table.get(topic, {}).items()
-                    if key not in ("readQueueNums", "writeQueueNums")
-                }
-                self._persist()
+            if queue_count <= self.queue_count(topic):
+                return self.queue_count(topic)
+            found = self._table.get(topic, {})
+            # some may be closed to writing
+            read_count = max(queue_count, int(found.get("readQueueNums", 0)))
+            counts = {"readQueueNums": read_count, "writeQueueNums": queue_count}
+            table = self._table | {topic: _topic_config(topic) | found | counts}
+            self._write(table)
+            self._table = table
             return queue_count
 
-    def _persist(self) -> None:
+    def _write(self, table: dict[str, dict[str, Any]]) -> None:
         version = self._version.next(self._clock.now_ms())
-        write_table(self._home, self._NAME, {"dataVersion": version, "topicConfigTable": self._table})
+        write_table(self._home, self._NAME, self._other | {"dataVersion": version, "topicConfigTable": table})
 
 
-def _topic_config(topic: str, queue_count: int) -> dict[str, Any]:
+def _topic_config(topic: str) -> dict[str, Any]:
     return {
         "attributes": {},
         "order": False,
         "perm": _READ_AND_WRITE,
-        "readQueueNums": queue_count,
         "topicFilterType": "SINGLE_TAG",
         "topicName": topic,
         "topicSysFlag": 0,
-        "writeQueueNums": queue_count,
     }

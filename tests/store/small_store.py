@@ -18,6 +18,7 @@ def draft(
 
 def small(**changes: object) -> StoreSettings:
     sizes: dict[str, object] = {"mapped_file_size_commit_log": 4_096, "mapped_file_size_consume_queue": 200}
+    sizes |= {"max_hash_slot_num": 50, "max_index_num": 200}
     return StoreSettings(**(sizes | changes))  # type: ignore[arg-type]
 
 

@@ -1,0 +1,84 @@
+"""The start after a kill: 1 GiB of commit log with messages of 1 KiB is read, checked and compared with its queues.
+
+No checkpoint was taken, so all of it is read. Once the consume queues are as the killed process left them, once they
+are gone and made anew. The delay services follow the log.
+
+    python -m bench.recovery_scan [MIB] [SEED]
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from bench.measure import report, resident_mib, run, scratch_folder
+from mqtemplate.clock import SystemClock
+from mqtemplate.delay import DelayLevels, ScheduleMessageService, TimerMessageStore, tags_code_of
+from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS
+from mqtemplate.java_hash import tags_code
+from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
+
+_QUEUES = 8
+_BATCH = 1_000
+_SETTINGS = StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)
+_LEVELS = DelayLevels.parse(DEFAULT_DELAY_LEVELS)
+
+
+def open_store(folder: Path) -> MessageStore:
+    return MessageStore(FolderHome(folder), _SETTINGS, SystemClock(), lambda record: tags_code_of(record, _LEVELS))
+
+
+def fill(folder: Path, mib: int, seed: int) -> int:
+    """Write messages until there are *mib*, and let go of the folder as a killed process does; gives how many."""
+    chance = random.Random(seed)
+    bodies = [chance.randbytes(1_024) for _ in range(64)]
+    tags = ["paid", "refunded", "late"]
+    store = open_store(folder)
+    store.load()
+    count = 0
+    while store.end_offset < mib << 20:
+        store.put_all([_draft(number, chance, bodies, tags) for number in range(count, count + _BATCH)])
+        count += _BATCH
+    store.release()
+    os.sync()  # what is measured is reading
+    return count
+
+
+def _draft(number: int, chance: random.Random, bodies: list[bytes], tags: list[str]) -> RecordDraft:
+    tag = chance.choice(tags)
+    properties = encode_properties({"UNIQ_KEY": f"7F0000010B7C18B4AAC2{number:012X}", "WAIT": "true", "TAGS": tag})
+    return RecordDraft("orders", chance.randrange(_QUEUES), chance.choice(bodies), properties, tags_code(tag))
+
+
+def recover(folder: Path, what: str, count: int) -> None:
+    before = resident_mib(anonymous_only=True)
+    store = open_store(folder)
+    followers = [ScheduleMessageService(store, _LEVELS), TimerMessageStore(store)]
+    start = time.perf_counter()
+    store.load(followers)
+    seconds = time.perf_counter() - start
+    grown = resident_mib(anonymous_only=True) - before
+    found = sum(store.consume_queue("orders", queue_id).max_offset for queue_id in range(_QUEUES))
+    assert found == count, f"{found} of {count} messages are in their queues"
+    report(f"recovery scan, {what}", (store.end_offset >> 20) / seconds, "MiB/s", ">= 300 MiB/s")
+    report("  memory it took (mapped files aside)", grown, "MiB", "flat")
+    store.release()
+
+
+def main() -> None:
+    mib = int(sys.argv[1]) if len(sys.argv) > 1 else 1_024
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    with scratch_folder() as folder:
+        count = fill(folder / "store", mib, seed)
+        recover(folder / "store", "queues as they were left", count)
+        shutil.rmtree(folder / "store" / "consumequeue")
+        recover(folder / "store", "queues gone", count)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,265 @@
+"""A disk that remembers what would be left if the power failed now.
+
+It works on real files, and asks the system for everything but the syncing. Beside them it keeps, for each file, the
+bytes it had at its last flush, and for each folder the names it had when it was last synced and what happened to them
+since. From the two it makes images: folders such as a machine may find when it starts again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mqtemplate.store.disk import Disk
+
+_FOLDER = -1
+
+
+@dataclass
+class Change:
+    """What happened to names in one folder and is not on the disk for sure: each name's file from now on, or None."""
+
+    names: dict[str, int | None]
+
+
+@dataclass
+class Folder:
+    """Names that last, and what happened since, in order."""
+
+    lasting: dict[str, int] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing that may be on the disk, or not: a change of names, a file's length, or a piece of a file."""
+
+    kind: str
+    where: object
+    number: int = 0
+
+
+class PowerLossDisk(Disk):
+    """The model of the disk in the docstring above.
+
+    Args:
+        root: The store's folder. What lies there already lasts.
+        sector: Bytes that reach the disk together.
+        on_event: Called before each call that may change what is on the disk.
+        fails: Whether the n-th flush fails. It leaves the file's pages as if they had been written, and they were not.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        sector: int = 4_096,
+        on_event: Callable[[], None] = lambda: None,
+        boot: str = "boot-1",
+        fails: Callable[[int], bool] = lambda number: False,
+    ) -> None:
+        self.root = root
+        self.sector = sector
+        self.on_event = on_event
+        self.boot = boot
+        self.fails = fails
+        self.flushes = 0
+        self._numbers = itertools.count()
+        self._files: dict[Path, int] = {}  # as they are
+        self._gone: dict[int, bytes] = {}  # contents of files that have no name any more
+        self._durable: dict[int, bytes] = {}
+        self._forgotten: dict[int, bytes] = {}  # what a flush that failed should have written
+        self._folders: dict[Path, Folder] = {root.parent: Folder({root.name: _FOLDER})}
+        self._opened: dict[int, Path] = {}
+        if root.is_dir():
+            self._take_in(root)
+
+    def _take_in(self, folder: Path) -> None:
+        self._folders[folder] = known = Folder()
+        for path in folder.iterdir():
+            if path.is_dir():
+                known.lasting[path.name] = _FOLDER
+                self._take_in(path)
+            else:
+                known.lasting[path.name] = number = self._files[path] = next(self._numbers)
+                self._durable[number] = path.read_bytes()
+
+    # --- what the store calls ------------------------------------------------------------------
+
+    def open(self, path: Path, *, flags: int = os.O_CREAT) -> int:
+        self.on_event()
+        fd = super().open(path, flags=flags)
+        if path not in self._files:
+            self._files[path] = next(self._numbers)
+            self._change(path.parent, {path.name: self._files[path]})
+        self._opened[fd] = path
+        return fd
+
+    def allocate(self, fd: int, size: int) -> None:
+        self.on_event()
+        os.truncate(fd, size)
+
+    def write_at(self, fd: int, data: bytes, at: int) -> int:
+        self.on_event()
+        return super().write_at(fd, data, at)
+
+    def write_again(self, fd: int, view: object, end: int) -> None:
+        self._forgotten.pop(self._files[self._opened[fd]], None)
+
+    def flush(self, fd: int) -> None:
+        self.on_event()
+        self.flushes += 1
+        path = self._opened[fd]
+        number, now = self._files[path], path.read_bytes()
+        if self.fails(self.flushes):
+            self._forgotten[number] = now
+            raise OSError(5, "Input/output error", str(path))
+        durable, forgotten = self._durable.get(number, b""), self._forgotten.get(number)
+        self._durable[number] = now if forgotten is None else self._without(forgotten, durable, now)
+
+    def _without(self, forgotten: bytes, durable: bytes, now: bytes) -> bytes:
+        """*now*, but as before where nothing changed since the flush that failed."""
+        durable = durable.ljust(len(now), b"\0")
+        pieces = [slice(at, at + self.sector) for at in range(0, len(now), self.sector)]
+        return b"".join(durable[piece] if now[piece] == forgotten[piece] else now[piece] for piece in pieces)
+
+    def replace(self, path: Path, target: Path) -> None:
+        self.on_event()
+        self._let_go(target)
+        super().replace(path, target)
+        self._files[target] = self._files.pop(path)
+        self._change(path.parent, {path.name: None, target.name: self._files[target]})
+
+    def link(self, path: Path, other: Path) -> None:
+        self.on_event()
+        super().link(path, other)
+        self._files[other] = self._files[path]
+        self._change(other.parent, {other.name: self._files[path]})
+
+    def unlink(self, path: Path) -> None:
+        self.on_event()
+        self._let_go(path)
+        super().unlink(path)
+        if self._files.pop(path, None) is not None:
+            self._change(path.parent, {path.name: None})
+
+    def _let_go(self, path: Path) -> None:
+        if path in self._files:
+            self._gone[self._files[path]] = path.read_bytes()
+
+    def make_folder(self, folder: Path) -> None:
+        self.on_event()
+        super().make_folder(folder)
+        if folder not in self._folders:
+            self._folders[folder] = Folder()
+            self._change(folder.parent, {folder.name: _FOLDER})
+
+    def sync_folder(self, folder: Path) -> None:
+        self.on_event()
+        known = self._folders[folder]
+        _apply(known.lasting, known.changes)
+        known.changes.clear()
+
+    def boot_id(self) -> str:
+        return self.boot
+
+    def _change(self, folder: Path, names: dict[str, int | None]) -> None:
+        self._folders[folder].changes.append(Change(names))
+
+    # --- what is left --------------------------------------------------------------------------
+
+    def number_of(self, path: Path) -> int:
+        """What stands for a file in a `Choice`."""
+        return self._files[path]
+
+    def contents(self) -> dict[int, bytes]:
+        """Of each file, what a process sees."""
+        return self._gone | {number: path.read_bytes() for path, number in self._files.items() if path.exists()}
+
+    def choices(self, contents: dict[int, bytes]) -> list[Choice]:
+        """All that is not sure, in about the order in which it happened to each file."""
+        found = [
+            Choice("name", folder, number)
+            for folder, known in self._folders.items()
+            if folder != self.root.parent
+            for number in range(len(known.changes))
+        ]
+        for number, now in contents.items():
+            durable = self._durable.get(number, b"")
+            if len(durable) != len(now):
+                found.append(Choice("length", number))
+                durable = durable.ljust(len(now), b"\0")
+            found += [
+                Choice("piece", number, at)
+                for at in range(0, len(now), self.sector)
+                if now[at : at + self.sector] != durable[at : at + self.sector]
+            ]
+        return found
+
+    def make_image(self, folder: Path, contents: dict[int, bytes], chosen: set[Choice]) -> None:
+        """Write what a disk holds on which, of what is not sure, just *chosen* is."""
+        self._make_folder(self.root, folder, contents, chosen)
+
+    def _make_folder(self, folder: Path, image: Path, contents: dict[int, bytes], chosen: set[Choice]) -> None:
+        image.mkdir()
+        known = self._folders[folder]
+        names = dict(known.lasting)
+        _apply(names, [change for at, change in enumerate(known.changes) if Choice("name", folder, at) in chosen])
+        for name, number in names.items():
+            if number == _FOLDER:
+                self._make_folder(folder / name, image / name, contents, chosen)
+            else:
+                (image / name).write_bytes(self._bytes(number, contents.get(number, b""), chosen))
+
+    def _bytes(self, number: int, now: bytes, chosen: set[Choice]) -> bytes:
+        durable = self._durable.get(number, b"")
+        if len(durable) != len(now):
+            if Choice("length", number) not in chosen:
+                return durable
+            durable = durable.ljust(len(now), b"\0")
+        left = bytearray(durable[: len(now)])
+        for at in range(0, len(now), self.sector):
+            if Choice("piece", number, at) in chosen:
+                left[at : at + self.sector] = now[at : at + self.sector]
+        return bytes(left)
+
+
+def _apply(names: dict[str, int], changes: list[Change]) -> None:
+    for change in changes:
+        for name, number in change.names.items():
+            if number is None:
+                names.pop(name, None)
+            else:
+                names[name] = number
+
+
+def subsets(choices: list[Choice], chance: random.Random, most: int, all_up_to: int = 3) -> Iterator[set[Choice]]:
+    """Every subset where there are few, else those that are known to hurt, and some by chance: at most *most*."""
+    if len(choices) <= all_up_to:
+        for bits in itertools.product((False, True), repeat=len(choices)):
+            yield {choice for choice, is_there in zip(choices, bits, strict=True) if is_there}
+        return
+    whole = set(choices)
+    names = {choice for choice in choices if choice.kind == "name"}
+    telling = [set(), whole, {choices[-1]}, whole - {chance.choice(choices)}, names, whole - names]
+    by_chance = ({choice for choice in choices if chance.random() < share} for share in (0.5, 0.8, 0.2) * most)
+    yield from itertools.islice(itertools.chain(telling, by_chance), most)
+
+
+class RestartedDisk(Disk):
+    """The disk of a machine that has started again; syncing costs nothing, since nobody will cut the power once more."""
+
+    def flush(self, fd: int) -> None:
+        return
+
+    def sync_folder(self, folder: Path) -> None:
+        return
+
+    def allocate(self, fd: int, size: int) -> None:
+        os.truncate(fd, size)
+
+    def boot_id(self) -> str:
+        return "boot-2"

@@ -1,0 +1,383 @@
+"""The file layer by itself: what it asks of the system, and what it makes of what it finds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
+from mqtemplate.store import FolderHome, MappedFile, MappedFileQueue, MemoryHome
+from mqtemplate.store.disk import Disk, disk_error
+from mqtemplate.store.folders import make_folder
+from mqtemplate.store.home import ABORT_FILE
+from tests.store.faulty_disk import FaultyDisk, never, once
+from tests.store.power_loss_disk import RestartedDisk
+
+SIZE = 4_096
+
+
+def queue_of(folder: Path, *, lasting: bool, disk: Disk | None = None) -> MappedFileQueue:
+    return MappedFileQueue(folder, SIZE, lasting=lasting, disk=disk)
+
+
+def put_file(folder: Path, number: int, data: bytes | None = None) -> Path:
+    """A file of a queue: by default a whole one that is not empty."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{number * SIZE:020d}"
+    path.write_bytes(b"x" * SIZE if data is None else data)
+    return path
+
+
+def failing(kind: str, code: int = errno.EIO) -> FaultyDisk:
+    return FaultyDisk(lambda number, asked: code if asked == kind else 0)
+
+
+# --- files of a queue as a power failure may leave them ------------------------------------------------
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_files_at_the_end_without_a_length_are_dropped(tmp_path: Path, lasting: bool) -> None:
+    """They were made, and nothing in them was flushed."""
+    put_file(tmp_path / "q", 0)
+    unfinished = [put_file(tmp_path / "q", number, data) for number, data in enumerate([b"", bytes(100), b""], start=1)]
+
+    queue = queue_of(tmp_path / "q", lasting=lasting)
+
+    assert queue.end == SIZE
+    assert not any(path.exists() for path in unfinished)
+    queue.close()
+
+
+def test_files_that_can_be_made_again_are_dropped_from_the_first_gap_on(tmp_path: Path) -> None:
+    put_file(tmp_path / "q", 0)
+    put_file(tmp_path / "q", 2)
+    put_file(tmp_path / "q", 3)
+
+    queue = queue_of(tmp_path / "q", lasting=False)
+
+    assert (queue.starts, len(list((tmp_path / "q").iterdir()))) == ([0], 1)
+    queue.close()
+
+
+def test_files_that_can_be_made_again_are_dropped_from_the_first_short_one_on(tmp_path: Path) -> None:
+    put_file(tmp_path / "q", 0)
+    put_file(tmp_path / "q", 1, b"half")
+    put_file(tmp_path / "q", 2)
+
+    queue = queue_of(tmp_path / "q", lasting=False)
+
+    assert queue.starts == [0]
+    queue.close()
+
+
+def test_a_file_missing_in_the_middle_of_the_log_is_named_and_nothing_is_touched(tmp_path: Path) -> None:
+    paths = [put_file(tmp_path / "q", number, data) for number, data in [(0, None), (2, None), (3, b"")]]
+
+    with pytest.raises(StoreFormatError, match=r"a file is missing between 0+ and 0+8192; restore it"):
+        queue_of(tmp_path / "q", lasting=True)
+
+    assert all(path.exists() for path in paths)
+
+
+def test_an_empty_file_in_the_middle_of_the_log_gets_its_length_back(tmp_path: Path) -> None:
+    """The recovery judges the zeros: after a power failure they are the begin of what was not flushed."""
+    put_file(tmp_path / "q", 0)
+    put_file(tmp_path / "q", 1, b"")
+    put_file(tmp_path / "q", 2)
+
+    queue = queue_of(tmp_path / "q", lasting=True)
+
+    assert queue.starts == [0, SIZE, 2 * SIZE]
+    assert queue.read(SIZE, 10) == bytes(10)
+    queue.close()
+
+
+def test_a_short_file_behind_a_whole_one_gets_the_rest_of_its_length(tmp_path: Path) -> None:
+    put_file(tmp_path / "q", 0)
+    put_file(tmp_path / "q", 1, b"begun")
+
+    queue = queue_of(tmp_path / "q", lasting=True)
+
+    assert queue.read(SIZE, SIZE) == b"begun".ljust(SIZE, b"\0")
+    queue.close()
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+@pytest.mark.parametrize("length", [SIZE // 2, SIZE * 2])
+def test_a_first_file_of_another_size_was_made_with_other_settings(
+    tmp_path: Path, lasting: bool, length: int
+) -> None:
+    path = put_file(tmp_path / "q", 0, b"x" * length)
+
+    with pytest.raises(StoreFormatError, match=f"has {length} bytes, but the settings ask for {SIZE}"):
+        queue_of(tmp_path / "q", lasting=lasting)
+
+    assert path.stat().st_size == length
+
+
+def test_what_was_truncated_does_not_come_back(tmp_path: Path) -> None:
+    """On the disk when `truncate` returns: the files in order, from the last to the first, so that no gap is left."""
+    for number in range(4):
+        put_file(tmp_path / "q", number)
+    disk = FaultyDisk()
+    queue = queue_of(tmp_path / "q", lasting=True, disk=disk)
+    before = len(disk.calls)
+
+    queue.truncate(SIZE + 10)
+
+    assert disk.calls[before:] == ["unlink", "sync_folder", "unlink", "sync_folder", "open", "flush"]
+    assert (queue.end, queue.read(SIZE, 12)) == (2 * SIZE, b"x" * 10 + bytes(2))
+    queue.close()
+
+
+# --- many files -----------------------------------------------------------------------------------------
+
+
+def test_files_that_are_full_and_flushed_keep_one_descriptor(tmp_path: Path) -> None:
+    """That of the map; the file that is written to has two."""
+    queue = queue_of(tmp_path / "q", lasting=False, disk=RestartedDisk())
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- not a folder of files
+    for _ in range(20):
+        queue.append_file()
+
+    queue.flush(0, 19 * SIZE + 1)
+
+    assert len(os.listdir("/proc/self/fd")) - before == 21  # noqa: PTH208
+    queue.close()
+    loaded = queue_of(tmp_path / "q", lasting=False)
+    assert len(os.listdir("/proc/self/fd")) - before == 20  # noqa: PTH208
+    loaded.files[3].write_mapped(0, b"late")
+    loaded.flush(3 * SIZE, 4 * SIZE)
+    assert len(os.listdir("/proc/self/fd")) - before == 20  # noqa: PTH208
+    loaded.close()
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """A low limit of open files that may be raised, as systems have it; gives it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = len(os.listdir("/proc/self/fd")) + 40  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+    yield low
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_limit_of_open_files_is_raised_when_it_is_met(tmp_path: Path, few_files: int) -> None:
+    queue = queue_of(tmp_path / "q", lasting=True, disk=RestartedDisk())
+
+    for _ in range(60):
+        queue.append_file()
+
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few_files
+    queue.close()
+
+
+def test_a_limit_of_open_files_that_cannot_be_raised_is_named(tmp_path: Path) -> None:
+    disk = failing("open", errno.EMFILE)
+
+    with pytest.raises(StoreError, match=r"this process has \d+ files open, and may have no more; raise the limit"):
+        MappedFile(tmp_path / "file", SIZE, disk=disk)
+
+
+def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
+    """Whatever `find` gives holds the offset it was asked for."""
+    queue = MappedFileQueue(None, 64)
+    for number in range(50):
+        queue.append_file().view[:8] = (number * 64).to_bytes(8, "big")
+    wrong: list[int] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            for offset in range(queue.begin, queue.end, 64):
+                found = queue.find(offset)
+                if found is not None and (found[1] != offset or found[0].view[:8] != offset.to_bytes(8, "big")):
+                    wrong.append(offset)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(50, 2_000):
+        queue.append_file(make=lambda _, number=number: numbered(number))  # type: ignore[misc]
+        queue.delete_before(queue.end - 50 * 64)
+    is_over.set()
+    for reader in readers:
+        reader.join()
+
+    assert wrong == []
+
+
+def numbered(number: int) -> MappedFile:
+    file = MappedFile(None, 64)
+    file.view[:8] = (number * 64).to_bytes(8, "big")
+    return file
+
+
+# --- a disk that fails ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["allocate", "sync_folder", "map"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_file_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, kind: str, code: int) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    with pytest.raises(StoreError, match="send again") as caught:
+        MappedFile(tmp_path / "file", SIZE, disk=failing(kind, code))
+
+    assert isinstance(caught.value, StoreFullError) == (code == errno.ENOSPC)
+    assert not (tmp_path / "file").exists()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+@pytest.mark.parametrize("kind", ["open", "map", "sync_folder"])
+def test_a_file_that_cannot_be_opened_now_is_still_there(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_bytes(b"x" * SIZE)
+
+    with pytest.raises(StoreError, match="the disk refused to open .*Input/output error"):
+        MappedFile(tmp_path / "file", SIZE, disk=failing(kind))
+
+    assert (tmp_path / "file").read_bytes() == b"x" * SIZE
+
+
+def test_a_write_that_stops_halfway_leaves_no_bytes(tmp_path: Path) -> None:
+    """Else they would come alive behind a shorter record that is written there later."""
+    disk = FaultyDisk()
+    file = MappedFile(tmp_path / "file", SIZE, disk=disk)
+    file.write(0, b"before")
+    disk.judge = once(len(disk.calls), errno.EIO)
+
+    with pytest.raises(StoreError, match="the disk refused to write to .*Input/output error"):
+        file.write(6, b"a record that does not end")
+
+    assert file.view[:] == b"before".ljust(SIZE, b"\0")
+    file.close()
+
+
+def test_a_folder_whose_name_cannot_be_made_to_last_is_not_made(tmp_path: Path) -> None:
+    """The next who comes would find it, and think that its name lasts."""
+    disk = failing("sync_folder")
+    with pytest.raises(StoreError, match="the disk refused to make the folder"):
+        make_folder(tmp_path / "config", disk)
+    disk.judge = never
+    before = len(disk.calls)
+
+    make_folder(tmp_path / "config", disk)
+
+    assert disk.calls[before:] == ["make_folder", "sync_folder"]
+
+
+def test_names_that_could_not_be_flushed_are_flushed_the_next_time(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    queue = queue_of(tmp_path / "topic" / "0", lasting=False, disk=disk)
+    queue.append_file()
+    disk.judge = once(len(disk.calls), errno.EIO)
+    with pytest.raises(StoreError, match="the disk refused to flush the folder"):
+        queue.flush(0, 10)
+    before = len(disk.calls)
+
+    queue.flush(0, 10)
+
+    assert disk.calls[before:] == ["sync_folder"] * 3 + ["flush"]
+    queue.close()
+
+
+def test_a_table_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    home = FolderHome(tmp_path, disk)
+    home.write_bytes("config/topics.json", b"old")
+    calls = len(disk.calls)
+    home.write_bytes("config/topics.json", b"old")
+
+    for number in range(len(disk.calls) - calls):
+        disk.judge = once(len(disk.calls) + number, errno.ENOSPC)
+        with pytest.raises(StoreFullError, match=r"no room on the disk for topics.json \(3 bytes\)"):
+            home.write_bytes("config/topics.json", b"new")
+        assert home.read_bytes("config/topics.json") in (b"old", b"new")
+
+
+def test_pages_are_given_to_the_disk_again_and_stay_as_they_are(tmp_path: Path) -> None:
+    """The system's own account of the map tells that all of its pages are to be written."""
+    file = MappedFile(tmp_path / "file", 64 * SIZE)
+    data = os.urandom(64 * SIZE)
+    file.write_mapped(0, data)
+    file.flush()
+
+    Disk().write_again(-1, file.view, 64 * SIZE)
+
+    assert file.view[:] == data
+    assert dirty_kib(tmp_path / "file") == 64 * SIZE // 1_024
+    file.close()
+
+
+def dirty_kib(path: Path) -> int:
+    """How much of a mapped file is not written yet."""
+    maps = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
+    begin = next(number for number, line in enumerate(maps) if line.endswith(str(path)))
+    fields = dict(line.split(":", 1) for line in maps[begin + 1 : begin + 20])
+    return sum(int(fields[name].split()[0]) for name in ("Shared_Dirty", "Private_Dirty"))
+
+
+def test_an_error_says_what_was_asked_and_what_to_do() -> None:
+    error = disk_error("write to", Path("/data/commitlog/0"), OSError(errno.EIO, "Input/output error"))
+
+    assert str(error) == (
+        "the disk refused to write to /data/commitlog/0: [Errno 5] Input/output error; what was acknowledged is safe, "
+        "and the store goes on when the disk works again: see the system's log for what ails it, then send again"
+    )
+
+
+# --- whose folder it is -----------------------------------------------------------------------------------
+
+
+def test_the_error_about_a_folder_in_use_names_the_process_alone(tmp_path: Path) -> None:
+    owner, other = FolderHome(tmp_path), FolderHome(tmp_path)
+    owner.lock()
+    owner.mark_open()
+
+    with pytest.raises(StoreLockedError, match=f"is in use by process {os.getpid()}; one process owns"):
+        other.lock()
+
+    owner.unlock()
+
+
+def test_the_abort_file_names_process_and_boot(tmp_path: Path) -> None:
+    home = FolderHome(tmp_path)
+
+    home.mark_open()
+
+    assert home.was_left_open()
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    assert home.read_bytes(ABORT_FILE) == f"{os.getpid()} {boot_id}".encode()
+    home.mark_closed()
+    assert not home.was_left_open()
+
+
+@pytest.mark.parametrize(
+    ("text", "lost_power"),
+    [
+        ("4711 boot-1", True),  # another boot than that of this disk
+        ("4711 boot-2", False),
+        ("4711 -", False),
+        ("4711", False),  # as RocketMQ writes it
+        ("", False),
+        (None, False),
+    ],
+)
+def test_power_was_lost_if_another_boot_left_the_folder_open(
+    tmp_path: Path, text: str | None, lost_power: bool
+) -> None:
+    """Where nobody can tell, nothing is cut off that might have been acknowledged."""
+    if text is not None:
+        (tmp_path / ABORT_FILE).write_text(text)
+
+    assert FolderHome(tmp_path, RestartedDisk()).lost_power() is lost_power
+
+
+def test_memory_never_loses_power() -> None:
+    assert MemoryHome().lost_power() is False

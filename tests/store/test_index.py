@@ -1,0 +1,688 @@
+"""Index files: Apache RocketMQ's bytes, filled behind the senders' backs, and whole again after whatever happened."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.errors import StoreFormatError, StoreFullError
+from mqtemplate.java_hash import java_string_hash
+from mqtemplate.message import HostAddress
+from mqtemplate.record import RecordDraft, SysFlag
+from mqtemplate.store import FolderHome, IndexService, MappedFile, MemoryHome, MessageStore, PutResult
+from mqtemplate.store.index_file import IndexFile, KeyRows, index_key_hashes
+from mqtemplate.store.index_keys import keys_of
+from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
+from tests.store.small_store import OpenStore, draft, kill, small
+
+SLOTS, UNITS = 5, 9
+TINY = small(max_hash_slot_num=SLOTS, max_index_num=UNITS)
+
+
+def keyed(keys: str, body: bytes = b"", *, topic: str = "orders", **fields: int) -> RecordDraft:
+    """A record with business keys and nothing else."""
+    properties = f"KEYS\x01{keys}\x02".encode() if keys else b""
+    return RecordDraft(topic, 0, body or keys.encode(), properties, **fields)
+
+
+def fill(store: MessageStore, count: int, start: int = 0) -> list[PutResult]:
+    """Records ``k0``, ``k1``, …, each with its name as its one key."""
+    return [store.put(keyed(f"k{number}")) for number in range(start, start + count)]
+
+
+def bodies(store: MessageStore, key: str, topic: str = "orders") -> list[bytes]:
+    """What a reader who looks at the candidates gets, the newest first."""
+    records = [store.read_at(offset) for offset in dict.fromkeys(store.index.find(topic, key))]
+    return [record.body for record in records if record and f"{topic}#{key}" in keys_of(record.topic, record[-1])]
+
+
+def lost(store: MessageStore, numbers: Sequence[int]) -> list[int]:
+    return [number for number in numbers if bodies(store, f"k{number}") != [b"k%d" % number]]
+
+
+def index_files(folder: Path) -> list[Path]:
+    return sorted((folder / "index").iterdir()) if (folder / "index").is_dir() else []
+
+
+@pytest.fixture
+def store(open_store: OpenStore) -> MessageStore:
+    return open_store(TINY)
+
+
+class Upstream:
+    """RocketMQ's rule for one key, word by word, over plain bytes."""
+
+    def __init__(self) -> None:
+        self.file = bytearray(index_file_size(SLOTS, UNITS))
+        self._count = 1
+
+    def put(self, key: str, physical_offset: int, timestamp: int) -> None:
+        key_hash = abs(java_string_hash(key))
+        key_hash = 0 if key_hash > 0x7FFF_FFFF else key_hash
+        begin_ms, _, begin_offset, _, slots, _ = struct.unpack_from(">qqqqii", self.file)
+        slot_at = 40 + key_hash % SLOTS * 4
+        newest = struct.unpack_from(">i", self.file, slot_at)[0]
+        seconds = max(0, timestamp - begin_ms) // 1_000 if begin_ms > 0 else 0
+        unit_at = 40 + 4 * SLOTS + 20 * self._count
+        struct.pack_into(">iqii", self.file, unit_at, key_hash, physical_offset, seconds, newest)
+        struct.pack_into(">i", self.file, slot_at, self._count)
+        if self._count == 1:
+            begin_ms, begin_offset = timestamp, physical_offset
+        slots += newest == 0
+        self._count += 1
+        struct.pack_into(
+            ">qqqqii", self.file, 0, begin_ms, timestamp, begin_offset, physical_offset, slots, self._count
+        )
+
+
+# --- the bytes ---------------------------------------------------------------------------------
+
+
+def test_a_key_has_the_hash_that_rocketmq_writes() -> None:
+    """From a dump of a real file; and the one number whose sign cannot be taken off counts as 0."""
+    assert index_key_hashes(["SpecTopic#T#TagA", "polygenelubricants"]).tolist() == [0x75E953DB, 0]
+
+
+def test_a_file_is_rocketmqs_to_the_byte(store: MessageStore, clock: VirtualClock, tmp_path: Path) -> None:
+    first = store.put(keyed("4466"))
+    clock.move_ms(2_999)
+    second = store.put(keyed("4466 4467"))
+    store.index.catch_up()
+    store.index.flush()
+
+    [file] = index_files(tmp_path)
+    data = file.read_bytes()
+
+    hashes = {key: abs(java_string_hash(f"orders#{key}")) for key in ("4466", "4467")}
+    assert (hashes["4466"] % SLOTS, hashes["4467"] % SLOTS) == (0, 4)
+    header = struct.pack(
+        ">qqqqii", first.store_timestamp, second.store_timestamp, first.physical_offset, second.physical_offset, 2, 4
+    )
+    units = (
+        struct.pack(">iqii", hashes["4466"], first.physical_offset, 0, 0)
+        + struct.pack(">iqii", hashes["4466"], second.physical_offset, 2, 1)
+        + struct.pack(">iqii", hashes["4467"], second.physical_offset, 2, 0)
+    )
+    assert data == (header + struct.pack(">5i", 2, 0, 0, 0, 3) + bytes(20) + units).ljust(len(data), b"\0")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 400), st.integers(0, 5_000)), min_size=1, max_size=8
+    ),
+    st.lists(st.integers(1, 7), max_size=4),
+)
+def test_keys_written_in_any_portions_are_those_written_one_by_one(
+    keys: list[tuple[str, int, int]], cuts: list[int]
+) -> None:
+    upstream = Upstream()
+    file = IndexFile(MappedFile(None, index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
+    physical_offset, timestamp = 0, 1_767_225_600_000
+    rows = []
+    for key, size, pause_ms in keys:
+        physical_offset, timestamp = physical_offset + size, timestamp + pause_ms
+        rows.append((key, physical_offset, timestamp))
+        upstream.put(*rows[-1])
+
+    ends = [*sorted({cut for cut in cuts if cut < len(rows)}), len(rows)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        part = list(zip(*rows[start:end], strict=True))
+        file.append(KeyRows(index_key_hashes(part[0]), np.array(part[1]), np.array(part[2])))
+    file.flush()
+
+    assert file._file.view[:] == upstream.file
+
+
+def test_a_full_file_is_followed_by_one_that_begins_where_it_ends(store: MessageStore, tmp_path: Path) -> None:
+    puts = fill(store, UNITS)
+    store.index.catch_up()
+    store.index.flush()
+
+    full, last = [unpack_index_header(file.read_bytes()) for file in index_files(tmp_path)]
+
+    assert full.index_count == UNITS, "unit 0 is never used, so there is room for one key less"
+    assert (full.begin_physical_offset, full.end_physical_offset) == (0, puts[-2].physical_offset)
+    assert (last.begin_physical_offset, last.end_physical_offset) == (puts[-1].physical_offset,) * 2
+    assert last.index_count == 2
+
+
+def test_an_empty_file_says_where_the_one_before_ends() -> None:
+    file = IndexFile(MappedFile(None, index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
+
+    file.begin_behind(IndexHeader(1_000, 2_000, 100, 200, 5, 9))
+
+    assert unpack_index_header(file._file.view) == IndexHeader(2_000, 2_000, 200, 200, 0, 1)
+
+
+def test_files_are_named_by_local_time_and_no_two_alike(
+    store: MessageStore, clock: VirtualClock, tmp_path: Path
+) -> None:
+    """Four in one millisecond, and then the clock goes back."""
+    made = time.strftime("%Y%m%d%H%M%S", time.localtime(clock.now_ms() // 1_000)) + f"{clock.now_ms() % 1_000:03d}"
+    fill(store, 4 * (UNITS - 1))
+    store.index.catch_up()
+    clock.move_ms(-3_600_000)
+    fill(store, 1, start=100)
+    store.index.catch_up()
+
+    assert [file.name for file in index_files(tmp_path)] == [str(int(made) + number) for number in range(5)]
+
+
+# --- what is indexed ---------------------------------------------------------------------------
+
+
+def test_a_record_is_found_by_its_id_its_keys_and_its_tags(store: MessageStore) -> None:
+    properties = b"UNIQ_KEY\x01FD00\x02KEYS\x014466  eu\x02TAGS\x01paid\x02"
+
+    put = store.put(draft(b"body", properties=properties))
+
+    assert keys_of("orders", properties) == ["orders#FD00", "orders#4466", "orders#eu", "orders#T#paid"]
+    for key in ("FD00", "4466", "eu", "T#paid"):
+        assert store.index.find("orders", key) == [put.physical_offset]
+    assert store.index.find("orders", "paid") == []
+    assert store.index.find("invoices", "4466") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_found"),
+    [
+        (SysFlag.TRANSACTION_PREPARED, True),
+        (SysFlag.TRANSACTION_COMMIT, True),
+        (SysFlag.TRANSACTION_ROLLBACK, False),
+    ],
+)
+def test_of_transactions_only_what_was_rolled_back_is_left_out(store: MessageStore, kind: int, is_found: bool) -> None:
+    store.put(keyed("4466", sys_flag=kind))
+
+    assert bool(store.index.find("orders", "4466")) is is_found
+
+
+def test_records_of_every_form_are_indexed(open_store: OpenStore) -> None:
+    """IPv6 hosts, topics of more than 127 characters, keys that are no ASCII, and what has no properties at all."""
+    store = open_store(small(store_host=HostAddress("::1", 10911)))
+    long_topic = "%RETRY%" + "x" * 200
+
+    store.put(keyed(""))
+    store.put(keyed("kéy 日本", b"v6"))
+    store.put(keyed("4466", b"v2", topic=long_topic))
+
+    assert bodies(store, "kéy") == bodies(store, "日本") == [b"v6"]
+    assert bodies(store, "4466", long_topic) == [b"v2"]
+
+
+def test_a_record_with_a_key_twice_is_found_once(store: MessageStore) -> None:
+    put = store.put(keyed("4466 4466 4466"))
+
+    assert store.index.find("orders", "4466") == [put.physical_offset]
+
+
+def test_records_are_found_over_many_files_the_newest_first(store: MessageStore, tmp_path: Path) -> None:
+    puts = [store.put(keyed(f"k{number} all", b"k%d" % number)) for number in range(50)]
+
+    assert store.index.find("orders", "all") == [put.physical_offset for put in reversed(puts)]
+    assert store.index.find("orders", "all", max_count=3) == [put.physical_offset for put in puts[:-4:-1]]
+    assert lost(store, range(50)) == []
+    assert len(index_files(tmp_path)) == 13
+    assert len(list((tmp_path / "commitlog").iterdir())) > 1
+
+
+def test_a_span_of_time_leaves_out_what_lies_seconds_outside(store: MessageStore, clock: VirtualClock) -> None:
+    begin_ms = clock.now_ms()
+    puts = []
+    for _ in range(12):
+        puts.append(store.put(keyed("all")))
+        clock.move_ms(60_000)
+
+    found = store.index.find("orders", "all", begin_ms + 300_000, begin_ms + 480_000)
+
+    in_span = {put.physical_offset for put in puts[5:9]}
+    first_of_a_file = {puts[0].physical_offset, puts[8].physical_offset}  # its time is that of the file
+    assert in_span <= set(found) <= in_span | first_of_a_file
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["orders", "invoices"]),
+            st.lists(st.sampled_from(["Aa", "BB", "k1", "k2", "k3"]), max_size=4),
+            st.integers(0, 2),
+        ),
+        max_size=40,
+    )
+)
+def test_an_index_finds_what_a_plain_dict_finds(messages: list[tuple[str, list[str], int]]) -> None:
+    """``Aa`` and ``BB`` have one hash; five slots for all make the chains long; some ask after each message."""
+    store = MessageStore(MemoryHome(), TINY, VirtualClock())
+    store.load()
+    model: dict[tuple[str, str], list[bytes]] = {}
+    for number, (topic, keys, questions) in enumerate(messages):
+        store.put(keyed(" ".join(keys), b"%d" % number, topic=topic))
+        for key in set(keys):
+            model.setdefault((topic, key), []).insert(0, b"%d" % number)
+        for key in keys[:questions]:
+            assert bodies(store, key, topic) == model[topic, key]
+
+    found = {(topic, key): bodies(store, key, topic) for topic, key in model}
+    store.close()
+
+    assert found == model
+
+
+# --- following the log -------------------------------------------------------------------------
+
+
+def test_a_second_after_a_message_its_keys_are_in_the_file(store: MessageStore, clock: VirtualClock) -> None:
+    store.put(keyed("4466"))
+
+    due_ms = store.index.step()
+    clock.move_ms(1_000)
+    store.index.step()
+
+    assert due_ms == clock.now_ms()
+    assert store.index._files[-1].header.index_count == 2
+
+
+def test_a_step_is_short_and_pauses_longer_while_the_log_grows(open_store: OpenStore, clock: VirtualClock) -> None:
+    store = open_store(small(mapped_file_size_commit_log=1 << 20, max_index_num=2_000))
+    fill(store, 600)
+    clock.move_ms(1_000)
+    pauses = []
+
+    for _ in range(10):
+        due_ms = store.index.step()
+        if due_ms is None:
+            break
+        pauses.append((due_ms - clock.now_ms(), store.index._files[-1].header.index_count - 1))
+        clock.move_ms(pauses[-1][0])
+
+    assert pauses == [(20, 256), (2, 512)]
+    assert store.index._files[-1].header.index_count == 601
+
+
+def test_whoever_asks_finds_what_was_stored_before_however_many_write(tmp_path: Path) -> None:
+    """Threads that put and ask at once, while the service steps: each finds its own message right away."""
+    store = MessageStore(MemoryHome(), small(mapped_file_size_commit_log=1 << 16, max_index_num=50), SystemClock())
+    store.load()
+
+    def put_and_ask(worker: int) -> list[int]:
+        missing = []
+        for number in range(worker * 1_000, worker * 1_000 + 150):
+            fill(store, 1, start=number)
+            store.index.step()
+            missing += lost(store, [number])
+        return missing
+
+    with ThreadPoolExecutor(4) as pool:
+        missing = [number for answer in pool.map(put_and_ask, range(4)) for number in answer]
+    store.close()
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("at", range(88))
+def test_damage_amid_the_log_hides_no_neighbour(at: int) -> None:
+    """Whichever byte of a record's head changes while the store runs, the others are found."""
+    store = MessageStore(MemoryHome(), small(max_index_num=100), VirtualClock())
+    store.load()
+    puts = [store.put(keyed("all", b"body")) for _ in range(5)]
+    file, _ = store._commit_log._files.find(0) or pytest.fail("it is there")
+    file.view[puts[2].physical_offset + at] ^= 0x41
+
+    found = store.index.find("orders", "all")
+    store.close()
+
+    assert {put.physical_offset for put in puts} - set(found) <= {puts[2].physical_offset}
+
+
+def test_damage_that_is_passed_over_is_logged_with_file_and_offset(store: MessageStore, tmp_path: Path) -> None:
+    puts = fill(store, 3)
+    file, _ = store._commit_log._files.find(0) or pytest.fail("it is there")
+    file.view[puts[1].physical_offset : puts[1].end] = bytes(puts[1].size)
+
+    with capture_logs() as logs:
+        store.index.catch_up()
+
+    [line] = [line for line in logs if line["event"] == "store.index_skips_damage"]
+    assert (line["file"], line["physical_offset"]) == (f"{0:020d}", puts[1].physical_offset)
+    assert line["goes_on_at"] == puts[2].physical_offset
+
+
+# --- stops, kills and damage -------------------------------------------------------------------
+
+
+def test_a_folder_that_was_closed_is_indexed_to_its_end(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ would not index the rest. What is there is not read again, and the checkpoint tells of it."""
+    store = open_store(TINY)
+    puts = fill(store, 12)
+    store.close()
+
+    header = unpack_index_header(index_files(tmp_path)[-1].read_bytes())
+    again = open_store(TINY)
+    fill(again, 1, start=12)
+
+    assert header.end_physical_offset == puts[-1].physical_offset
+    assert again._checkpoint.fields.index_msg_timestamp == puts[-1].store_timestamp
+    assert lost(again, range(13)) == []
+    assert again.index._files[-1].header.index_count == header.index_count + 1
+
+
+def test_the_checkpoint_tells_no_more_than_is_on_the_disk(store: MessageStore, clock: VirtualClock) -> None:
+    """RocketMQ deletes, after a crash, the files that end behind this time: what it keeps has to be whole."""
+    fill(store, 3)
+    store.index.catch_up()
+    store.take_checkpoint()
+    before = store._checkpoint.fields.index_msg_timestamp
+    store.index.flush()
+    clock.move_ms(5_000)
+    fill(store, 1, start=3)
+    store.index.catch_up()
+    store.take_checkpoint()
+
+    assert before == 0
+    assert store._checkpoint.fields.index_msg_timestamp == clock.now_ms() - 5_000
+
+
+@pytest.mark.parametrize("flushed_at", [None, 0, 3, 11, 29])
+def test_d23_a_crash_loses_no_key_of_a_file_that_was_not_full(
+    open_store: OpenStore, tmp_path: Path, flushed_at: int | None
+) -> None:
+    """The keys of log files long before the last one are in it. RocketMQ deletes the file, and reads only the log's end
+    again; here what was flushed is kept, and the log is read from there."""
+    store = open_store(small(max_index_num=100))
+    for number in range(30):
+        store.put(keyed(f"k{number}", bytes(500)))
+        store.index.catch_up()
+        store.take_checkpoint()
+        if number == flushed_at:
+            store.index.flush()
+    kill(store)
+    assert len(list((tmp_path / "commitlog").iterdir())) > 4
+
+    again = open_store(small(max_index_num=100))
+
+    assert [number for number in range(30) if bodies(again, f"k{number}") != [bytes(500)]] == []
+
+
+def test_after_a_kill_everything_is_found_and_indexing_goes_on(open_store: OpenStore) -> None:
+    """Killed again and again, with files that fill up in between and keys of one record in two files."""
+    for run in range(6):
+        store = open_store(TINY)
+        for number in range(run * 7, run * 7 + 7):
+            store.put(keyed(f"k{number} twice{number}", b"k%d" % number))
+        if run % 2:
+            store.index.catch_up()
+        kill(store)
+
+    store = open_store(TINY)
+
+    assert lost(store, range(42)) == []
+    assert [number for number in range(42) if bodies(store, f"twice{number}") != [b"k%d" % number]] == []
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from(["put", "put", "index", "flush", "step", "kill", "close", "clean"]), max_size=25))
+def test_whatever_happens_every_message_that_is_there_is_found(events: list[str]) -> None:
+    """Against a plain list, over kills, closes and cleaning in any order."""
+    with tempfile.TemporaryDirectory() as folder:
+        clock = VirtualClock()
+        store = open_in(folder, clock)
+        puts: list[PutResult] = []
+        for event in [*events, "kill"]:
+            if event == "put":
+                numbers = range(len(puts), len(puts) + 3)
+                puts += [store.put(keyed(f"k{number} all", bytes(300))) for number in numbers]
+            elif event == "index":
+                store.index.catch_up()
+            elif event == "flush":
+                store.index.flush()
+            elif event == "step":
+                clock.move_ms(1_000)
+                store.index.step()
+            elif event == "clean" and puts:
+                store.delete_before(puts[len(puts) // 2].physical_offset)
+            elif event in ("kill", "close"):
+                kill(store) if event == "kill" else store.close()
+                store = open_in(folder, clock)
+
+        kept = [put.physical_offset for put in puts if put.physical_offset >= store.begin_offset]
+        found = [store.index.find("orders", f"k{number}") for number in range(len(puts) - len(kept), len(puts))]
+        everything = [offset for offset in store.index.find("orders", "all") if offset >= store.begin_offset]
+        store.close()
+
+        assert [set(offsets) for offsets in found] == [{offset} for offset in kept]
+        assert list(dict.fromkeys(everything)) == kept[:-65:-1]
+
+
+def open_in(folder: str, clock: VirtualClock) -> MessageStore:
+    store = MessageStore(FolderHome(Path(folder)), TINY, clock)
+    store.load()
+    return store
+
+
+def test_units_behind_a_log_that_was_cut_go(open_store: OpenStore, tmp_path: Path) -> None:
+    """A power failure may leave the index longer than the log; another record lies there soon."""
+    store = open_store(TINY)
+    puts = fill(store, 12)
+    store.index.catch_up()
+    store.index.flush()
+    kill(store)
+    cut = puts[5].physical_offset
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    file.write_bytes(file.read_bytes()[:cut].ljust(4_096, b"\0"))
+    shutil.rmtree(tmp_path / "consumequeue")  # the units of what is gone were lost, too
+
+    again = open_store(TINY)
+    new = again.put(keyed("new"))
+
+    assert new.physical_offset == cut
+    assert lost(again, range(5)) == []
+    assert [again.index.find("orders", f"k{number}") for number in range(5, 12)] == [[]] * 7
+    assert again.index.find("orders", "new") == [cut]
+
+
+def test_an_index_that_is_gone_is_made_again(open_store: OpenStore, tmp_path: Path) -> None:
+    """And so is that of a folder from before there was one."""
+    store = open_store(TINY)
+    fill(store, 20)
+    store.close()
+    shutil.rmtree(tmp_path / "index")
+
+    assert lost(open_store(TINY), range(20)) == []
+
+
+@pytest.fixture
+def filled(store: MessageStore) -> MessageStore:
+    """A store whose index has a full file and one that is not, on the disk."""
+    fill(store, 13)
+    store.index.catch_up()
+    store.index.flush()
+    return store
+
+
+def reopened(store: MessageStore, *, was_clean: bool, durable_timestamp: int = 0) -> IndexService:
+    """Another service over the files as they are now."""
+    index = IndexService(store.home, TINY, store.clock)
+    index.load(store._commit_log, store._written_end, durable_timestamp, was_clean=was_clean)
+    return index
+
+
+def lost_in(store: MessageStore, index: IndexService) -> list[int]:
+    """Numbers that a reader who looks at the candidates does not find."""
+    lost_numbers = []
+    for number in range(13):
+        records = [store.read_at(offset) for offset in index.find("orders", f"k{number}")]
+        if b"k%d" % number not in [record.body for record in records if record]:
+            lost_numbers.append(number)
+    return lost_numbers
+
+
+def test_a_file_cut_at_any_byte_after_a_crash_is_mended(filled: MessageStore, tmp_path: Path) -> None:
+    """Whether the rest reads as zeros or the file is shorter: everything is found, and nothing that is not there."""
+    last = index_files(tmp_path)[-1]
+    data = last.read_bytes()
+    for cut in range(len(data)):
+        for left in (data[:cut].ljust(len(data), b"\0"), data[:cut])[: 1 + (cut % 9 == 0)]:
+            for file in index_files(tmp_path)[1:]:
+                file.unlink()
+            last.write_bytes(left)
+
+            index = reopened(filled, was_clean=False)
+
+            assert lost_in(filled, index) == [], cut
+            index.close()
+
+
+def test_no_flipped_bit_leads_a_reader_astray(filled: MessageStore, tmp_path: Path) -> None:
+    """A bit of any byte of the not full file after a crash: it hides one key at most, its own, and nothing raises."""
+    last = index_files(tmp_path)[-1]
+    data = last.read_bytes()
+    chance = random.Random(4466)
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << chance.randrange(8)
+        last.write_bytes(damaged)
+
+        index = reopened(filled, was_clean=False)
+        lost_numbers = lost_in(filled, index)
+        index.close()
+
+        assert len(lost_numbers) <= 1, at
+        for file in index_files(tmp_path)[1:]:
+            file.unlink()
+
+
+def test_any_damage_in_a_folder_that_was_closed_neither_raises_nor_ends_in_a_circle(
+    filled: MessageStore, tmp_path: Path
+) -> None:
+    """Nobody looks through these files at a start. A reader may miss keys; candidates that are none he sees through."""
+    files = index_files(tmp_path)
+    whole = [file.read_bytes() for file in files]
+    chance = random.Random(4466)
+    for _ in range(100):
+        for file, data in zip(files, whole, strict=True):
+            damaged = bytearray(data)
+            for _ in range(chance.choice([1, 4, 100])):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            file.write_bytes(damaged)
+
+        index = reopened(filled, was_clean=True)
+        for number in range(13):
+            for offset in index.find("orders", f"k{number}", max_count=1_000):
+                filled.read_at(offset)
+        index.close()
+
+        for file in index_files(tmp_path):
+            file.unlink()
+
+
+def test_a_file_of_another_size_is_refused_and_the_settings_named(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store(TINY)
+    fill(store, 1)
+    store.close()
+
+    with pytest.raises(
+        StoreFormatError,
+        match=r"has 240 bytes.*max-hash-slot-num 5 and max-index-num 10 make 260.*delete the folder index",
+    ):
+        open_store(small(max_hash_slot_num=SLOTS, max_index_num=UNITS + 1))
+
+
+def test_rocketmqs_own_size_is_recognised(open_store: OpenStore, tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir()
+    with (tmp_path / "index" / "20260101000000000").open("wb") as file:
+        file.truncate(420_000_040)
+
+    with pytest.raises(StoreFormatError, match=r"5000000 and 20000000"):
+        open_store(TINY)
+
+
+class FullHome(FolderHome):
+    """A home whose disk has no room for index files, as long as it is told so."""
+
+    is_full = True
+
+    def open_mapped(self, name: str, size: int) -> MappedFile:
+        if self.is_full and name.startswith("index/"):
+            raise StoreFullError(f"no room on the disk for {name}")
+        return super().open_mapped(name, size)
+
+
+def test_without_room_for_a_file_sending_goes_on_and_a_question_says_why(tmp_path: Path) -> None:
+    """When there is room again, nothing is missing; closing meanwhile leaves the rest to the next start."""
+    home = FullHome(tmp_path)
+    store = MessageStore(home, TINY, VirtualClock())
+    store.load()
+    fill(store, 3)
+    with pytest.raises(StoreFullError, match="index/"):
+        store.index.find("orders", "k0")
+    fill(store, 1, start=3)
+    home.is_full = False
+    found = lost(store, range(4))
+    home.is_full = True
+    fill(store, 10, start=4)
+    store.close()
+    home.is_full = False
+
+    store = MessageStore(home, TINY, VirtualClock())
+    store.load()
+    found += lost(store, range(14))
+    store.close()
+
+    assert found == []
+
+
+# --- cleaning ----------------------------------------------------------------------------------
+
+
+def test_files_go_with_the_log_they_point_at_but_never_the_last(filled: MessageStore, tmp_path: Path) -> None:
+    store = filled
+    full, last = store.index._files
+    begin_of_last = last.header.begin_physical_offset
+
+    assert store.index.delete_before(full.header.end_physical_offset) == 0, "its last record is still there"
+    assert store.index.delete_before(begin_of_last) == 1
+    assert store.index.delete_before(1 << 40) == 0
+
+    assert [file.name for file in index_files(tmp_path)] == [last.name]
+    assert store.index.find("orders", "k0") == []
+    assert lost(store, range(8, 13)) == []
+
+
+def test_deleting_log_files_takes_index_files_along(store: MessageStore, tmp_path: Path) -> None:
+    puts = [store.put(keyed(f"k{number}", bytes(500))) for number in range(40)]
+    store.index.catch_up()
+    before = len(index_files(tmp_path))
+
+    store.delete_before(puts[30].physical_offset)
+
+    kept = [file.header.end_physical_offset for file in store.index._files]
+    assert (before, len(index_files(tmp_path))) == (5, len(kept))
+    assert len(kept) < 5
+    assert min(kept) >= store.begin_offset
+    assert store.index.find("orders", "k39") == [puts[39].physical_offset]
+
+
+def test_an_index_that_stands_before_the_logs_begin_goes_on_there(open_store: OpenStore) -> None:
+    """Log files were deleted that nobody had indexed."""
+    store = open_store(TINY)
+    for number in range(20):
+        store.put(keyed(f"k{number}", bytes(500)))
+    store.delete_before(8_192)
+
+    kept = [number for number in range(20) if store.index.find("orders", f"k{number}")]
+
+    assert kept == list(range(12, 20))
+    assert store.read_at(0) is None

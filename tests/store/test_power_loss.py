@@ -1,0 +1,138 @@
+"""The power fails: any part of what was not flushed may be missing, and any other part of it there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import StoreError
+from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
+from tests.store.power_loss_disk import Choice, PowerLossDisk, RestartedDisk, subsets
+from tests.store.power_loss_run import run
+from tests.store.small_store import bodies, draft, small
+
+SEEDS = [3, 7, 11]
+
+
+@pytest.mark.parametrize("mode", FlushDiskType)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_the_power_leaves_of_a_store_keeps_what_was_promised(
+    tmp_path: Path, mode: FlushDiskType, seed: int, record_property: pytest.RecordProperty
+) -> None:
+    """At every call of a life that the disk is asked for: see `power_loss_run` for what is compared."""
+    report = run(tmp_path, seed, mode, length=12, most=5)
+
+    record_property("images", report.cases)
+    print(f"{report.cases} images of {report.events} moments: {mode.value}, seed {seed}")
+    assert report.failures[:3] == []
+    assert report.cases > report.events  # that is, the images do differ
+
+
+def settings(**changes: object) -> StoreSettings:
+    return small(mapped_file_size_consume_queue=20_000, **changes)
+
+
+def open_image(disk: PowerLossDisk, folder: Path, chosen: set[Choice]) -> MessageStore:
+    contents = disk.contents()
+    disk.make_image(folder, contents, chosen)
+    store = MessageStore(FolderHome(folder, RestartedDisk()), settings(), VirtualClock())
+    store.load()
+    return store
+
+
+def test_a_flush_that_failed_is_not_forgiven(tmp_path: Path) -> None:
+    """After an error the system counts the pages as written, and says of the next flush that it went well. What is
+    acknowledged then must be on the disk all the same."""
+    (tmp_path / "store").mkdir()
+    disk = PowerLossDisk(tmp_path / "store", sector=512)
+    store = MessageStore(FolderHome(tmp_path / "store", disk), settings(), VirtualClock())
+    store.load()
+    first = store.put(draft(b"a" * 600))
+    flushes = disk.flushes
+    disk.fails = lambda number: number == flushes + 1
+    with pytest.raises(StoreError, match="not safe"):
+        store.settle(first.end, ["orders"])
+    second = store.put(draft(b"b" * 600))
+    assert store.settle(second.end, ["orders"])
+
+    again = open_image(disk, tmp_path / "image", set())
+
+    assert bodies(again) == [b"a" * 600, b"b" * 600]
+    again.close()
+    store.close()
+
+
+def test_what_a_recovery_cut_off_stays_cut_off_at_the_next_failure(tmp_path: Path) -> None:
+    """A queue's unit that was forgotten must not come back and point at a record that took the old one's place."""
+    (tmp_path / "store").mkdir()
+    disk = PowerLossDisk(tmp_path / "store")
+    store = MessageStore(
+        FolderHome(tmp_path / "store", disk), settings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), VirtualClock()
+    )
+    store.load()
+    store.put(draft(b"kept"))
+    store.take_checkpoint()
+    store.put(draft(b"lost with its place"))
+    contents = disk.contents()
+    log = disk.number_of(tmp_path / "store" / "commitlog" / f"{0:020d}")
+    but_the_log = {choice for choice in disk.choices(contents) if choice.where != log}
+    disk.make_image(tmp_path / "second", contents, but_the_log)
+    store.close()
+    second_disk = PowerLossDisk(tmp_path / "second", boot="boot-2")
+    second = MessageStore(FolderHome(tmp_path / "second", second_disk), settings(), VirtualClock())
+    second.load()
+    second.put(draft(b"another queue's", topic="other"))
+    second.take_checkpoint()
+
+    third = open_image(second_disk, tmp_path / "third", set())
+
+    assert (bodies(third), bodies(third, "other")) == ([b"kept"], [b"another queue's"])
+    third.close()
+    second.close()
+
+
+# --- the disk of these tests ------------------------------------------------------------------------------
+
+
+def test_the_disk_forgets_what_was_not_flushed(tmp_path: Path) -> None:
+    """Names, lengths and pieces, each by itself."""
+    root = tmp_path / "store"
+    root.mkdir()
+    (root / "old").write_bytes(b"a" * 1_024)
+    disk = PowerLossDisk(root, sector=512)
+    fd = disk.open(root / "old")
+    disk.write_at(fd, b"b" * 1_024, 0)
+    new = disk.open(root / "new")
+    disk.allocate(new, 512)
+    disk.write_at(new, b"c", 0)
+    contents = disk.contents()
+
+    choices = disk.choices(contents)
+    seen = set()
+    for number, chosen in enumerate(subsets(choices, random.Random(0), most=64, all_up_to=6)):
+        image = tmp_path / str(number)
+        disk.make_image(image, contents, chosen)
+        new_bytes = (image / "new").read_bytes() if (image / "new").exists() else None
+        seen.add(((image / "old").read_bytes()[::512], new_bytes and new_bytes[:1], new_bytes and len(new_bytes)))
+
+    assert [choice.kind for choice in choices] == ["name", "piece", "piece", "length", "piece"]
+    olds = {b"aa", b"ab", b"ba", b"bb"}
+    news = {(None, None), (b"", b""), (b"\0", 512), (b"c", 512)}
+    assert seen == {(old, *new) for old in olds for new in news}
+
+
+def test_the_disk_keeps_what_was_flushed(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    disk = PowerLossDisk(root)
+    fd = disk.open(root / "file")
+    disk.write_at(fd, b"flushed", 0)
+    disk.flush(fd)
+    disk.sync_folder(root)
+
+    assert disk.choices(disk.contents()) == []
+    disk.make_image(tmp_path / "image", disk.contents(), set())
+    assert (tmp_path / "image" / "file").read_bytes() == b"flushed"
