@@ -103,8 +103,15 @@ def slot_of(deliver_ms: int, precision_ms: int) -> int:
 
 def _to_level(properties: Mapping[str, str], topic: str, queue_id: int, level: int, levels: DelayLevels) -> Diverted:
     kept = _kept(properties, without_times=True)
-    kept |= {Property.DELAY: str(level), Property.REAL_TOPIC: topic, Property.REAL_QID: str(queue_id)}
-    return Diverted(SCHEDULE_TOPIC, level - 1, kept, delay_ms=levels.delay_ms(level))
+    delay_ms = levels.delay_ms(level)
+    kept |= {
+        Property.DELAY: str(level),
+        # what was promised: a queue that is rebuilt may meet another table. `tags_code_of` looks for it here
+        Property.LEVEL_DELAY_MS: str(delay_ms),
+        Property.REAL_TOPIC: topic,
+        Property.REAL_QID: str(queue_id),
+    }
+    return Diverted(SCHEDULE_TOPIC, level - 1, kept, delay_ms=delay_ms)
 
 
 def _to_timer(

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import structlog
 
 from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property, check_topic
+from mqtemplate.metrics import Histogram
 from mqtemplate.record import (
     MAX_PROPERTIES_BYTES,
     RecordDraft,
@@ -34,6 +36,7 @@ __all__ = [
     "Releaser",
     "WaitingRecord",
     "dead_letter_draft",
+    "observe_all",
     "released_draft",
     "released_source",
     "rolled_draft",
@@ -103,8 +106,8 @@ _target_in_tail = lru_cache(maxsize=4_096)(_read_target)
 def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> RecordDraft:
     """The copy of a waiting record for its real topic.
 
-    The properties stay as they are, ``DELAY`` and ``REAL_*`` too, as upstream leaves them; the due time is added
-    where it is missing.
+    The properties stay as they are, ``DELAY`` and ``REAL_*`` too, as upstream leaves them, but for the level's delay,
+    which nobody has a use for any more. The due time is added where it is missing.
 
     Args:
         stamps: Encoded properties to add.
@@ -114,6 +117,8 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
     """
     properties = record.properties_bytes
     topic, queue_id = _target(properties)
+    if record.topic == SCHEDULE_TOPIC:
+        properties = _without_level_delay(properties)
     if b"\x02TIMER_DELIVER_MS\x01" not in properties and not properties.startswith(b"TIMER_DELIVER_MS\x01"):
         stamps += b"TIMER_DELIVER_MS\x01%d\x02" % due_ms
     return RecordDraft(
@@ -131,6 +136,13 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
         record.physical_offset + 1,
         record.body_crc,
     )
+
+
+def _without_level_delay(properties: bytes) -> bytes:
+    at = properties.rfind(b"\x02__DELAY_MS\x01") + 1
+    if not at:
+        return properties
+    return properties[:at] + properties[properties.find(b"\x02", at) + 1 :]
 
 
 def _with_stamps(properties: bytes, stamps: bytes) -> bytes:
@@ -161,8 +173,22 @@ def rolled_draft(record: StoredRecord, enqueue_ms: int, now_ms: int) -> RecordDr
 
 
 def dead_letter_draft(record: StoredRecord) -> RecordDraft:
-    """The copy of a poisoned record for people to look at."""
-    return _copy(record, DEAD_LETTER_TOPIC, 0, record.properties_bytes)
+    """The copy of a poisoned record for people to look at; where its properties are too many, without the longest."""
+    properties = record.properties_bytes
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        kept = decode_properties(properties)
+        while len(properties) > MAX_PROPERTIES_BYTES:
+            del kept[max(kept, key=lambda name: len(kept[name]))]
+            properties = encode_properties(kept)
+    return _copy(record, DEAD_LETTER_TOPIC, 0, properties)
+
+
+def _checked(draft: RecordDraft) -> RecordDraft:
+    """*draft*, if its properties leave room for our check; RocketMQ's limit is a little higher."""
+    length = len(draft.properties)
+    if length > MAX_PROPERTIES_BYTES:
+        raise PoisonError(f"its properties take {length} bytes, {MAX_PROPERTIES_BYTES} can be copied")
+    return draft
 
 
 def _copy(record: StoredRecord, topic: str, queue_id: int, properties: bytes) -> RecordDraft:
@@ -193,6 +219,18 @@ def released_source(record: StoredRecord) -> int | None:
     return record.prepared_transaction_offset - 1 if is_copy else None
 
 
+def observe_all(histogram: Histogram, values: np.ndarray) -> None:
+    """`Histogram.observe` each of *values*, at the price of a few."""
+    values = np.maximum(values, 0)
+    bits = np.frexp(values.astype(np.float64))[1]  # as int.bit_length
+    for size in np.unique(bits).tolist():
+        same = values[bits == size]
+        # the same buckets, and the same sum, by two values that are almost their mean
+        mean, rest = divmod(int(same.sum()), len(same))
+        histogram.observe(mean, len(same) - rest)
+        histogram.observe(mean + 1, rest)
+
+
 class Releaser:
     """Turns records that are due into copies, and appends those.
 
@@ -212,6 +250,7 @@ class Releaser:
         self._source_topic = source_topic
         self._max_bytes = min(_MAX_RELEASE_BYTES, store.settings.mapped_file_size_commit_log // 4)
         self.poison_count = 0
+        self._poison = store.metrics.counter("delay.poison")
         self.dead: set[int] = set()
 
     def fitting(self, sizes: Sequence[int]) -> int:
@@ -247,7 +286,7 @@ class Releaser:
             if item.rolls:
                 return rolled_draft(record, item.enqueue_ms, now_ms)
             stamps = timer_stamps(record, item.enqueue_ms, now_ms) if item.enqueue_ms >= 0 else b""
-            return released_draft(record, item.due_ms, stamps)
+            return _checked(released_draft(record, item.due_ms, stamps))
         except PoisonError as exc:
             self._report(item, record, str(exc))
             return None if item.physical_offset in self.dead else dead_letter_draft(record)
@@ -263,7 +302,7 @@ class Releaser:
         except MessageError as exc:
             if len(drafts) > 1:
                 raise
-            self.poison_count += 1
+            self._count_poison()
             _log.error(
                 "delay.poison",
                 topic=drafts[0].topic,
@@ -272,8 +311,12 @@ class Releaser:
             )
             return self._store.end_offset
 
-    def _report(self, item: WaitingRecord, record: StoredRecord | None, reason: str) -> None:
+    def _count_poison(self) -> None:
         self.poison_count += 1
+        self._poison.add()
+
+    def _report(self, item: WaitingRecord, record: StoredRecord | None, reason: str) -> None:
+        self._count_poison()
         _log.error(
             "delay.poison",
             reason=reason,

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-import structlog
 
+from mqtemplate.delay.keeper import WAITING_DTYPE
 from mqtemplate.delay.near_term import NEAR_DTYPE
 from mqtemplate.delay.timer_files import TimerFiles
-from mqtemplate.delay.timer_intake import deliver_time
-from mqtemplate.delay.timer_log import MAGIC_DELETE, MAGIC_ROLL, TIMER_UNIT_SIZE
+from mqtemplate.delay.timer_intake import NO_TIME_MS, read_arrivals
+from mqtemplate.delay.timer_log import TimerLog
+from mqtemplate.delay.timer_unit import MAGIC_DELETE, MAGIC_DONE, MAGIC_ROLL, TIMER_UNIT_SIZE, deliver_times
 from mqtemplate.delay.timer_wheel import Slot
-from mqtemplate.errors import CorruptRecordError
-from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.store import MessageStore
 
-__all__ = ["SlotContent", "contains", "read_slot"]
+__all__ = ["SlotContent", "contains", "read_slot", "units_of_slots", "waiting_rows"]
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
-
-_DENSE = 8
+_DENSE = 32
 """Up to so many foreign units to one of the slot's, reading everything beats walking the chain."""
+_MANY = 64
+"""Short chains of many slots are walked side by side."""
 
 
 class SlotContent:
@@ -29,12 +28,14 @@ class SlotContent:
 
     Attributes:
         rows: Its messages, as `NearTerm` takes them.
-        markers: Physical offset and size of each delete marker.
+        markers: Physical offset and size of each delete marker that was not written here.
+        parked_markers: Physical offsets of those of them that are parked, and among the messages.
     """
 
     def __init__(self) -> None:
         self._pieces: list[np.ndarray] = []
         self.markers: list[tuple[int, int]] = []
+        self.parked_markers: list[int] = []
 
     @property
     def rows(self) -> np.ndarray:
@@ -44,22 +45,30 @@ class SlotContent:
         self._pieces.append(rows)
 
 
-def read_slot(files: TimerFiles, store: MessageStore, slot_ms: int, released: np.ndarray) -> SlotContent:
+def read_slot(
+    files: TimerFiles, store: MessageStore, slot_ms: int, is_done: Callable[[np.ndarray], np.ndarray]
+) -> SlotContent:
     """The messages of one slot that are not handed over.
 
     Args:
-        released: Sorted physical offsets of records that are.
+        is_done: Tells of units, for each, whether something took the place of its message.
+
+    Raises:
+        TimerLogDamageError: A unit is damaged.
     """
     content = SlotContent()
     slot = files.wheel.get(slot_ms)
     if slot is None:
         return content
     for units in _units_of(files, slot, slot_ms):
-        units = units[~contains(released, units["physical_offset"])]
+        units = units[units["magic"] & MAGIC_DONE == 0]
+        units = units[~is_done(units)]
         # a marker that is parked itself is set on again like a message
         is_marker = (units["magic"] & (MAGIC_DELETE | MAGIC_ROLL)) == MAGIC_DELETE
         content.markers += units[["physical_offset", "record_size"]][is_marker].tolist()
-        content.add(_rows_of(units[~is_marker], store, slot_ms, files.settings.precision_ms))
+        rest = units[~is_marker]
+        content.parked_markers += rest["physical_offset"][rest["magic"] & MAGIC_DELETE != 0].tolist()
+        content.add(_rows_of(rest, store, files.settings.precision_ms))
     return content
 
 
@@ -77,27 +86,60 @@ def _units_of(files: TimerFiles, slot: Slot, slot_ms: int) -> Iterator[np.ndarra
     if span <= _DENSE * max(slot.num, 1):
         yield from files.log.scan(slot.first_pos, slot.last_pos, slot_ms)
     else:
-        yield files.log.chain(slot.last_pos)
+        yield files.log.chain(slot.last_pos, slot_ms)
 
 
-def _rows_of(units: np.ndarray, store: MessageStore, slot_ms: int, precision_ms: int) -> np.ndarray:
-    rows = np.empty(len(units), NEAR_DTYPE)
+def units_of_slots(log: TimerLog, slots: np.ndarray, precision_ms: int) -> np.ndarray:
+    """The units of several slots, given as `SLOT_DTYPE`.
+
+    Raises:
+        TimerLogDamageError: A unit is damaged.
+    """
+    span = (slots["last_pos"] - slots["first_pos"]) // TIMER_UNIT_SIZE + 1
+    is_scanned = (slots["num"] > _MANY) & (span <= _DENSE * slots["num"].astype(np.int64))
+    pieces = [log.chains(slots["last_pos"][~is_scanned].astype(np.int64))]
+    for time, first_pos, last_pos, _, _ in slots[is_scanned].tolist():
+        pieces += [units.copy() for units in log.scan(first_pos, last_pos, time * precision_ms)]
+    return np.concatenate(pieces)
+
+
+def _rows_of(units: np.ndarray, store: MessageStore, precision_ms: int) -> np.ndarray:
+    rows = np.zeros(len(units), NEAR_DTYPE)
     rows["physical_offset"] = units["physical_offset"]
     rows["size"] = units["record_size"]
     rows["enqueue_ms"] = units["write_time_ms"]
     rows["rolls"] = (units["magic"] & MAGIC_ROLL) != 0
-    rows["due_ms"] = np.where(rows["rolls"], slot_ms + precision_ms, units["deliver_ms"])
-    rows["is_poison"] = False
-    for index in np.flatnonzero(rows["due_ms"] == 0).tolist():
-        due_ms = _read_due(store, int(rows["physical_offset"][index]), int(rows["size"][index]), precision_ms)
-        rows[index]["due_ms"], rows[index]["is_poison"] = (slot_ms, True) if due_ms is None else (due_ms, False)
+    slots_ms = _slots_ms(units)
+    times = _times_of(units, store, precision_ms)
+    rows["is_poison"] = times == NO_TIME_MS
+    rows["due_ms"] = np.where(rows["rolls"], slots_ms + precision_ms, np.where(rows["is_poison"], slots_ms, times))
     return rows
 
 
-def _read_due(store: MessageStore, physical_offset: int, size: int, precision_ms: int) -> int | None:
-    """The due time of a message whose unit does not tell it, as upstream's do not."""
-    try:
-        return deliver_time(store.read(physical_offset, size), precision_ms)
-    except CorruptRecordError as exc:
-        _log.error("delay.poison", topic=TIMER_TOPIC, physical_offset=physical_offset, reason=exc.reason)
-        return None
+def waiting_rows(units: np.ndarray, store: MessageStore, precision_ms: int) -> np.ndarray:
+    """Units as `WAITING_DTYPE`: due when they go to their real topics, whether they are parked or not."""
+    rows = np.empty(len(units), WAITING_DTYPE)
+    rows["physical_offset"] = units["physical_offset"]
+    rows["size"] = units["record_size"]
+    rows["topic_hash"] = units["topic_hash"]
+    times = _times_of(units, store, precision_ms)
+    rows["due_ms"] = np.where(times == NO_TIME_MS, _slots_ms(units), times)
+    return rows
+
+
+def _slots_ms(units: np.ndarray) -> np.ndarray:
+    return np.asarray(units["write_time_ms"].astype(np.int64) + units["delay_ms"])
+
+
+def _times_of(units: np.ndarray, store: MessageStore, precision_ms: int) -> np.ndarray:
+    """When units are due; `NO_TIME_MS` where nobody can tell. Asks the records of those that do not say, as upstream's
+    do not."""
+    times = deliver_times(units)
+    silent = np.flatnonzero(times == 0)
+    if len(silent):
+        silent = silent[np.argsort(units["physical_offset"][silent])]
+        physical_offsets = units["physical_offset"][silent].astype(np.int64)
+        found = read_arrivals(store, physical_offsets.tolist(), units["record_size"][silent].tolist(), precision_ms)
+        times[silent] = NO_TIME_MS
+        times[silent[np.searchsorted(physical_offsets, found["physical_offset"])]] = found["deliver_ms"]
+    return times

@@ -20,7 +20,7 @@ from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_h
 from mqtemplate.delay.release import Releaser
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import tags_code
-from mqtemplate.message import DELAY_PROPERTIES, SCHEDULE_TOPIC, TIMER_TOPIC, Property
+from mqtemplate.message import DELAY_PROPERTIES, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property
 from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, encode_properties, find_property
 from mqtemplate.store import MessageStore
 from mqtemplate.waiting import SteerResult, SteerStatus
@@ -161,7 +161,7 @@ class Steering:
                 if not keeper.is_waiting(record):
                     continue
                 drafts = self._drafts(record, keeper, wish)
-                puts = self._store.put_all(drafts)
+                puts = self._store.put_all(drafts, though_full=wish.deliver_ms is None)
                 keeper.withdraw(record)
             count, end = count + 1, puts[-1].end
             topics |= {draft.topic for draft in drafts}
@@ -270,6 +270,15 @@ class Steering:
         """
         return all(self._copy_all_forward(keeper, physical_begin, physical_end) for keeper in self._keepers.values())
 
+    def waiting_bytes(self, physical_begin: int, physical_end: int) -> int:
+        """How much of this part of the log waits."""
+        total = 0
+        for keeper in self._keepers.values():
+            with keeper.lock:
+                keeper.catch_up()
+                total += int(keeper.waiting_between(physical_begin, physical_end)["size"].sum())
+        return total
+
     def _copy_all_forward(self, keeper: Keeper, physical_begin: int, physical_end: int) -> bool:
         fitting = Releaser(self._store, keeper.source_topic).fitting
         with keeper.lock:
@@ -290,7 +299,7 @@ class Steering:
             if record is None:
                 return False
             records.append(record)
-        self._store.put_all([self._forward(record, keeper) for record in records])
+        self._store.put_all([self._forward(record, keeper) for record in records], though_full=True)  # it makes room
         for record in records:
             keeper.withdraw(record)
         return True
@@ -340,5 +349,10 @@ def _has_key(record: StoredRecord, key: str) -> bool:
 
 
 def _names(record: StoredRecord, key: str, topic: str | None) -> bool:
-    """Whether a record of a waiting topic has this key and is for this topic."""
-    return _has_key(record, key) and topic in (None, find_property(record.properties_bytes, b"REAL_TOPIC"))
+    """Whether a record of a waiting topic has this key and is for this topic.
+
+    A retry waits too, but its message was delivered already: it is meant only where its topic is named.
+    """
+    real_topic = find_property(record.properties_bytes, b"REAL_TOPIC") or ""
+    is_meant = not real_topic.startswith(RETRY_TOPIC_PREFIX) if topic is None else real_topic == topic
+    return is_meant and _has_key(record, key)

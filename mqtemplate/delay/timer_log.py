@@ -2,87 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
+from mqtemplate.delay.timer_unit import (
+    MAGIC_DONE,
+    TIMER_UNIT_DTYPE,
+    TIMER_UNIT_SIZE,
+    TimerUnit,
+    are_sound,
+    seal_units,
+    unpack_unit,
+)
+from mqtemplate.errors import StoreError
 from mqtemplate.record import MAGIC_BLANK
+from mqtemplate.store.mapped_file import MappedFile
 from mqtemplate.store.mapped_file_queue import MappedFileQueue
 
-__all__ = [
-    "MAGIC_DEFAULT",
-    "MAGIC_DELETE",
-    "MAGIC_ROLL",
-    "TIMER_UNIT_DTYPE",
-    "TIMER_UNIT_SIZE",
-    "TimerLog",
-    "TimerUnit",
-]
-
-MAGIC_DEFAULT = 1
-MAGIC_ROLL = 2
-MAGIC_DELETE = 4
-_MAGIC_MASK = 0xF
-
-
-class TimerUnit(NamedTuple):
-    """One message on the wheel. Big-endian, 52 bytes.
-
-    ==  ==  ===============  =================================================================
-     0  i4  size             52
-     4  i8  previous_pos     timer log offset of the unit before in the same slot, -1 for none
-    12  i4  magic            bits: 1 default, 2 roll (parked, to be set on again), 4 delete marker
-    16  i8  write_time_ms    the clock when it was written, rounded down to a tick
-    24  i4  delay_ms         slot time minus ``write_time_ms``
-    28  i8  physical_offset  the record in the timer topic
-    36  i4  record_size      bytes of that record
-    40  i4  topic_hash       Java hash of the real topic, 0 if there is none
-    44  i8  deliver_ms       ours: the exact due time; upstream writes 0 and reads nothing here
-    ==  ==  ===============  =================================================================
-
-    Source: RocketMQ ``store: TimerLog``.
-    """
-
-    size: int
-    previous_pos: int
-    magic: int
-    write_time_ms: int
-    delay_ms: int
-    physical_offset: int
-    record_size: int
-    topic_hash: int
-    deliver_ms: int
-
-    @property
-    def slot_ms(self) -> int:
-        return self.write_time_ms + self.delay_ms
-
-
-_UNIT = struct.Struct(">iqiqiqiiq")
-TIMER_UNIT_SIZE = _UNIT.size
-assert TIMER_UNIT_SIZE == 52
-TIMER_UNIT_DTYPE = np.dtype(
-    [
-        ("size", ">i4"),
-        ("previous_pos", ">i8"),
-        ("magic", ">i4"),
-        ("write_time_ms", ">i8"),
-        ("delay_ms", ">i4"),
-        ("physical_offset", ">i8"),
-        ("record_size", ">i4"),
-        ("topic_hash", ">i4"),
-        ("deliver_ms", ">i8"),
-    ]
-)
-assert TIMER_UNIT_DTYPE.itemsize == TIMER_UNIT_SIZE
+__all__ = ["TimerLog", "TimerLogDamageError"]
 
 _BLANK = struct.Struct(">iqi")
 _BLANK_SIZE = _BLANK.size
 assert _BLANK_SIZE == 16
 
-_SCAN_UNITS = 1 << 16  # at once: bounds the memory that reading a large slot takes
+_SCAN_UNITS = 1 << 16  # at once: bounds the memory that reading much of the log takes
+
+
+class TimerLogDamageError(StoreError):
+    """A unit is not what was written there. The log can be made anew from the commit log, and is."""
 
 
 class TimerLog:
@@ -97,6 +47,7 @@ class TimerLog:
       unit of a full file always stands at the same place.
     - Units are written in the order of their records, so ``physical_offset`` ascends.
     - ``end`` is what the owner says it is: the files are zero behind it.
+    - A unit before ``end`` that is damaged raises `TimerLogDamageError` whoever meets it.
     - Not thread-safe: the `TimerMessageStore` owns it.
 
     Args:
@@ -108,6 +59,7 @@ class TimerLog:
         self._files = files
         self._per_file = (files.file_size - _BLANK_SIZE) // TIMER_UNIT_SIZE
         self._units_end = self._per_file * TIMER_UNIT_SIZE  # within a file
+        self._marked: set[int] = set()  # positions of units changed since the last `flush`
         self.end = end
 
     @property
@@ -119,27 +71,54 @@ class TimerLog:
     def files_end(self) -> int:
         return self._files.end
 
-    def next_position(self) -> int:
-        """Where the next unit will stand. Makes a new file, and ends the full one, if it must.
+    # --- writing -------------------------------------------------------------------------------
+
+    def next_positions(self, count: int) -> np.ndarray:
+        """Where the next *count* units will stand. Makes new files, and ends full ones, if it must.
 
         Raises:
             StoreFullError: There is no room for another file; the log is as before.
         """
-        position = self._skip_blank(self.end)
-        if position >= self._files.end:
-            self._files.append_file(position - position % self._files.file_size)
-            if position != self.end:
-                self._write_blank()
-        self.end = position
-        return position
+        pieces = []
+        position = self.end
+        while count:
+            start = self._skip_blank(position)
+            if start >= self._files.end:
+                self._files.append_file(start - start % self._files.file_size)
+                if start != position:
+                    self._write_blank(position)
+            taken = min(count, (self._units_end - start % self._files.file_size) // TIMER_UNIT_SIZE)
+            position = start + taken * TIMER_UNIT_SIZE
+            pieces.append(np.arange(start, position, TIMER_UNIT_SIZE))
+            count -= taken
+        return np.concatenate(pieces)
 
-    def append(self, unit: TimerUnit) -> None:
-        """Write a unit at `next_position`, which must have been asked for."""
-        found = self._files.find(self.end)
-        assert found is not None, "next_position() makes the file"
-        file, start = found
-        _UNIT.pack_into(file.view, self.end - start, *unit)
-        self.end += TIMER_UNIT_SIZE
+    def append(self, units: np.ndarray, positions: np.ndarray) -> None:
+        """Seal units, and write them at the positions that `next_positions` gave."""
+        seal_units(units)
+        starts = positions - positions % self._files.file_size
+        cuts = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(units)]
+        for first, behind in itertools.pairwise(cuts):
+            file, start = self._file_at(int(positions[first]))
+            file.write(int(positions[first]) - start, units[first:behind].tobytes())
+        self.end = int(positions[-1]) + TIMER_UNIT_SIZE
+
+    def mark_done(self, positions: np.ndarray) -> None:
+        """Note in units that nobody need look at them any more. It lasts from the next `flush` on."""
+        units = self._gather(positions)
+        units["magic"] |= MAGIC_DONE
+        seal_units(units)
+        for position, unit in zip(positions.tolist(), units, strict=True):
+            file, start = self._file_at(position)
+            file.write(position - start, unit.tobytes())
+            self._marked.add(position)
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether units were changed since the last `flush`."""
+        return bool(self._marked)
+
+    # --- single units --------------------------------------------------------------------------
 
     def read(self, position: int) -> TimerUnit | None:
         """The unit at a position; None where there is no valid one."""
@@ -148,68 +127,162 @@ class TimerLog:
             return None
         file, start = found
         at = position - start
-        if at % TIMER_UNIT_SIZE or at >= self._units_end:
-            return None
-        unit = TimerUnit._make(_UNIT.unpack_from(file.view, at))
-        return unit if unit.size == TIMER_UNIT_SIZE and unit.magic & ~_MAGIC_MASK == 0 else None
+        return None if at % TIMER_UNIT_SIZE or at >= self._units_end else unpack_unit(file.view, at)
+
+    def find(self, physical_offset: int) -> tuple[int, TimerUnit] | None:
+        """The unit of a record, and where it stands. Takes one look for each doubling of the log's length."""
+        low, high = self._number(self.begin), self._number(self.end)
+        while low < high:
+            middle = (low + high) // 2
+            position = self._position(middle)
+            unit = self._sound(position)
+            if unit.physical_offset == physical_offset:
+                return position, unit
+            if unit.physical_offset < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return None
+
+    def position_behind(self, physical_offset: int) -> int:
+        """Where the first unit stands whose record is at *physical_offset* or behind it; `end` if none does."""
+        low, high = self._number(self.begin), self._number(self.end)
+        while low < high:
+            middle = (low + high) // 2
+            if self._sound(self._position(middle)).physical_offset < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return min(self._position(low), self.end)
 
     def last_position(self, end: int | None = None) -> int:
         """Where the last unit before *end* stands, over the blank between files; -1 for none."""
         end = self.end if end is None else end
-        within = end % self._files.file_size
-        position = end - TIMER_UNIT_SIZE if within else end - self._files.file_size + self._units_end - TIMER_UNIT_SIZE
-        if within > self._units_end:
-            position = end - within + self._units_end - TIMER_UNIT_SIZE
+        position = self._position(self._number(end) - 1)
         return position if end > 0 and position >= self.begin else -1
 
-    def chain(self, last_pos: int) -> np.ndarray:
+    def _number(self, position: int) -> int:
+        """How many units fit before a position, in files that are all there."""
+        file, within = divmod(position, self._files.file_size)
+        return file * self._per_file + min(within // TIMER_UNIT_SIZE, self._per_file)
+
+    def _position(self, number: int) -> int:
+        file, within = divmod(number, self._per_file)
+        return file * self._files.file_size + within * TIMER_UNIT_SIZE
+
+    def _sound(self, position: int) -> TimerUnit:
+        unit = self.read(position)
+        if unit is None:
+            raise TimerLogDamageError(f"timerlog: the unit at {position} is damaged")
+        return unit
+
+    # --- many units ----------------------------------------------------------------------------
+
+    def chain(self, last_pos: int, slot_ms: int) -> np.ndarray:
         """The units of one slot, newest first, by walking back. Ends where the log was cleaned away."""
-        found: list[bytes] = []
+        found: list[int] = []
         position = last_pos
-        while (unit := self.read(position)) is not None:
-            found.append(_UNIT.pack(*unit))
-            if unit.previous_pos >= position:
-                break  # a damaged chain must not become a ring
+        while position >= self.begin and position >= 0:
+            unit = self._sound(position)
+            if unit.slot_ms != slot_ms or unit.previous_pos >= position:
+                raise TimerLogDamageError(f"timerlog: the unit at {position} is no part of the slot of {slot_ms}")
+            found.append(position)
             position = unit.previous_pos
-        return np.frombuffer(b"".join(found), TIMER_UNIT_DTYPE)
+        return self._gather(np.array(found, np.int64))
+
+    def chains(self, last_positions: np.ndarray) -> np.ndarray:
+        """The units of several slots, by walking all of them back side by side."""
+        pieces = []
+        positions = last_positions[last_positions >= self.begin]
+        while len(positions):
+            units = self._gather(positions)
+            if not (are_sound(units).all() and (units["previous_pos"] < positions).all()):
+                raise TimerLogDamageError("timerlog: a chain of units is damaged")
+            pieces.append(units)
+            positions = units["previous_pos"].astype(np.int64)
+            positions = positions[(positions >= self.begin) & (positions >= 0)]
+        return np.concatenate(pieces) if pieces else np.empty(0, TIMER_UNIT_DTYPE)
+
+    def _gather(self, positions: np.ndarray) -> np.ndarray:
+        """The units at some positions, in any order."""
+        units = np.empty(len(positions), TIMER_UNIT_DTYPE)
+        starts = positions - positions % self._files.file_size
+        for start in np.unique(starts).tolist():
+            chosen = starts == start
+            at = (positions[chosen] - start) // TIMER_UNIT_SIZE
+            units[chosen] = np.frombuffer(self._file_at(start)[0].view, TIMER_UNIT_DTYPE, self._per_file)[at]
+        return units
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+        """All units from one position up to another, in order: pieces of a file, each with where it begins."""
+        position = max(begin, self.begin)
+        while position < end and (found := self._files.find(position)) is not None:
+            file, start = found
+            at, stop = position - start, min(self._units_end, end - start)
+            if at >= stop:
+                position = start + self._files.file_size
+                continue
+            count = min((stop - at) // TIMER_UNIT_SIZE, _SCAN_UNITS)
+            yield position, np.frombuffer(file.view, TIMER_UNIT_DTYPE, count, at)
+            position += count * TIMER_UNIT_SIZE
 
     def scan(self, first_pos: int, last_pos: int, slot_ms: int) -> Iterator[np.ndarray]:
         """The units of one slot, oldest first and in pieces, by reading everything from its first to its last.
 
         Cheaper than a walk where the units of a slot lie close together.
         """
-        position = max(first_pos, self.begin)
-        while position <= last_pos and (found := self._files.find(position)) is not None:
-            file, start = found
-            at, stop = position - start, min(self._units_end, last_pos + TIMER_UNIT_SIZE - start)
-            if at >= stop:
-                position = start + self._files.file_size
-                continue
-            count = min((stop - at) // TIMER_UNIT_SIZE, _SCAN_UNITS)
-            units = np.frombuffer(file.view, TIMER_UNIT_DTYPE, count, at)
-            valid = (units["size"] == TIMER_UNIT_SIZE) & (units["magic"] & ~_MAGIC_MASK == 0)
-            yield units[valid & (units["write_time_ms"] + units["delay_ms"] == slot_ms)]
-            position += count * TIMER_UNIT_SIZE
+        for position, units in self.pieces(first_pos, last_pos + TIMER_UNIT_SIZE):
+            sound = are_sound(units)
+            if not sound.all():
+                raise TimerLogDamageError(
+                    f"timerlog: the unit at {position + int(np.argmin(sound)) * TIMER_UNIT_SIZE} is damaged"
+                )
+            yield units[units["write_time_ms"] + units["delay_ms"] == slot_ms]
+
+    # --- files ---------------------------------------------------------------------------------
 
     def truncate(self, end: int) -> None:
         """Forget what was written from *end* on."""
         self._files.truncate(end)
         self.end = end
 
+    def delete_before(self, position: int) -> int:
+        """Delete the files that end at *position* or before it, but never the last; gives how many went."""
+        return self._files.delete_before(position)
+
+    def file_ends(self) -> list[int]:
+        """Where each file but the last ends."""
+        return self._files.starts[1:]
+
     def flush(self, start: int, end: int) -> None:
-        self._files.flush(start, end)
+        """Return when the units of ``start..end``, and all marks, are on the disk."""
+        marked, self._marked = self._marked, set()
+        file_size = self._files.file_size
+        try:
+            self._files.flush(start, end)
+            for file_start in sorted({position - position % file_size for position in marked}):
+                if file_start + file_size <= start or file_start >= end:
+                    self._files.flush(file_start, file_start + 1)
+        except BaseException:
+            self._marked |= marked
+            raise
 
     def close(self) -> None:
         self._files.close()
+
+    def _file_at(self, position: int) -> tuple[MappedFile, int]:
+        found = self._files.find(position)
+        assert found is not None, "positions come from the log itself"
+        return found
 
     def _skip_blank(self, position: int) -> int:
         """The position itself, or the next file's first if no unit and blank fit behind it."""
         within = position % self._files.file_size
         return position if within < self._units_end else position - within + self._files.file_size
 
-    def _write_blank(self) -> None:
-        found = self._files.find(self.end)
+    def _write_blank(self, position: int) -> None:
+        found = self._files.find(position)
         if found is not None:
             file, start = found
-            at = self.end - start
-            _BLANK.pack_into(file.view, at, self._files.file_size - at, 0, MAGIC_BLANK)
+            at = position - start
+            file.write(at, _BLANK.pack(self._files.file_size - at, 0, MAGIC_BLANK))

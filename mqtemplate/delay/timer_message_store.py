@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import structlog
 
 from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.delay.near_term import NearTerm
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC, MAX_RELEASE_COUNT, Releaser, WaitingRecord, released_source
-from mqtemplate.delay.slot_reader import contains, read_slot
-from mqtemplate.delay.timer_checkpoint import TimerCheckpoint
+from mqtemplate.delay.keeper import WAITING_DTYPE, WaitingPiece
+from mqtemplate.delay.release import DEAD_LETTER_TOPIC, MAX_RELEASE_COUNT, Releaser, WaitingRecord, observe_all
+from mqtemplate.delay.timer_backlog import TimerBacklog
+from mqtemplate.delay.timer_checkpoint import TimerCheckpoint, Writer
 from mqtemplate.delay.timer_files import (
     DEFAULT_LOG_FILE_SIZE,
     DEFAULT_ROLL_WINDOW_SLOTS,
@@ -21,12 +21,13 @@ from mqtemplate.delay.timer_files import (
     TimerFiles,
     TimerSettings,
 )
-from mqtemplate.delay.timer_intake import Arrival, delete_keys, read_arrival, roll_slot
-from mqtemplate.delay.timer_log import MAGIC_DELETE, MAGIC_ROLL, TIMER_UNIT_SIZE, TimerUnit
+from mqtemplate.delay.timer_intake import deliver_time, read_arrivals
+from mqtemplate.delay.timer_log import TimerLogDamageError
+from mqtemplate.delay.timer_replay import TimerReplay
 from mqtemplate.delay.timer_wheel import DEFAULT_SLOTS_TOTAL
-from mqtemplate.errors import CorruptRecordError, StoreError, StoreFullError
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
-from mqtemplate.record import StoredRecord, find_property
+from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.message import TIMER_TOPIC
+from mqtemplate.record import RecordDraft, StoredRecord
 from mqtemplate.store import MessageStore
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
 
@@ -34,9 +35,26 @@ __all__ = ["TimerMessageStore"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
-_ENQUEUE_COUNT = 256  # messages put on the wheel in one step; about 3 ms, during which nothing is handed over
+_ENQUEUE_COUNT = 256  # messages put on the wheel in one step; about 2 ms, during which nothing is handed over
+_CATCH_UP_COUNT = 4_096  # the same while nothing may be handed over yet
 _READ_AHEAD_MS = 100  # a slot is read this long before it begins
 _RETRY_MS = 1_000  # when the disk was full
+_SHOWN_COUNT = 16_384  # messages of `waiting` at a time
+_FLUSH_TIMEOUT_MS = 60_000
+
+
+class _State(NamedTuple):
+    """What is to be written, all of one moment.
+
+    Attributes:
+        marks: Positions of units that are done.
+        changes: Pages of the wheel.
+    """
+
+    backlog: TimerBacklog
+    marks: np.ndarray
+    changes: list[tuple[int, bytes]]
+    checkpoint: TimerCheckpoint
 
 
 class TimerMessageStore:
@@ -52,13 +70,11 @@ class TimerMessageStore:
     last millisecond has passed and all of it is handed over.
 
     - A message is handed over at its due time or later, never before, whatever the clock does.
-    - Slots before ``_read_ms`` are closed. A message that comes for one of them is linked to the slot at
-      ``_read_ms``, where a restart finds it; its own due time still decides.
-    - ``_cursor`` units of the timer topic's queue are on the wheel, or need not be.
+    - ``_cursor`` units of the timer topic's queue are on the wheel, or need not be. `TimerBacklog` knows the rest.
     - What was handed over is read off the commit log (`release`). Wheel and log are derived; `TimerFiles` brings
       them to one state at a start, and they are made anew from the topic if that fails.
 
-    One thread steps it; `persist` may come from another.
+    One thread steps it; everything else may come from others. See `Keeper` for the half that steering works with.
 
     Args:
         limits: Its precision is the length of a slot. A folder keeps that for life.
@@ -68,6 +84,7 @@ class TimerMessageStore:
     """
 
     name = "delay.timer"
+    source_topic = TIMER_TOPIC
 
     def __init__(
         self,
@@ -86,24 +103,23 @@ class TimerMessageStore:
             log_file_size=timer_log_file_size,
         )
         self._releaser = Releaser(store, TIMER_TOPIC)
+        self.lock = threading.RLock()
+        self._saving = threading.Lock()  # one writes the files
         self._files: TimerFiles | None = None
-        self._lock = threading.Lock()  # `persist` sees a state between two changes
-        self._near = NearTerm()
-        self._open: dict[int, int] = {}  # open slot -> end of the commit log when it opened: releases lie behind
-        self._next_slot_ms: int | None = None  # the first live slot that is not open yet
-        self._must_open_ms: int | None = None  # a slot that late-comers were linked to
-        self._read_ms = 0
+        self._backlog: TimerBacklog | None = None
+        self._replay = TimerReplay(store)
         self._cursor = 0
         self._catch_up_to = 0  # units to put on the wheel before the first slot opens
         self._is_rebuilt = False
-        self._deleted: dict[str, int] = {}  # key of a cancelled message -> its slot
-        self._seen_sources = array("q")
-        self._released = np.empty(0, np.int64)  # sorted sources of the copies seen by `replay`
-        self._replayed: tuple[int, int] | None = None  # offset of the first such copy, time of the last
-        self._release_end = 0
+        self._release_end = 0  # physical offset behind the newest record that took a waiting one's place
         self._replay_offset: int | None = 0
+        self._unsettled: set[str] = set()  # topics that something was handed over to and nobody was told yet
         self._wake: Callable[[], None] = lambda: None
         self._is_started = False
+        self._released = store.metrics.counter("delay.released")
+        self._rolled = store.metrics.counter("delay.rolled")
+        self._lag_ms = store.metrics.histogram("delay.lag_ms")
+        store.metrics.gauge("delay.waiting.timer", self.count_waiting)
 
     @property
     def poison_count(self) -> int:
@@ -117,9 +133,7 @@ class TimerMessageStore:
         home = self._store.home
         if TimerFiles.exist(home):
             self._files = TimerFiles(home, self._settings)
-            checkpoint = self._files.checkpoint
-            self._read_ms, self._cursor = checkpoint.last_read_time_ms, checkpoint.last_timer_queue_offset
-            if any(checkpoint) and self._files.repair(checkpoint.last_timer_log_flush_pos):
+            if self._files.recover():
                 return None
         if not self._store.queue_ids(TIMER_TOPIC):
             return None
@@ -130,18 +144,12 @@ class TimerMessageStore:
         if self._files is not None:
             self._files.close()
         self._files = TimerFiles.remake(self._store.home, self._settings)
-        self._cursor, self._is_rebuilt = 0, True
+        self._is_rebuilt = True
         _log.warning("delay.timers_rebuilt", reason=reason)
 
     def replay(self, record: StoredRecord) -> None:
-        """Note which waiting message *record* was copied from, if it was."""
-        source = released_source(record)
-        if source is None or record.topic == SCHEDULE_TOPIC:
-            return
-        if record.topic == DEAD_LETTER_TOPIC or b"TIMER_OUT_MS\x01" in record.properties_bytes:
-            self._seen_sources.append(source)
-            first = record.physical_offset if self._replayed is None else self._replayed[0]
-            self._replayed = min(first, record.physical_offset), record.store_timestamp
+        """Note which waiting message *record* took the place of, if it did."""
+        self._replay.replay(record)
 
     def start(self) -> None:
         """Take up where the last owner stopped, and listen for new messages. Once; again is harmless.
@@ -151,42 +159,55 @@ class TimerMessageStore:
         if self._is_started:
             return
         self._is_started = True
-        self._released = np.unique(np.frombuffer(self._seen_sources, np.int64))
-        self._seen_sources = array("q")
-        queue = self._store.consume_queue(TIMER_TOPIC, 0)
-        now_slot_ms = self._slot_at(self._store.clock.now_ms())
+        self._replay.finish()
         self._release_end = self._store.end_offset
-        if self._files is None or self._is_rebuilt:
-            self._read_ms = now_slot_ms
-        else:
-            end = self._files.cut_behind(self._store.end_offset)
-            if end != self._files.log.end and not self._files.repair(end):
-                self._files.close()
-                self._store.home.delete(TIMER_CHECKPOINT_FILE)
-                raise StoreError(
-                    "the timer log tells of records that the commit log lost, and cannot be cut back; the wheel is "
-                    "rebuilt from the commit log when the folder is opened again"
-                )
-            self._next_slot_ms = self._files.wheel.oldest_live(self._read_ms)
-            if self._files.wheel.get(self._read_ms) is not None:
-                self._must_open_ms = self._read_ms
+        if self._files is not None:
+            self._open_backlog(self._files)
+        queue = self._store.consume_queue(TIMER_TOPIC, 0)
         self._cursor = min(max(self._cursor, queue.min_offset), queue.max_offset)
         self._catch_up_to = queue.max_offset
-        if self._replayed is not None:
-            # each was handed over from a slot of its time or before, or from the one that late-comers went to
-            self._replayed = self._replayed[0], max(self._replayed[1], self._read_ms)
-        self._replay_offset = self._replayed[0] if self._replayed else self._store.end_offset
-        if self._is_rebuilt:
-            self._replayed = None  # of what was handed over nothing will be on the wheel
-            self._replay_offset = 0
-        if len(self._released) or self._catch_up_to > self._cursor:
+        first = self._replay.first_offset
+        self._replay_offset = 0 if self._is_rebuilt else self._store.end_offset if first is None else first
+        if len(self._replay) or self._catch_up_to > self._cursor:
             _log.info(
                 "delay.recovered",
                 service=self.name,
-                already_released=len(self._released),
+                already_released=len(self._replay),
                 to_enqueue=self._catch_up_to - self._cursor,
             )
         self._store.watch(TIMER_TOPIC, self._ring)
+
+    def _open_backlog(self, files: TimerFiles) -> None:
+        if self._is_rebuilt or files.writer is Writer.NOBODY:
+            self._cursor, read_ms = 0, self._slot_at(self._store.clock.now_ms())
+        else:
+            self._cut_behind_log(files)
+            self._cursor, read_ms = self._cursor_after(files), files.checkpoint.last_read_time_ms
+        self._backlog = TimerBacklog(self._store, files, self._replay, read_ms)
+        self._backlog.withdraw_steered(self._replay.steered)
+
+    def _cut_behind_log(self, files: TimerFiles) -> None:
+        """Forget timers whose records the commit log lost."""
+        end = files.cut_behind(self._store.end_offset)
+        if end != files.log.end and not files.cut(end):
+            files.close()
+            self._store.home.delete(TIMER_CHECKPOINT_FILE)
+            raise StoreError(
+                "the timer log tells of records that the commit log lost, and cannot be cut back; the wheel is "
+                "rebuilt from the commit log when the folder is opened again"
+            )
+
+    def _cursor_after(self, files: TimerFiles) -> int:
+        """The first unit of the timer topic's queue that is not on the wheel.
+
+        RocketMQ notes the queue offset before it flushes the log, so what stands in the log is ahead of it.
+        """
+        cursor = files.checkpoint.last_timer_queue_offset
+        last = files.log.read(files.log.last_position())
+        if files.writer is Writer.ROCKETMQ and last is not None:
+            queue = self._store.consume_queue(TIMER_TOPIC, 0)
+            cursor = max(cursor, queue.first_at("physical_offset", last.physical_offset + 1))
+        return cursor
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -201,219 +222,239 @@ class TimerMessageStore:
         self.start()
         now_ms = self._store.clock.now_ms()
         try:
-            is_blocked = not self._enqueue(now_ms)
-            if self._files is None:
-                return None
-            if self._cursor >= self._catch_up_to or is_blocked:
-                self._open_slots(now_ms)
-                self._release(now_ms)
-                self._close_slots(now_ms)
+            with self.lock:  # a message is handed over, or steered: whoever comes second finds it gone
+                next_ms = self._work(now_ms)
         except StoreFullError as exc:
             _log.warning("delay.stalled", service=self.name, reason=str(exc))
             return now_ms + _RETRY_MS
-        has_more = self._cursor < self._store.consume_queue(TIMER_TOPIC, 0).max_offset
-        return now_ms if has_more else self._next_call(now_ms)
+        topics, self._unsettled = self._unsettled, set()
+        if topics:
+            self._store.settle(self._release_end, topics)
+        return next_ms
 
-    def _next_call(self, now_ms: int) -> int | None:
+    def _work(self, now_ms: int) -> int | None:
+        is_blocked = not self._enqueue(now_ms)
+        backlog = self._backlog
+        if backlog is None:
+            return None
+        if self._cursor >= self._catch_up_to or is_blocked:
+            backlog.open_slots(now_ms, _READ_AHEAD_MS, MAX_RELEASE_COUNT)
+            self._release(backlog, now_ms)
+            backlog.close_slots(now_ms)
+        has_more = self._cursor < self._store.consume_queue(TIMER_TOPIC, 0).max_offset
+        return now_ms if has_more else self._next_call(backlog, now_ms)
+
+    def _next_call(self, backlog: TimerBacklog, now_ms: int) -> int | None:
         times = []
-        if (due_ms := self._near.next_due_ms) is not None:
+        if (due_ms := backlog.near.next_due_ms) is not None:
             times.append(due_ms)
-        if self._next_slot_ms is not None:
-            times.append(self._next_slot_ms - _READ_AHEAD_MS)
-        if self._open:
+        if backlog.next_slot_ms is not None:
+            times.append(backlog.next_slot_ms - _READ_AHEAD_MS)
+        if backlog.open:
             # so that progress is written down, though nothing is due
-            times.append(max(min(self._open) + self._settings.precision_ms, now_ms + 1))
+            times.append(max(min(backlog.open) + self._settings.precision_ms, now_ms + 1))
         return min(times, default=None)
 
     def _slot_at(self, time_ms: int) -> int:
         return time_ms // self._settings.precision_ms * self._settings.precision_ms
-
-    # --- enqueue -------------------------------------------------------------------------------
 
     def _enqueue(self, now_ms: int) -> bool:
         """Put new messages of the timer topic on the wheel; False if old ones have to leave it first."""
         queue = self._store.consume_queue(TIMER_TOPIC, 0)
         if self._cursor >= queue.max_offset:
             return True
-        self._leave_empty_slots(now_ms)
-        if self._wheel_is_full(now_ms):
+        backlog = self._backlog or self._make_backlog(now_ms)
+        backlog.leave_empty_slots(now_ms)
+        if backlog.is_full(now_ms):
             return False
         self._cursor = max(self._cursor, queue.min_offset)
-        units = queue.units(self._cursor, _ENQUEUE_COUNT)
-        is_done = contains(self._released, units["physical_offset"]) | (units["size"] == PRE_BLANK_SIZE_MARK)
-        with self._lock:
-            files = self._files or self._make_files(now_ms)
-            for physical_offset, size, skip in zip(
-                units["physical_offset"].tolist(), units["size"].tolist(), is_done.tolist(), strict=True
-            ):
-                if not skip:
-                    arrival = read_arrival(self._store, physical_offset, size, self._settings.precision_ms)
-                    if arrival is not None:
-                        self._link(files, arrival, now_ms)
-                self._cursor += 1
+        units = queue.units(self._cursor, _ENQUEUE_COUNT if self._cursor >= self._catch_up_to else _CATCH_UP_COUNT)
+        offsets, sizes = units["physical_offset"].astype(np.int64), units["size"]
+        fresh = ~(self._replay.is_linked(offsets) | (sizes == PRE_BLANK_SIZE_MARK))
+        arrivals = read_arrivals(
+            self._store, offsets[fresh].tolist(), sizes[fresh].tolist(), self._settings.precision_ms
+        )
+        if len(self._replay):
+            columns = (arrivals[name] for name in ("physical_offset", "size", "slot_ms"))
+            arrivals = arrivals[~self._replay.is_done(*columns)]
+        backlog.take_in(arrivals, now_ms)
+        self._cursor += len(units)
         return True
 
-    def _wheel_is_full(self, now_ms: int) -> bool:
-        """Whether a slot that waits since long stands where the far end of the window would be written."""
-        return self._first_slot(now_ms) <= now_ms + self._settings.window_ms - self._settings.turn_ms
-
-    def _first_slot(self, now_ms: int) -> int:
-        """The first slot that has messages; that of now if it is later or there is none."""
-        return min([*self._open, self._slot_at(now_ms), *([] if self._next_slot_ms is None else [self._next_slot_ms])])
-
-    def _leave_empty_slots(self, now_ms: int) -> None:
-        """Count the slots before the first that has messages as closed, up to now."""
-        self._read_ms = max(self._read_ms, self._first_slot(now_ms))
-
-    def _make_files(self, now_ms: int) -> TimerFiles:
+    def _make_backlog(self, now_ms: int) -> TimerBacklog:
         """The first timer of this folder."""
-        self._files = TimerFiles(self._store.home, self._settings)
-        self._files.save(self._checkpoint_now(), 0)
-        return self._files
+        self._files = files = TimerFiles(self._store.home, self._settings)
+        self._backlog = backlog = TimerBacklog(self._store, files, self._replay, self._slot_at(now_ms))
+        files.save(self._checkpoint_now(backlog), [])
+        return backlog
 
-    def _link(self, files: TimerFiles, arrival: Arrival, now_ms: int) -> None:
-        """Write a unit, and make it the newest of its slot."""
-        write_ms = self._slot_at(now_ms)
-        slot_ms, magic = arrival.slot_ms, arrival.magic
-        parked_ms = roll_slot(
-            slot_ms, arrival.physical_offset, write_ms, self._settings.precision_ms, self._settings.roll_window_slots
-        )
-        if parked_ms is not None:
-            slot_ms, magic = parked_ms, magic | MAGIC_ROLL
-        if slot_ms < self._read_ms:
-            slot_ms = self._read_ms
-            if slot_ms not in self._open:
-                self._must_open_ms = slot_ms  # though it may begin later, if the clock was set back
-        write_ms = min(write_ms, slot_ms)  # the difference has but four bytes
-        position = files.log.next_position()
-        previous = files.wheel.last_pos(slot_ms)
-        unit = TimerUnit(
-            TIMER_UNIT_SIZE, previous, magic, write_ms, slot_ms - write_ms,
-            arrival.physical_offset, arrival.size, arrival.topic_hash, arrival.deliver_ms,
-        )  # fmt: skip
-        files.log.append(unit)
-        files.wheel.link(slot_ms, position, -1 if magic & MAGIC_DELETE else 1)
-        if slot_ms in self._open:
-            self._add_late(arrival, slot_ms, write_ms, rolls=bool(magic & MAGIC_ROLL))
-        elif self._next_slot_ms is None or slot_ms < self._next_slot_ms:
-            self._next_slot_ms = slot_ms
-
-    def _add_late(self, arrival: Arrival, slot_ms: int, write_ms: int, *, rolls: bool) -> None:
-        """A message for a slot that was read already."""
-        if arrival.magic & MAGIC_DELETE and not rolls:
-            self._cancel(arrival.physical_offset, arrival.size, slot_ms)
-            return
-        due_ms = slot_ms + self._settings.precision_ms if rolls else arrival.deliver_ms
-        is_poison = arrival.deliver_ms == 0
-        self._near.add(WaitingRecord(due_ms, arrival.physical_offset, arrival.size, write_ms, rolls, is_poison))
-
-    def _cancel(self, physical_offset: int, size: int, slot_ms: int) -> None:
-        for key in delete_keys(self._store, physical_offset, size):
-            self._deleted[key] = slot_ms
-
-    # --- slots ---------------------------------------------------------------------------------
-
-    def _open_slots(self, now_ms: int) -> None:
-        """Read the slots that begin, and of those that should be past as many as one step can hand over."""
-        if self._must_open_ms is not None and self._must_open_ms not in self._open:
-            with self._lock:
-                self._open_slot(self._must_open_ms)
-        self._must_open_ms = None
-        newest_ms = self._slot_at(now_ms + _READ_AHEAD_MS)
-        while (slot_ms := self._next_slot_ms) is not None and slot_ms <= newest_ms:
-            is_past = slot_ms + self._settings.precision_ms < now_ms
-            if is_past and self._near.due_count(now_ms, MAX_RELEASE_COUNT) >= MAX_RELEASE_COUNT:
-                return
-            with self._lock:
-                self._open_slot(slot_ms)
-
-    def _open_slot(self, slot_ms: int) -> None:
-        files = self._files
-        assert files is not None, "a slot is live only in a wheel"
-        self._open[slot_ms] = self._store.end_offset
-        content = read_slot(files, self._store, slot_ms, self._released)
-        self._near.add_slot(content.rows)
-        for physical_offset, size in content.markers:
-            self._cancel(physical_offset, size, slot_ms)
-        while self._next_slot_ms in self._open:
-            self._next_slot_ms = files.wheel.next_live(self._next_slot_ms + self._settings.precision_ms)
-
-    def _close_slots(self, now_ms: int) -> None:
-        """Leave slots behind that have passed and of which nothing is left."""
-        next_due_ms = self._near.next_due_ms
-        with self._lock:
-            for slot_ms in sorted(self._open):
-                end_ms = slot_ms + self._settings.precision_ms
-                if end_ms > now_ms or (next_due_ms is not None and next_due_ms <= end_ms):
-                    break
-                del self._open[slot_ms]
-                self._read_ms = max(self._read_ms, end_ms)
-                self._deleted = {key: slot for key, slot in self._deleted.items() if slot != slot_ms}
-            self._leave_empty_slots(now_ms)
-
-    # --- release -------------------------------------------------------------------------------
-
-    def _release(self, now_ms: int) -> None:
+    def _release(self, backlog: TimerBacklog, now_ms: int) -> None:
         """Hand over one batch of what is due, the earliest first."""
-        taken = self._near.take(now_ms, MAX_RELEASE_COUNT)
+        taken = backlog.take(now_ms, MAX_RELEASE_COUNT)
         if not taken:
             return
         taken = taken[: self._releaser.fitting([item.size for item in taken])]
-        kept = [item for item in taken if not self._is_deleted(item)] if self._deleted else taken
-        drafts = self._releaser.drafts(kept, now_ms)
-        with self._lock:  # `persist` sees a copy and its source gone together, or neither
-            if drafts:
-                self._release_end = self._releaser.append(drafts)
-            self._near.drop(taken)
+        drafts = self._releaser.drafts(backlog.not_deleted(taken), now_ms)
         if drafts:
-            self._store.settle(self._release_end, {draft.topic for draft in drafts})
-            _log.debug("delay.released", service=self.name, count=len(drafts), lag_ms=now_ms - taken[0].due_ms)
+            self._release_end = self._releaser.append(drafts)
+            self._unsettled.update({draft.topic for draft in drafts})
+        backlog.drop(taken)
+        self._count(drafts, taken)
 
-    def _is_deleted(self, item: WaitingRecord) -> bool:
-        """Whether a delete marker of its slot names this message."""
-        try:
-            key = find_property(self._store.read(item.physical_offset, item.size).properties_bytes, b"UNIQ_KEY")
-        except CorruptRecordError:
-            return False  # the releaser reports it
-        return not item.rolls and key in self._deleted
+    def _count(self, drafts: Sequence[RecordDraft], taken: Sequence[WaitingRecord]) -> None:
+        rolled_count = sum([draft.topic == TIMER_TOPIC for draft in drafts])
+        dead_count = sum([draft.topic == DEAD_LETTER_TOPIC for draft in drafts])
+        self._rolled.add(rolled_count)
+        self._released.add(len(drafts) - rolled_count - dead_count)
+        lags_ms = self._store.clock.now_ms() - np.array([item.due_ms for item in taken if not item.rolls], np.int64)
+        if len(lags_ms):
+            observe_all(self._lag_ms, lags_ms)
+            _log.debug("delay.released", service=self.name, count=len(drafts), lag_ms=int(lags_ms[0]))
+
+    # --- what waits ----------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """See `Keeper`."""
+        self.start()
+        queue = self._store.consume_queue(TIMER_TOPIC, 0)
+        end = queue.max_offset
+        while self._cursor < end:
+            now_ms = self._store.clock.now_ms()
+            if not self._enqueue(now_ms):
+                self._work(now_ms)  # what is long overdue has to leave first
+                self._wake()
+
+    def is_waiting(self, record: StoredRecord) -> bool:
+        """See `Keeper`."""
+        return self._backlog is not None and self._backlog.is_waiting(record)
+
+    def due_ms(self, record: StoredRecord) -> int:
+        """See `Keeper`; 0 where nobody can tell."""
+        return deliver_time(record, self._settings.precision_ms) or 0
+
+    def slot_of(self, record: StoredRecord) -> int:
+        """See `Keeper`."""
+        assert self._backlog is not None, "something waits"
+        return self._backlog.slot_of(record)
+
+    def withdraw(self, record: StoredRecord) -> None:
+        """See `Keeper`."""
+        assert self._backlog is not None, "something waits"
+        self._backlog.withdraw(record)
+        self._release_end = max(self._release_end, self._store.end_offset)
+
+    def count_waiting(self) -> int:
+        """How many messages wait. The first call looks at every unit of the timer log, see `TimerBacklog.count`."""
+        with self.lock:
+            if self._is_started:
+                self.catch_up()
+            return 0 if self._backlog is None else self._backlog.count()
+
+    def waiting(self, after_ms: int, before_ms: int) -> Iterator[WaitingPiece]:
+        """See `Keeper`. Parked messages may be due long after their slot, so every slot before the end is looked at."""
+        with self.lock:
+            self.catch_up()
+        from_ms = 0
+        while (backlog := self._backlog) is not None:
+            with self.lock:
+                slots = backlog.slots_to_show(from_ms, before_ms, _SHOWN_COUNT)
+            if not len(slots):
+                return
+            try:
+                units = backlog.read_slots(slots)
+            except TimerLogDamageError:  # it may have been marked at this moment
+                with self.lock:
+                    units = backlog.read_slots(slots)
+            with self.lock:
+                rows = backlog.waiting_of(units)
+            rows = rows[(rows["due_ms"] >= after_ms) & (rows["due_ms"] < before_ms)]
+            precision_ms = self._settings.precision_ms
+            if len(rows):
+                yield WaitingPiece(max(int(slots["time"][0]) * precision_ms, after_ms), rows)
+            from_ms = (int(slots["time"][-1]) + 1) * precision_ms
+
+    def waiting_between(self, physical_begin: int, physical_end: int) -> np.ndarray:
+        """See `Keeper`. A delete marker of RocketMQ's counts as waiting: its target still has to meet it."""
+        with self.lock:
+            self.catch_up()
+            backlog = self._backlog
+            if backlog is None:
+                return np.empty(0, WAITING_DTYPE)
+            pieces = [
+                backlog.waiting_of(units, with_markers=True)
+                for units in backlog.units_between(physical_begin, physical_end)
+            ]
+        return np.concatenate([np.empty(0, WAITING_DTYPE), *pieces])
+
+    def delete_before(self, physical_begin: int) -> int:
+        """Delete timer log files that tell of nothing but records before *physical_begin*, where the commit log now
+        begins; gives how many went. One in which something waits stays, and the last one."""
+        with self.lock:
+            return 0 if self._backlog is None else self._backlog.delete_before(physical_begin)
 
     # --- progress ------------------------------------------------------------------------------
 
-    def _checkpoint_now(self) -> TimerCheckpoint:
-        old = None if self._files is None else self._files.checkpoint
+    def _checkpoint_now(self, backlog: TimerBacklog) -> TimerCheckpoint:
+        """What the files tell once `TimerWheel.changes` are written."""
+        files = backlog.files
         return TimerCheckpoint(
-            last_read_time_ms=self._read_ms,
-            last_timer_log_flush_pos=0 if self._files is None else self._files.log.end,
+            last_read_time_ms=backlog.read_ms,
+            last_timer_log_flush_pos=files.log.end,
             last_timer_queue_offset=self._cursor,
             master_timer_queue_offset=self._cursor,
             timestamp=self._store.clock.now_ms(),
-            counter=0 if old is None else old.counter + 1,
+            counter=files.checkpoint.counter + 1,
             precision_ms=self._settings.precision_ms,
+            wheel_checksum=files.wheel.checksum,
         )
 
     def persist(self) -> int | None:
         """Write wheel, log and ``timercheck`` if there is something new; see `LogFollower`."""
-        if not self._is_started:
-            return self._replay_offset
-        if self._is_rebuilt and self._cursor < self._catch_up_to:
-            return 0  # half of the topic is not on the wheel: no state to go on from
-        with self._lock:
+        if not self._is_started or (self._is_rebuilt and self._cursor < self._catch_up_to):
+            return self._replay_offset  # half of the topic on the wheel is no state to go on from
+        with self._saving:
+            with self.lock:
+                replay_offset, release_end = self._replay_start(), self._release_end
+                state = None if self._backlog is None else self._state_of(self._backlog)
             # A copy that a power failure could still take away must not count as handed over.
-            if self._release_end > self._store.group_commit.flushed:
+            is_safe = self._store.group_commit.wait(release_end, _FLUSH_TIMEOUT_MS)
+            if state is not None and not is_safe:
+                state.backlog.files.wheel.touch(state.changes)
+            if not is_safe:
                 return self._replay_offset
-            checkpoint = self._checkpoint_now()
-            replay_offset = min(self._open.values(), default=self._store.end_offset)
-            if self._replayed is not None:
-                first_offset, last_time_ms = self._replayed
-                if self._cursor >= self._catch_up_to and self._read_ms > last_time_ms:
-                    self._replayed = None  # every slot that they came from is closed
-                else:
-                    replay_offset = min(replay_offset, first_offset)
-        files = self._files
-        if files is not None and not _tells_the_same(checkpoint, files.checkpoint):
-            files.save(checkpoint, checkpoint.last_timer_log_flush_pos)
-        self._replay_offset = replay_offset
-        return replay_offset
+            if state is not None:
+                self._save(state)
+            self._replay_offset = replay_offset
+            return replay_offset
+
+    def _replay_start(self) -> int:
+        """From where the log must be replayed after a crash, if the files are written now."""
+        open_slots = {} if self._backlog is None else self._backlog.open
+        start = min(open_slots.values(), default=self._store.end_offset)
+        first = self._replay.first_offset
+        if first is None:
+            return start
+        has_all = self._cursor >= self._catch_up_to
+        read_ms = 0 if self._backlog is None else self._backlog.read_ms
+        if has_all and (self._is_rebuilt or read_ms > self._replay.last_timestamp):
+            self._replay.forget()  # every slot that they came from is closed
+            return start
+        return min(start, first)
+
+    def _state_of(self, backlog: TimerBacklog) -> _State:
+        changes = backlog.files.wheel.changes()
+        return _State(backlog, backlog.marks(), changes, self._checkpoint_now(backlog))
+
+    def _save(self, state: _State) -> None:
+        backlog, marks, changes, checkpoint = state
+        files = backlog.files
+        if not len(marks) and not changes and _tells_the_same(checkpoint, files.checkpoint):
+            return
+        with self.lock:
+            backlog.mark(marks)
+        files.save(checkpoint, changes)
+        with self.lock:
+            files.wheel.forget_before(backlog.read_ms)
 
     def close(self) -> None:
         """Let go of the files; `persist` came before."""

@@ -36,7 +36,7 @@ def test_a_level_sends_the_message_to_the_schedule_topic() -> None:
     assert ask(DELAY=3, TAGS="paid") == Diverted(
         topic=SCHEDULE_TOPIC,
         queue_id=2,
-        properties={"TAGS": "paid", "DELAY": "3", "REAL_TOPIC": "orders", "REAL_QID": "3"},
+        properties={"TAGS": "paid", "DELAY": "3", "__DELAY_MS": "10000", "REAL_TOPIC": "orders", "REAL_QID": "3"},
         delay_ms=10_000,
     )
     assert SCHEDULE_TOPIC == "SCHEDULE_TOPIC_XXXX"
@@ -60,7 +60,15 @@ def test_a_level_wins_over_every_time() -> None:
 
     assert diverted is not None
     assert diverted.topic == SCHEDULE_TOPIC
-    assert diverted.properties == {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "3"}
+    assert diverted.properties == {"DELAY": "1", "__DELAY_MS": "1000", "REAL_TOPIC": "orders", "REAL_QID": "3"}
+
+
+def test_what_was_promised_travels_with_the_message() -> None:
+    """X11 Whatever the table says when its queue has to be rebuilt. A promise that a sender copied is none."""
+    diverted = ask(DELAY=2, __DELAY_MS=77)
+
+    assert diverted is not None
+    assert diverted.properties["__DELAY_MS"] == str(diverted.delay_ms) == "5000"
 
 
 def test_level_zero_does_not_hide_a_time() -> None:

@@ -7,6 +7,9 @@ import pytest
 from mqtemplate.delay import DelayLevels, tags_code_of
 from mqtemplate.delay.schedule_message_service import level_of_queue, queue_of_level
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.message import SCHEDULE_TOPIC
+from mqtemplate.record import RecordDraft, encode_properties
+from tests.delay.foreign_records import ForeignDraft, foreign_level_message
 from tests.delay.waiting_room import WaitingRoom
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -90,3 +93,38 @@ def test_a_rebuilt_queue_tells_the_due_time_again(room: WaitingRoom) -> None:
 
     assert tags_code_of(late, room.levels) == late.store_timestamp + 5 * SECOND
     assert tags_code_of(plain, room.levels) == 3433164  # "paid".hashCode() in Java
+
+
+def test_a_rebuilt_queue_keeps_the_promise_of_another_table(room: WaitingRoom) -> None:
+    """X11 D11 The delay that the level had when the message was sent stands in the message."""
+    room.send(b"", DELAY=2)
+    [record] = room.waiting(queue_id=1)
+
+    assert tags_code_of(record, DelayLevels.parse("1m")) == record.store_timestamp + 5 * SECOND
+
+
+def test_of_upstreams_messages_the_table_of_now_has_to_tell(room: WaitingRoom) -> None:
+    """A level that it does not have is its highest, as upstream's reading of it."""
+    room.put(foreign_level_message(b"", 2, 5 * SECOND))
+    [record] = room.waiting(queue_id=1)
+
+    assert tags_code_of(record, DelayLevels.parse("1m 2m 3m")) == record.store_timestamp + 2 * MINUTE
+    assert tags_code_of(record, DelayLevels.parse("1m")) == record.store_timestamp + 1 * MINUTE
+
+
+def test_a_promise_that_upstream_copied_to_a_retry_is_none(room: WaitingRoom) -> None:
+    """It keeps all properties of a message that is given back, and sets another level."""
+    properties = {"__DELAY_MS": "1000", "REAL_TOPIC": "%RETRY%billing", "DELAY": "3", "REAL_QID": "0"}
+    room.put(ForeignDraft(SCHEDULE_TOPIC, 2, b"", encode_properties(properties), delay_ms=10 * SECOND))
+    [record] = room.waiting(queue_id=2)
+
+    assert tags_code_of(record, room.levels) == record.store_timestamp + 10 * SECOND
+
+
+@pytest.mark.parametrize("level", ["", "x", "-1", "0", "9" * 5_000])
+def test_a_message_of_no_level_has_the_code_of_its_tag(room: WaitingRoom, level: str) -> None:
+    """D13 It is due at once, and a case for the dead letters."""
+    room.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": level, "TAGS": "paid"})))
+    [record] = room.waiting()
+
+    assert tags_code_of(record, room.levels) == 3433164

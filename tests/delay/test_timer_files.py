@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mqtemplate.delay.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint, write_timer_checkpoint
+from mqtemplate.delay.timer_checkpoint import (
+    TimerCheckpoint,
+    Writer,
+    read_timer_checkpoint,
+    write_timer_checkpoint,
+)
 from mqtemplate.delay.timer_files import TimerFiles, TimerSettings
-from mqtemplate.delay.timer_log import TIMER_UNIT_SIZE, TimerLog, TimerUnit
+from mqtemplate.delay.timer_log import TimerLog, TimerLogDamageError
+from mqtemplate.delay.timer_unit import (
+    MAGIC_DEFAULT,
+    MAGIC_DONE,
+    TIMER_UNIT_DTYPE,
+    TIMER_UNIT_SIZE,
+    are_sound,
+    seal_units,
+    unpack_unit,
+)
 from mqtemplate.delay.timer_wheel import DEFAULT_SLOTS_TOTAL, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import ConfigurationError, StoreFormatError
 from mqtemplate.store import FolderHome, MappedFile, MappedFileQueue
@@ -17,8 +32,27 @@ WRITE_MS = 0x1A1FD727C48
 SMALL = TimerSettings(slots_total=100, roll_window_slots=40, log_file_size=600)
 
 
-def unit(slot_ms: int, physical_offset: int = 0, previous_pos: int = -1, magic: int = 1) -> TimerUnit:
-    return TimerUnit(52, previous_pos, magic, WRITE_MS, slot_ms - WRITE_MS, physical_offset, 100, 7, 0)
+def units(slots_ms: list[int], physical_offsets: list[int], previous: list[int] | None = None) -> np.ndarray:
+    """Units of 100 bytes each, not sealed yet."""
+    made = np.zeros(len(slots_ms), TIMER_UNIT_DTYPE)
+    made["size"], made["magic"], made["write_time_ms"] = 52, MAGIC_DEFAULT, WRITE_MS
+    made["delay_ms"] = np.array(slots_ms) - WRITE_MS
+    made["physical_offset"], made["record_size"], made["topic_hash"] = physical_offsets, 100, 7
+    made["previous_pos"] = -1 if previous is None else previous
+    return made
+
+
+def append(log: TimerLog, made: np.ndarray) -> list[int]:
+    positions = log.next_positions(len(made))
+    log.append(made, positions)
+    return list(positions.tolist())
+
+
+def link(wheel: TimerWheel, slot_ms: int, position: int, count: int = 1) -> int:
+    """Link one unit; gives the one before it."""
+    links = wheel.plan(np.array([slot_ms]), np.array([position]), np.array([count]))
+    wheel.link(links)
+    return int(links.previous[0])
 
 
 # --- wheel ------------------------------------------------------------------------------------------
@@ -29,12 +63,13 @@ def test_a_slot_has_upstreams_bytes() -> None:
     file = MappedFile(None, wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
 
-    wheel.link(1_795_253_516_000, 0)
-    wheel.link(1_795_253_516_000, 0x34)
+    assert link(wheel, 1_795_253_516_000, 0) == -1
+    assert link(wheel, 1_795_253_516_000, 0x34) == 0
 
-    at = 207_116 * 32
+    [(page, data)] = wheel.changes()
+    at = 207_116 * 32 - page * 4_096
     expected = bytes.fromhex("000000006b01650c 0000000000000000 0000000000000034 00000002 00000000")
-    assert file.view[at : at + 32] == expected
+    assert data[at : at + 32] == expected
     assert file.size == 38_707_200
     assert wheel.get(1_795_253_516_000) == Slot(1_795_253_516, 0, 0x34, 2, 0)
 
@@ -46,11 +81,11 @@ def small_wheel() -> TimerWheel:
 def test_a_slot_of_an_earlier_lap_is_not_live() -> None:
     """The place is the same after 200 ticks; the time in it tells."""
     wheel = small_wheel()
-    wheel.link(5_000, 0)
+    link(wheel, 5_000, 0)
 
     assert wheel.get(205_000) is None
 
-    wheel.link(205_000, 520)
+    link(wheel, 205_000, 520)
     assert wheel.get(205_000) == Slot(205, 520, 520, 1, 0)
     assert wheel.get(5_000) is None
 
@@ -61,45 +96,141 @@ def test_the_next_live_slot_is_found_over_the_rings_end(ticks: int) -> None:
     start_ms = 1_170_000
 
     assert wheel.next_live(start_ms) is None
-    wheel.link(start_ms + ticks * 1_000, 0)
+    link(wheel, start_ms + ticks * 1_000, 0)
     assert wheel.next_live(start_ms) == start_ms + ticks * 1_000
 
 
 def test_the_oldest_live_slot_is_found_after_any_time() -> None:
     """However long nobody looked: what waits since then is delivered, not abandoned."""
     wheel = small_wheel()
-    wheel.link(50_000, 0)
-    wheel.link(70_000, 52)
+    link(wheel, 50_000, 0)
+    link(wheel, 70_000, 52)
 
     assert wheel.oldest_live(60_000) == 70_000
     assert wheel.oldest_live(10_000) == 50_000
     assert wheel.oldest_live(71_000) is None
 
 
+def test_many_units_are_linked_as_one_after_the_other() -> None:
+    """Whatever slots they go to: the same chains, ends and counts."""
+    slots_ms = np.array([7_000, 3_000, 7_000, 7_000, 250_000, 3_000])
+    positions = np.arange(6) * 52
+    counts = np.array([1, 1, -1, 1, 1, 1])
+    one_by_one, together = small_wheel(), small_wheel()
+    for wheel in (one_by_one, together):
+        link(wheel, 3_000, 1_000)
+        link(wheel, 50_000, 1_052)  # the place of 250_000, a lap earlier
+
+    previous = [
+        link(one_by_one, slot_ms, position, count)
+        for slot_ms, position, count in zip(slots_ms.tolist(), positions.tolist(), counts.tolist(), strict=True)
+    ]
+    links = together.plan(slots_ms, positions, counts)
+    together.link(links)
+
+    assert links.previous.tolist() == previous == [-1, 1_000, 0, 104, -1, 52]
+    for slot_ms in (3_000, 7_000, 50_000, 250_000):
+        assert together.get(slot_ms) == one_by_one.get(slot_ms)
+    assert together.get(7_000) == Slot(7, 0, 156, 1, 0)
+    assert together.checksum == one_by_one.checksum
+
+
+def test_only_touched_pages_are_written_and_only_when_asked(tmp_path: Path) -> None:
+    """D27 Upstream compares 38 MB byte by byte each second. In between the file is as the last checkpoint knows it."""
+    file = MappedFile(tmp_path / "timerwheel", wheel_file_size(DEFAULT_SLOTS_TOTAL))
+    wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
+    link(wheel, 5_000, 0)
+    link(wheel, 6_000, 52)
+    link(wheel, 900_000, 104)
+
+    assert not file.view[:4_096].strip(b"\0")
+    changes = wheel.changes()
+    assert [page for page, _ in changes] == [0, 7]
+    wheel.write(changes)
+    assert wheel.changes() == []
+    again = TimerWheel(MappedFile(file.path, file.size), DEFAULT_SLOTS_TOTAL, 1_000)
+    assert again.get(6_000) == Slot(6, 52, 52, 1, 0)
+    assert again.checksum == wheel.checksum
+    wheel.close()
+    again.close()
+
+
+def test_pages_that_are_past_give_their_memory_back(tmp_path: Path) -> None:
+    """Once the file has them; what is to come stays."""
+    wheel = TimerWheel(MappedFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
+    link(wheel, 5_000, 0)
+    link(wheel, 900_000, 52)
+
+    wheel.forget_before(600_000)
+    assert wheel.get(5_000) is not None, "not written yet"
+    wheel.write(wheel.changes())
+    wheel.forget_before(600_000)
+
+    assert wheel.get(5_000) is None
+    assert wheel.get(900_000) is not None
+    again = TimerWheel(MappedFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
+    assert again.get(5_000) is not None
+    wheel.close()
+    again.close()
+
+
+def test_the_checksum_of_a_wheel_tells_any_single_bit(tmp_path: Path) -> None:
+    path = tmp_path / "timerwheel"
+    wheel = TimerWheel(MappedFile(path, wheel_file_size(100)), 100, 1_000)
+    for tick in (5, 70, 150):
+        link(wheel, tick * 1_000, tick * 52)
+    wheel.write(wheel.changes())
+    wheel.close()
+    whole = path.read_bytes()
+
+    for at in [*range(5 * 32, 6 * 32), *range(70 * 32, 71 * 32), 0, len(whole) - 1]:
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            damaged = TimerWheel(MappedFile(path, len(whole)), 100, 1_000)
+            assert damaged.checksum != wheel.checksum
+            damaged.close()
+
+
 # --- log --------------------------------------------------------------------------------------------
 
 
 def test_units_have_upstreams_bytes() -> None:
-    """A10 Size, previous position, magic, write time, delay, log offset, size, topic hash, reserved: 52 bytes."""
+    """A10 Size, previous position, magic, write time, delay, log offset, size, topic hash: 52 bytes with the rest,
+    which upstream does not read."""
     files = MappedFileQueue(None, 10_000)
     log = TimerLog(files)
+    made = units([WRITE_MS + 15_000, WRITE_MS + 15_000, WRITE_MS + 86_400_000], [0x38C, 0x4ED, 0x650], [-1, 0, -1])
+    made["record_size"], made["topic_hash"] = [0x161, 0x163, 0x163], 0x114CA214
+    made["magic"] = [1, 1, 3]
 
-    for row in [
-        TimerUnit(52, -1, 1, WRITE_MS, 15_000, 0x38C, 0x161, 0x114CA214, 0),
-        TimerUnit(52, 0, 1, WRITE_MS, 15_000, 0x4ED, 0x163, 0x114CA214, 0),
-        TimerUnit(52, -1, 3, WRITE_MS, 86_400_000, 0x650, 0x163, 0x114CA214, 0),
-    ]:
-        log.next_position()
-        log.append(row)
+    append(log, made)
 
-    assert files.read(0, 156) == bytes.fromhex(
-        "00000034 ffffffffffffffff 00000001 000001a1fd727c48 00003a98"
-        "000000000000038c 00000161 114ca214 0000000000000000"
-        "00000034 0000000000000000 00000001 000001a1fd727c48 00003a98"
-        "00000000000004ed 00000163 114ca214 0000000000000000"
-        "00000034 ffffffffffffffff 00000003 000001a1fd727c48 05265c00"
-        "0000000000000650 00000163 114ca214 0000000000000000"
-    )
+    upstreams = [
+        "00000034 ffffffffffffffff 00000001 000001a1fd727c48 00003a98 000000000000038c 00000161 114ca214",
+        "00000034 0000000000000000 00000001 000001a1fd727c48 00003a98 00000000000004ed 00000163 114ca214",
+        "00000034 ffffffffffffffff 00000003 000001a1fd727c48 05265c00 0000000000000650 00000163 114ca214",
+    ]
+    assert [files.read(at, 44) for at in (0, 52, 104)] == [bytes.fromhex(text) for text in upstreams]
+
+
+def test_a_unit_tells_its_exact_due_time_and_whether_it_is_damaged() -> None:
+    """Whichever bit of it is wrong. Upstream's units have no check, and are taken as they are."""
+    made = units([WRITE_MS], [1_000])
+    made["tail"] = WRITE_MS + 37
+    assert are_sound(units([WRITE_MS], [1_000])).all(), "upstream's"
+
+    seal_units(made)
+
+    data = made.tobytes()
+    unit = unpack_unit(data)
+    assert unit is not None
+    assert (unit.deliver_ms, unit.slot_ms) == (WRITE_MS + 37, WRITE_MS)
+    assert are_sound(made).all()
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert unpack_unit(bytes(damaged)) is None
+        assert not are_sound(np.frombuffer(bytes(damaged), TIMER_UNIT_DTYPE)).any()
 
 
 def test_a_full_file_ends_with_upstreams_blank() -> None:
@@ -107,10 +238,8 @@ def test_a_full_file_ends_with_upstreams_blank() -> None:
     files = MappedFileQueue(None, 600)
     log = TimerLog(files)
 
-    positions = []
-    for number in range(23):
-        positions.append(log.next_position())
-        log.append(unit(WRITE_MS, number))
+    positions = append(log, units([WRITE_MS] * 12, list(range(12))))
+    positions += append(log, units([WRITE_MS] * 11, list(range(12, 23))))
 
     assert positions == [*range(0, 572, 52), *range(600, 1172, 52), 1200]
     assert files.read(572, 16) == bytes.fromhex("0000001c 0000000000000000 cbd43194")
@@ -118,42 +247,78 @@ def test_a_full_file_ends_with_upstreams_blank() -> None:
 
 
 def test_the_last_unit_is_found_over_the_blank() -> None:
+    """D17 Upstream looks 24 bytes before the end, which at a file's begin lie in the padding of the file before."""
     log = TimerLog(MappedFileQueue(None, 600))
-    ends = []
-    for number in range(12):
-        log.next_position()
-        log.append(unit(WRITE_MS, number))
-        ends.append(log.end)
+    append(log, units([WRITE_MS] * 12, list(range(12))))
 
     assert log.last_position() == 600
     assert log.last_position(600) == 520
-    assert log.last_position(ends[10]) == 520
+    assert log.last_position(572) == 520
     assert log.last_position(0) == -1
 
 
-def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
-    """A11 The slot's last position is its head; scanning from first to last finds the same units."""
+def test_a_unit_is_found_by_its_record() -> None:
+    """Over the ends of files."""
     log = TimerLog(MappedFileQueue(None, 600))
-    heads = {1: -1, 2: -1}
-    for number in range(30):
-        position = log.next_position()
-        slot = 1 + number % 2
-        log.append(unit(WRITE_MS + slot, number, heads[slot]))
-        heads[slot] = position
+    append(log, units([WRITE_MS] * 30, [number * 10 for number in range(30)]))
 
-    walked = log.chain(heads[1])
-    scanned = [offset for piece in log.scan(0, heads[1], WRITE_MS + 1) for offset in piece["physical_offset"].tolist()]
+    found = [log.find(number * 10) for number in range(30)]
+
+    assert [unit.physical_offset for _, unit in filter(None, found)] == [number * 10 for number in range(30)]
+    assert log.find(5) is None
+    assert log.find(300) is None
+    assert [log.position_behind(offset) for offset in (0, 101, 110, 291)] == [0, 600, 600, log.end]
+
+
+def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
+    """A11 The slot's last position is its head; however it is read, the same units are found."""
+    log = TimerLog(MappedFileQueue(None, 600))
+    positions = append(log, units([WRITE_MS] * 30, list(range(30))))
+    previous = [-1, -1, *positions[:-2]]
+    log.truncate(0)
+    append(log, units([WRITE_MS + 1 + number % 2 for number in range(30)], list(range(30)), previous))
+
+    walked = log.chain(positions[28], WRITE_MS + 1)
+    scanned = np.concatenate(list(log.scan(0, positions[28], WRITE_MS + 1)))
+    both = log.chains(np.array(positions[28:]))
 
     assert walked["physical_offset"].tolist() == list(range(28, -1, -2))
-    assert scanned == list(range(0, 30, 2))
+    assert scanned["physical_offset"].tolist() == list(range(0, 30, 2))
+    assert sorted(both["physical_offset"].tolist()) == list(range(30))
 
 
-def test_a_damaged_chain_is_not_walked_for_ever() -> None:
+def test_damage_is_told_by_whoever_meets_it() -> None:
     log = TimerLog(MappedFileQueue(None, 600))
-    log.next_position()
-    log.append(unit(WRITE_MS, previous_pos=0))
+    append(log, units([WRITE_MS] * 5, list(range(5)), [-1, 0, 52, 104, 156]))
+    log._files.files[0].view[52 + 30] ^= 1
 
-    assert len(log.chain(0)) == 1
+    for look in (
+        lambda: log.chain(208, WRITE_MS),
+        lambda: log.chains(np.array([208])),
+        lambda: list(log.scan(0, 208, WRITE_MS)),
+        lambda: log.find(1),
+    ):
+        with pytest.raises(TimerLogDamageError, match="timerlog: "):
+            look()
+
+
+def test_a_chain_that_leads_back_into_itself_is_not_walked_for_ever() -> None:
+    log = TimerLog(MappedFileQueue(None, 600))
+    append(log, units([WRITE_MS], [0], [0]))
+
+    with pytest.raises(TimerLogDamageError, match="is no part of the slot"):
+        log.chain(0, WRITE_MS)
+    with pytest.raises(TimerLogDamageError, match="a chain of units is damaged"):
+        log.chains(np.array([0]))
+
+
+def test_a_unit_that_is_done_says_so_and_is_whole() -> None:
+    log = TimerLog(MappedFileQueue(None, 600))
+    append(log, units([WRITE_MS] * 3, [0, 10, 20]))
+
+    log.mark_done(np.array([52]))
+
+    assert [unit.magic for unit in map(log.read, (0, 52, 104)) if unit] == [1, MAGIC_DEFAULT | MAGIC_DONE, 1]
 
 
 # --- checkpoint -------------------------------------------------------------------------------------
@@ -169,74 +334,147 @@ def test_the_checkpoint_has_upstreams_bytes() -> None:
         "000001a1fd73c850 0000000000000104 0000000000000005 0000000000000005 0000000000000000 000001a1fd73cad7"
         "00000000000000d2"
     )
-    assert read_timer_checkpoint(file).last_timer_log_flush_pos == 260
+    checkpoint, writer = read_timer_checkpoint(file)
+    assert (checkpoint.last_timer_log_flush_pos, writer) == (260, Writer.OURS)
+
+
+def test_the_checkpoint_tells_who_wrote_it_and_heals_a_bit() -> None:
+    """Ours stands there twice, with a check; RocketMQ changes the front only, and more than one bit of it."""
+    file = MappedFile(None, 4_096)
+    assert read_timer_checkpoint(file)[1] is Writer.NOBODY
+    ours = TimerCheckpoint(1_795_253_586_000, 260, 5, 5, 0, 0x1A1FD73CAD7, 0xD2, 0, 1_000, -7)
+    write_timer_checkpoint(file, ours)
+
+    for bit in range(168 * 8):
+        file.view[bit // 8] ^= 1 << bit % 8
+        assert read_timer_checkpoint(file) in ((ours, Writer.OURS), (read_timer_checkpoint(file)[0], Writer.NOBODY))
+        file.view[bit // 8] ^= 1 << bit % 8
+    file.view[0:16] = bytes.fromhex("000001a1fd73c850 0000000000000138")
+    file.view[40:48] = bytes(8)
+    assert read_timer_checkpoint(file)[1] is Writer.ROCKETMQ
+    assert read_timer_checkpoint(file)[0].last_timer_log_flush_pos == 312
 
 
 # --- together ---------------------------------------------------------------------------------------
 
 
-def fill(files: TimerFiles, slots: list[int]) -> list[int]:
-    """Link a unit to each slot, as the service does; gives the ends of the log."""
-    ends = []
-    for slot_ms in slots:
-        position = files.log.next_position()
-        files.log.append(unit(slot_ms, len(ends), files.wheel.last_pos(slot_ms)))
-        files.wheel.link(slot_ms, position)
-        ends.append(files.log.end)
-    return ends
+def fill(files: TimerFiles, slots_ms: list[int], first: int = 0) -> None:
+    """Link a unit to each slot, as the service does."""
+    made = units(slots_ms, [100 * number for number in range(first, first + len(slots_ms))])
+    positions = files.log.next_positions(len(made))
+    links = files.wheel.plan(np.array(slots_ms), positions, np.ones(len(made), np.int64))
+    made["previous_pos"] = links.previous
+    files.log.append(made, positions)
+    files.wheel.link(links)
+
+
+def save(files: TimerFiles, read_ms: int = 0) -> None:
+    changes = files.wheel.changes()
+    checkpoint = TimerCheckpoint(read_ms, files.log.end, 0, 0, precision_ms=1_000, wheel_checksum=files.wheel.checksum)
+    files.save(checkpoint, changes)
 
 
 SLOTS = [WRITE_MS // 1_000 * 1_000 + 1_000 * (number % 7) for number in range(30)]
 
 
+def offsets_of(files: TimerFiles, slot_ms: int) -> list[int]:
+    slot = files.wheel.get(slot_ms)
+    return [] if slot is None else files.log.chain(slot.last_pos, slot_ms)["physical_offset"].tolist()
+
+
+def tells_of(files: TimerFiles, count: int) -> None:
+    """Wheel and log know the first *count* of `SLOTS`, and nothing else."""
+    for slot_ms in set(SLOTS):
+        numbers = [number for number, slot in enumerate(SLOTS[:count]) if slot == slot_ms]
+        assert offsets_of(files, slot_ms) == [100 * number for number in numbers[::-1]]
+        slot = files.wheel.get(slot_ms)
+        assert (0 if slot is None else slot.num) == len(numbers)
+
+
 @pytest.mark.parametrize("kept", [0, 1, 10, 11, 12, 29, 30])
-def test_wheel_and_log_can_be_taken_back_to_any_earlier_end(tmp_path: Path, kept: int) -> None:
-    """What was linked after the checkpoint is unlinked; chains and counts are as they were then."""
+@pytest.mark.parametrize("is_written", [False, True])
+def test_wheel_and_log_go_back_to_the_last_checkpoint(tmp_path: Path, kept: int, is_written: bool) -> None:
+    """What came later is unlinked, whether the wheel's pages reached the file or not: the log is there by then."""
     files = TimerFiles(FolderHome(tmp_path), SMALL)
-    ends = fill(files, SLOTS)
+    if kept:
+        fill(files, SLOTS[:kept])
+    save(files)
+    if kept < 30:
+        fill(files, SLOTS[kept:], kept)
+    if is_written:
+        files.wheel.write(files.wheel.changes())
     files.close()
 
     again = TimerFiles(FolderHome(tmp_path), SMALL)
-    assert again.repair([0, *ends][kept])
 
-    for slot_ms in set(SLOTS):
-        of_slot = [number for number, slot in enumerate(SLOTS[:kept]) if slot == slot_ms]
-        slot = again.wheel.get(slot_ms)
-        assert (slot is None) == (not of_slot)
-        if slot is not None:
-            assert again.log.chain(slot.last_pos)["physical_offset"].tolist() == of_slot[::-1]
-            assert slot.num == len(of_slot)
+    assert again.recover()
+    tells_of(again, kept)
     again.close()
 
 
-def test_a_wheel_that_does_not_fit_the_log_is_found_out(tmp_path: Path) -> None:
-    """As where a snapshot, not the file, held the wheel: the log's last unit must be the last of its slot."""
+def test_a_wheel_that_is_lost_is_counted_again_from_the_log(tmp_path: Path) -> None:
+    """D16 Slots, chains and counts follow from the units."""
     home = FolderHome(tmp_path)
     files = TimerFiles(home, SMALL)
-    end = fill(files, SLOTS)[-1]
+    fill(files, SLOTS)
+    save(files)
     files.close()
     home.delete("timerwheel")
 
     again = TimerFiles(home, SMALL)
 
-    assert not again.repair(end)
+    assert again.recover()
+    tells_of(again, 30)
+    again.close()
+
+
+def test_a_log_that_is_damaged_cannot_make_a_wheel(tmp_path: Path) -> None:
+    home = FolderHome(tmp_path)
+    files = TimerFiles(home, SMALL)
+    fill(files, SLOTS)
+    save(files)
+    files.close()
+    home.delete("timerwheel")
+    path = tmp_path / "timerlog" / f"{600:020d}"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 4
+    path.write_bytes(data)
+
+    again = TimerFiles(home, SMALL)
+
+    assert not again.recover()
     again.close()
 
 
 def test_units_of_records_that_the_log_lost_are_cut(tmp_path: Path) -> None:
+    """D14"""
     files = TimerFiles(FolderHome(tmp_path), SMALL)
-    ends = fill(files, SLOTS)
+    fill(files, SLOTS)
 
-    assert files.cut_behind(100 + 17) == ends[17]
-    assert files.cut_behind(10_000) == ends[-1]
+    assert files.cut_behind(10_000) == files.log.end
+    assert files.cut(files.cut_behind(1_799))
+    tells_of(files, 17)
     assert files.cut_behind(0) == 0
     files.close()
+
+
+def test_the_timer_logs_file_size_is_named_where_another_one_is_found(tmp_path: Path) -> None:
+    """As in a folder of RocketMQ's, whose files have 104857600 bytes."""
+    files = TimerFiles(FolderHome(tmp_path), SMALL)
+    fill(files, SLOTS)
+    files.close()
+
+    with pytest.raises(
+        StoreFormatError,
+        match="files have 600 bytes, but mapped-file-size-timer-log is 4194304; open the folder with mapped-file-siz",
+    ):
+        TimerFiles(FolderHome(tmp_path), TimerSettings(slots_total=100, roll_window_slots=40))
 
 
 def test_a_folder_keeps_its_precision(tmp_path: Path) -> None:
     """Slots hold times divided by it; another one would read other times."""
     files = TimerFiles(FolderHome(tmp_path), SMALL)
-    files.save(TimerCheckpoint(0, 0, 0, 0, precision_ms=1_000), 0)
+    save(files)
     files.close()
 
     with pytest.raises(StoreFormatError, match="written with timer-precision-ms 1000, now it is 100; open the folder"):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from mqtemplate.clock import SystemClock
 from mqtemplate.delay import DEAD_LETTER_TOPIC, TimerLimits
 from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
-from mqtemplate.delay.timer_intake import deliver_time, roll_slot
+from mqtemplate.delay.timer_intake import deliver_time, roll_slots
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record import RecordDraft, encode_properties
@@ -214,11 +215,13 @@ def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_room: OpenR
 
 def test_parked_messages_spread_over_half_the_window() -> None:
     """Many messages of one far time do not meet in one slot before it (upstream parks at two places)."""
-    parked = [roll_slot(10 * DAY, offset * 317, 0, 1_000, 172_800) for offset in range(1_000)]
+    offsets = np.arange(1_000) * 317
 
-    assert all(place is not None and DAY <= place < 2 * DAY for place in parked)
-    assert len(set(parked)) > 900
-    assert roll_slot(2 * DAY - 1_000, 0, 0, 1_000, 172_800) is None
+    parked = roll_slots(np.full(1_000, 10 * DAY), offsets, 0, 1_000, 172_800)
+
+    assert ((parked >= DAY) & (parked < 2 * DAY)).all()
+    assert len(np.unique(parked)) > 900
+    assert roll_slots(np.array([2 * DAY - 1_000]), np.array([0]), 0, 1_000, 172_800).tolist() == [-1]
 
 
 def test_a_parked_message_survives_kills_on_its_way(open_room: OpenRoom) -> None:

@@ -11,7 +11,7 @@ from mqtemplate.delay.timer_checkpoint import TimerCheckpoint
 from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.errors import StoreFormatError
 from tests.delay.conftest import OpenRoom
-from tests.delay.waiting_room import WaitingRoom
+from tests.delay.waiting_room import SMALL_WHEEL, WaitingRoom
 
 
 def send_three(room: WaitingRoom) -> None:
@@ -170,5 +170,5 @@ def test_the_folder_refuses_another_wheel(open_room: OpenRoom) -> None:
     room.close()
 
     with pytest.raises(StoreFormatError, match="timerwheel"):
-        open_room(timers={"slots_total": 5_000, "roll_window_slots": 3_600})
+        open_room(timers=SMALL_WHEEL | {"slots_total": 5_000})
     open_room()

@@ -66,6 +66,7 @@ class WaitingRoom:
         folder: None for memory.
         levels: The level table.
         timers: Sizes of the timer files.
+        home: A home that is ready, instead of a folder.
     """
 
     def __init__(
@@ -78,13 +79,17 @@ class WaitingRoom:
         clock: VirtualClock | None = None,
         flush: FlushDiskType = FlushDiskType.ASYNC_FLUSH,
         log_file_size: int = 1 << 20,
+        queue_file_size: int = 20_000,
+        home: Home | None = None,
     ) -> None:
         self.clock = clock or VirtualClock()
         self.levels = DelayLevels.parse(levels)
         self.limits = limits or TimerLimits()
-        self.home: Home = MemoryHome() if folder is None else FolderHome(folder)
+        self.home: Home = home or (MemoryHome() if folder is None else FolderHome(folder))
         settings = StoreSettings(
-            flush_disk_type=flush, mapped_file_size_commit_log=log_file_size, mapped_file_size_consume_queue=20_000
+            flush_disk_type=flush,
+            mapped_file_size_commit_log=log_file_size,
+            mapped_file_size_consume_queue=queue_file_size,
         )
         self.store = MessageStore(self.home, settings, self.clock, lambda record: tags_code_of(record, self.levels))
         self.schedule = ScheduleMessageService(self.store, self.levels)

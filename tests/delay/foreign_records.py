@@ -1,0 +1,53 @@
+"""Records as RocketMQ writes them: without our check, and its copies without a link to what waited."""
+
+from __future__ import annotations
+
+import struct
+
+from mqtemplate.message import SCHEDULE_TOPIC
+from mqtemplate.record import CHECK_SIZE, RecordDraft, StoredRecord, decode_properties, encode_properties
+
+__all__ = ["ForeignDraft", "foreign_copy", "foreign_level_message"]
+
+_I4 = struct.Struct(">i")
+
+
+class ForeignDraft(RecordDraft):
+    """A draft that leaves out what only we write."""
+
+    def size(self, store_host: bytes) -> int:
+        return super().size(store_host) - CHECK_SIZE
+
+    def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
+        properties, self.properties = self.properties, b""  # which may be longer than ours can be
+        try:
+            data = bytearray(super().encode(queue_offset, physical_offset, store_timestamp, store_host))
+        finally:
+            self.properties = properties
+        del data[-CHECK_SIZE:]
+        data[-2:] = len(properties).to_bytes(2, "big")
+        data += properties
+        _I4.pack_into(data, 0, len(data))
+        return bytes(data)
+
+
+def foreign_level_message(body: bytes, level: int, delay_ms: int, **properties: str) -> ForeignDraft:
+    """A message for queue 0 of ``orders`` that waits by level."""
+    kept = {"DELAY": str(level), "REAL_QID": "0", "REAL_TOPIC": "orders"} | properties
+    return ForeignDraft(SCHEDULE_TOPIC, level - 1, body, encode_properties(kept), delay_ms=delay_ms)
+
+
+def foreign_copy(record: StoredRecord) -> ForeignDraft:
+    """What RocketMQ appends when *record* is due."""
+    properties = decode_properties(record.properties_bytes)
+    return ForeignDraft(
+        properties["REAL_TOPIC"],
+        int(properties["REAL_QID"]),
+        record.body,
+        encode_properties(dict(sorted(properties.items()))),
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+    )

@@ -1,0 +1,100 @@
+"""What RocketMQ handed over without a link to the record that waited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from mqtemplate.delay.foreign_copies import ForeignCopies
+from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.record import RecordDraft, StoredRecord, encode_properties, parse_record
+
+LEVEL = {"UNIQ_KEY": "A1", "DELAY": "3", "REAL_TOPIC": "orders", "REAL_QID": "2", "KEYS": "4466"}
+TIMER = {"UNIQ_KEY": "A1", "TIMER_OUT_MS": "5000", "REAL_TOPIC": "orders", "REAL_QID": "2"}
+
+_places: Iterator[int] = count(0, 10_000)
+
+
+def stored(topic: str, properties: dict[str, str], **changes: int) -> StoredRecord:
+    """A record as it is read from the log, each at a place and a time of its own."""
+    place = next(_places)
+    draft = RecordDraft(topic, 2, b"body", encode_properties(properties), born_timestamp=77)
+    for name, value in changes.items():
+        setattr(draft, name, value)
+    return parse_record(draft.encode(0, place, place, bytes(8)))
+
+
+@pytest.mark.parametrize(("source_topic", "properties"), [(SCHEDULE_TOPIC, LEVEL), (TIMER_TOPIC, TIMER)])
+def test_a_released_copy_is_matched_to_the_record_that_waited(source_topic: str, properties: dict[str, str]) -> None:
+    """D8 D9 RocketMQ keeps body and properties, in any order, and adds stamps of its own."""
+    copies = ForeignCopies()
+    copies.replay(stored("orders", dict(reversed(properties.items())) | {"TIMER_DEQUEUE_MS": "6001"}))
+
+    assert copies.contains(stored(source_topic, properties))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"UNIQ_KEY": "A2"},
+        {"DELAY": "4"},
+        {"REAL_TOPIC": "%RETRY%billing"},
+        {"REAL_QID": "3"},
+        {"reconsume_times": 1},
+        {"born_timestamp": 78},
+        {"body_crc": 1},
+    ],
+)
+def test_a_message_that_differs_in_anything_that_is_kept_still_waits(other: dict[str, str | int]) -> None:
+    """As a retry does, which has the id of the message it repeats."""
+    copies = ForeignCopies()
+    copies.replay(stored("orders", LEVEL))
+
+    texts = {name: value for name, value in other.items() if isinstance(value, str)}
+    numbers = {name: value for name, value in other.items() if isinstance(value, int)}
+    record = stored(SCHEDULE_TOPIC, LEVEL | texts)._replace(**numbers)
+
+    assert not copies.contains(record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        stored("orders", {"KEYS": "4466", "UNIQ_KEY": "A1"}),
+        stored("orders", LEVEL, prepared_transaction_offset=8),
+        stored(SCHEDULE_TOPIC, LEVEL),
+        stored("payroll", LEVEL),
+        stored("orders", {name: value for name, value in LEVEL.items() if name != "DELAY"}),
+    ],
+    ids=["never waited", "ours, linked", "still waits", "another topic", "asked for no delay"],
+)
+def test_other_records_are_no_copies(record: StoredRecord) -> None:
+    copies = ForeignCopies()
+    copies.replay(record)
+
+    assert len(copies) == 0
+    assert not copies.contains(stored(SCHEDULE_TOPIC, LEVEL))
+    assert copies.last_timestamp == -1
+
+
+def test_it_tells_when_the_newest_copy_was_stored() -> None:
+    copies = ForeignCopies()
+    first, second = stored("orders", LEVEL), stored("orders", TIMER)
+    copies.replay(second)
+    copies.replay(first)
+
+    assert copies.last_timestamp == second.store_timestamp
+
+
+def test_a_copy_may_be_seen_twice_and_after_a_question() -> None:
+    copies = ForeignCopies()
+    first = stored("orders", LEVEL)
+    copies.replay(first)
+    copies.replay(first)
+    assert copies.contains(stored(SCHEDULE_TOPIC, LEVEL))
+    copies.replay(stored("orders", TIMER))
+
+    assert copies.contains(stored(TIMER_TOPIC, TIMER))
+    assert copies.contains(stored(SCHEDULE_TOPIC, LEVEL))

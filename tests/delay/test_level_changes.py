@@ -1,0 +1,195 @@
+"""The level table changes, at run time and between runs: each message keeps the time it was promised."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqtemplate.delay import DelayLevels
+from mqtemplate.delay.divert import slot_of
+from mqtemplate.message import TIMER_TOPIC
+from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.store import PutResult
+from mqtemplate.store.layout import DONE_SIZE_MARK
+from tests.delay.test_exactly_once import Killed, MortalClock
+from tests.delay.waiting_room import WaitingRoom
+
+LONGEST_MS = 60_000
+
+tables = st.lists(st.sampled_from(["1s", "2s", "5s", "30s", "1m"]), min_size=1, max_size=4).map(" ".join)
+kills = st.one_of(st.none(), st.none(), st.integers(1, 30))
+ends = st.sampled_from(["close", "kill", "lose queues"])
+
+
+@dataclass(frozen=True)
+class Act:
+    """One thing that happens, and after how many looks at the clock a kill interrupts it, if one does."""
+
+    name: str
+    argument: Any = None
+    killed_after: int | None = None
+
+
+sends = st.builds(Act, st.just("send"), st.lists(st.integers(1, 5), min_size=1, max_size=5), kills)
+acts = st.one_of(
+    sends,
+    sends,
+    st.builds(Act, st.just("change"), tables),
+    st.builds(Act, st.just("cancel"), st.integers(0, 100), kills),
+    st.builds(Act, st.just("wait"), st.integers(0, 12_000), kills),
+    st.builds(Act, st.just("checkpoint"), st.none(), kills),
+    st.builds(Act, st.just("restart"), st.tuples(ends, tables)),
+)
+
+
+class Life:
+    """A folder, the processes that own it one after the other, and what they promised."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = MortalClock()
+        self.table = "1s 5s 30s"
+        self.due: dict[bytes, int] = {}  # of acknowledged messages
+        self.puts: dict[bytes, PutResult] = {}
+        self.cancelled: set[bytes] = set()
+        self.unsure: set[bytes] = set()  # a kill came while it was sent or cancelled
+        self.count = 0
+        self.room = self.open()
+
+    def open(self) -> WaitingRoom:
+        return WaitingRoom(self.folder, clock=self.clock, levels=self.table, log_file_size=20_000, queue_file_size=200)
+
+    def do(self, act: Act) -> None:
+        match act.name:
+            case "send":
+                self.mortally(lambda: [self.send(level) for level in act.argument], act.killed_after)
+            case "change":
+                self.table = act.argument
+                self.room.levels = DelayLevels.parse(self.table)
+                self.room.schedule.change_levels(self.room.levels)
+            case "cancel":
+                self.mortally(lambda: self.cancel(act.argument), act.killed_after)
+            case "wait":
+                self.mortally(lambda: self.room.advance(act.argument), act.killed_after)
+            case "checkpoint":
+                self.mortally(self.room.store.take_checkpoint, act.killed_after)
+            case "restart":
+                self.restart(*act.argument)
+
+    def mortally(self, action: Callable[[], object], killed_after: int | None) -> None:
+        self.clock.looks_left = killed_after
+        try:
+            action()
+        except Killed:
+            self.room.crash()
+            self.room = self.open()
+        self.clock.looks_left = None
+
+    def send(self, level: int) -> None:
+        body = b"%d" % self.count
+        self.count += 1
+        self.unsure.add(body)
+        self.puts[body] = put = self.room.send(body, DELAY=level)
+        self.unsure.discard(body)
+        levels = DelayLevels.parse(self.table)
+        self.due[body] = put.store_timestamp + levels.delays_ms[min(level, levels.max_level) - 1]
+
+    def cancel(self, number: int) -> None:
+        """What `Steering` does, on some message."""
+        body = b"%d" % (number % max(self.count, 1))
+        schedule, store = self.room.schedule, self.room.store
+        if body not in self.due:
+            return
+        record = store.read(self.puts[body].physical_offset, self.puts[body].size)
+        with schedule.lock:
+            schedule.catch_up()
+            is_waiting = schedule.is_waiting(record)
+            assert is_waiting == (body not in self.cancelled and body not in self.room.bodies())
+            if is_waiting:
+                due_ms = schedule.due_ms(record)
+                assert due_ms == self.due[body]
+                self.unsure.add(body)
+                properties = record.properties | {
+                    "TIMER_DELIVER_MS": str(due_ms),
+                    "TIMER_OUT_MS": str(slot_of(due_ms, 1_000)),
+                    "TIMER_DEL_UNIQKEY": "-",
+                    "__STEERED": str(record.queue_id + 1),
+                }
+                source = record.physical_offset
+                marker = RecordDraft(
+                    TIMER_TOPIC, 0, b"0", encode_properties(properties), prepared_transaction_offset=source + 1
+                )
+                store.put(marker)
+                schedule.withdraw(record)
+        self.unsure.discard(body)
+        if is_waiting:
+            self.cancelled.add(body)
+
+    def restart(self, end: str, table: str) -> None:
+        self.table = table
+        if end == "close":
+            self.room.close()
+        else:
+            self.room.crash()
+        if end == "lose queues":
+            shutil.rmtree(self.folder / "consumequeue", ignore_errors=True)
+        self.room = self.open()
+
+    def counts_what_waits(self) -> bool:
+        arrived = self.room.bodies()
+        expected = self.due.keys() - self.cancelled - set(arrived)
+        count = self.room.schedule.count_waiting()
+        return len(expected - self.unsure) <= count <= len(expected | self.unsure)
+
+
+@given(st.lists(acts, max_size=30))
+@settings(max_examples=80, deadline=None)
+def test_no_message_is_early_late_lost_or_repeated(plan: list[Act]) -> None:
+    """X11 D11 On a virtual clock on time means: exactly at the millisecond. Cancelled ones never come."""
+    with TemporaryDirectory() as folder:
+        life = Life(Path(folder))
+        for act in plan:
+            life.do(act)
+            assert life.counts_what_waits()
+        life.room.advance(2 * LONGEST_MS)
+
+        arrived = life.room.arrived()
+        life.room.close()
+
+    expected = {body: due_ms for body, due_ms in life.due.items() if body not in life.cancelled | life.unsure}
+    counts = Counter(message.body for message in arrived)
+    assert {message.body: message.at_ms for message in arrived if message.body not in life.unsure} == expected
+    assert [body for body, count in counts.items() if count > 1] == []
+    assert [message.at_ms for message in arrived] == sorted(message.at_ms for message in arrived)
+    assert all(message.at_ms >= life.due.get(message.body, 0) for message in arrived)
+
+
+def test_a_closed_folder_tells_upstream_what_it_need_not_hand_over(tmp_path: Path) -> None:
+    """X11 D11 It reads position and marks, and nothing of ours besides: what they leave is what waits."""
+    life = Life(tmp_path)
+    life.do(Act("send", [3, 1]))
+    life.do(Act("change", "5s 1s"))
+    life.do(Act("send", [1, 2, 1]))
+    life.do(Act("wait", 2_000))
+    life.do(Act("cancel", 4))
+    store, schedule = life.room.store, life.room.schedule
+    store.take_checkpoint()
+
+    left = [
+        store.read(int(unit["physical_offset"]), int(unit["size"])).body
+        for level, position in schedule.positions.items()
+        for unit in store.consume_queue("SCHEDULE_TOPIC_XXXX", level - 1).units(position, 100)
+        if unit["size"] != DONE_SIZE_MARK
+    ]
+
+    assert sorted(left) == [b"0", b"2"]
+    assert sorted(life.room.bodies()) == [b"1", b"3"]
+    life.room.close()

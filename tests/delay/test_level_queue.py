@@ -1,0 +1,327 @@
+"""One level's queue, whose due times ascend in segments only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqtemplate.delay.level_queue import NEVER_MS, LevelQueue
+from mqtemplate.store import ConsumeQueue, MemoryHome
+from mqtemplate.store.layout import DONE_SIZE_MARK
+
+UNIT_BYTES = 20
+PER_FILE = 8
+
+
+def queue_of(due_times: Sequence[int]) -> ConsumeQueue:
+    """Unit i points at physical offset 100 i, and is due at its time."""
+    queue = ConsumeQueue(MemoryHome().mapped_queue("consumequeue/topic/0", PER_FILE * UNIT_BYTES))
+    for due_ms in due_times:
+        add(queue, due_ms)
+    return queue
+
+
+def add(queue: ConsumeQueue, due_ms: int) -> None:
+    queue.reserve(1)
+    queue.append(100 * queue.max_offset, 91, due_ms)
+
+
+def level_of(due_times: Sequence[int], position: int = 0) -> LevelQueue:
+    level = LevelQueue(queue_of(due_times), position)
+    level.catch_up()
+    return level
+
+
+def release(level: LevelQueue, now_ms: int, max_count: int = 1_000) -> list[int]:
+    """Pass over what is due, the first due first, as the service does; gives the places (unit numbers)."""
+    rows = []
+    for units in list(level.due(now_ms, max_count)):
+        rows += list(
+            zip(units.due_ms.tolist(), (units.physical_offsets // 100).tolist(), units.sizes.tolist(), strict=True)
+        )
+        level.pass_over(units, len(units.sizes))
+    return [place for _, place, size in sorted(rows) if size]
+
+
+def places(rows: np.ndarray) -> list[int]:
+    return (rows["physical_offset"] // 100).tolist()
+
+
+# --- order ------------------------------------------------------------------------------------------
+
+
+def test_a_unit_with_a_later_time_blocks_nobody_behind_it() -> None:
+    """D11 After the table was shortened the second message is due first."""
+    level = level_of([60, 10])
+
+    assert level.due_ms == 10
+    assert release(level, 10) == [1]
+    assert level.due_ms == 60
+    assert level.position == 0
+    assert release(level, 60) == [0]
+    assert (level.position, level.due_ms) == (2, NEVER_MS)
+
+
+def test_nothing_is_due_before_its_time() -> None:
+    level = level_of([10, 20, 15])
+
+    assert release(level, 9) == []
+    assert release(level, 14) == [0]
+    assert release(level, 19) == [2]
+
+
+def test_units_are_read_over_the_ends_of_files() -> None:
+    """Else what lies in the next file would be overtaken by another segment."""
+    level = level_of(range(3 * PER_FILE))
+
+    [units] = level.due(NEVER_MS - 1, 1_000)
+
+    assert units.due_ms.tolist() == list(range(3 * PER_FILE))
+
+
+def test_a_batch_is_bounded() -> None:
+    level = level_of([1] * 20)
+
+    assert release(level, 1, max_count=5) == [0, 1, 2, 3, 4]
+    assert level.position == 5
+
+
+def test_new_units_are_taken_in() -> None:
+    """One that is due earlier than the last begins a segment, another goes on with it."""
+    queue = queue_of([10])
+    level = LevelQueue(queue, 0)
+    level.catch_up()
+    add(queue, 20)
+    add(queue, 5)
+    assert level.due_ms == 10
+
+    level.catch_up()
+
+    assert level.due_ms == 5
+    assert level.waiting_count == 3
+    assert release(level, 20) == [2, 0, 1]
+    add(queue, 1)
+    level.catch_up()
+    assert release(level, 1) == [3]
+    assert level.position == 4
+
+
+def test_what_lies_before_the_position_is_done() -> None:
+    level = level_of([10, 20, 30], position=2)
+
+    assert level.waiting_count == 1
+    assert release(level, 99) == [2]
+
+
+def test_a_position_outside_the_queue_is_corrected() -> None:
+    """F20"""
+    assert level_of([10, 20], position=7).position == 2
+
+
+# --- single messages --------------------------------------------------------------------------------
+
+
+def test_a_withdrawn_unit_is_passed_over() -> None:
+    level = level_of([10, 20, 30])
+    assert level.is_waiting(1, 100)
+
+    level.withdraw(1)
+
+    assert not level.is_waiting(1, 100)
+    assert level.waiting_count == 2
+    assert release(level, 99) == [0, 2]
+    assert level.position == 3
+
+
+def test_withdrawing_the_first_moves_the_position_over_all_that_is_done() -> None:
+    level = level_of([10, 20, 30])
+    level.withdraw(1)
+    assert level.position == 0
+
+    level.withdraw(0)
+
+    assert (level.position, level.due_ms) == (2, 30)
+
+
+def test_a_unit_waits_only_under_its_own_record() -> None:
+    """A record that says it lies at another's place of the queue is not the one that waits there."""
+    level = level_of([10, 20])
+
+    assert not level.is_waiting(1, 101)
+    assert not level.is_waiting(7, 700)
+
+
+def test_what_was_handed_over_waits_no_more() -> None:
+    level = level_of([60, 10, 20])
+    release(level, 10)
+
+    assert [level.is_waiting(place, 100 * place) for place in range(3)] == [True, False, True]
+
+
+# --- gone -------------------------------------------------------------------------------------------
+
+
+def test_what_was_deleted_before_it_was_due_is_counted() -> None:
+    """D7 Done ones are not; those that are left go on."""
+    queue = queue_of([100, 10, 20, 30, 5, 6])
+    level = LevelQueue(queue, 0)
+    level.catch_up()
+    level.withdraw(1)
+    assert release(level, 5) == [4]
+    queue.delete_before(300)
+
+    assert level.catch_up() == 2
+
+    assert (level.position, level.waiting_count, level.due_ms) == (3, 2, 6)
+    assert release(level, 100) == [5, 3]
+
+
+def test_deleted_units_that_were_done_are_no_loss() -> None:
+    queue = queue_of([10, 20])
+    level = LevelQueue(queue, 0)
+    level.catch_up()
+    release(level, 10)
+    queue.delete_before(100)
+
+    assert level.catch_up() == 0
+
+
+# --- looking ----------------------------------------------------------------------------------------
+
+
+def test_rows_tell_what_waits_in_a_part_of_the_queue() -> None:
+    level = level_of([60, 10, 20, 70])
+    release(level, 10)
+    level.withdraw(2)
+
+    rows = level.rows(0, 4)
+
+    assert rows[["due_ms", "physical_offset", "size"]].tolist() == [(60, 0, 91), (70, 300, 91)]
+    assert places(level.rows(1, 4)) == [3]
+    assert places(level.rows_between(0, 300)) == [0]
+    assert len(level.rows(2, 2)) == 0
+
+
+def test_spans_begin_with_the_first_that_is_due_at_a_time_or_later() -> None:
+    level = level_of([10, 20, 30, 5, 25])
+
+    assert level.spans(20) == [(20, 1, 3), (25, 4, 5)]
+    assert level.spans(31) == []
+
+
+# --- marks ------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_out_of_turn_is_marked_in_its_unit() -> None:
+    """So that neither the next owner nor RocketMQ hands it over again."""
+    queue = queue_of([60, 10, 20, 30])
+    level = LevelQueue(queue, 0)
+    level.catch_up()
+    release(level, 10)
+    level.withdraw(3)
+    marks = level.marks()
+    assert DONE_SIZE_MARK not in queue.units(0, 4)["size"]
+
+    level.mark(marks)
+    level.forget(marks)
+
+    assert queue.units(0, 4)["size"].tolist() == [91, DONE_SIZE_MARK, 91, DONE_SIZE_MARK]
+    assert queue.units(0, 4)["tags_code"].tolist() == [60, 10, 20, 30]
+    assert release(level, 99) == [2, 0]
+    assert level.marks() == ([], frozenset())
+
+
+def test_what_happens_between_asking_and_marking_is_marked_the_next_time() -> None:
+    queue = queue_of([60, 10, 20, 30])
+    level = LevelQueue(queue, 0)
+    level.catch_up()
+    release(level, 10)
+    marks = level.marks()
+    release(level, 20)
+
+    level.mark(marks)
+    level.forget(marks)
+    assert queue.units(0, 4)["size"].tolist() == [91, DONE_SIZE_MARK, 91, 91]
+
+    level.mark(level.marks())
+    assert queue.units(0, 4)["size"].tolist() == [91, DONE_SIZE_MARK, DONE_SIZE_MARK, 91]
+
+
+@dataclass
+class Model:
+    """The same in plain Python: every unit's due time, and which are done."""
+
+    due: list[int] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+
+    @property
+    def waiting(self) -> list[int]:
+        return [place for place in range(len(self.due)) if place not in self.done]
+
+    def release(self, now_ms: int) -> list[int]:
+        found = sorted((self.due[place], place) for place in self.waiting if self.due[place] <= now_ms)
+        self.done |= {place for _, place in found}
+        return [place for _, place in found]
+
+
+acts = st.one_of(
+    st.tuples(st.just("add"), st.lists(st.integers(0, 50), min_size=1, max_size=12)),
+    st.tuples(st.just("release"), st.integers(0, 50)),
+    st.tuples(st.just("withdraw"), st.integers(0, 60)),
+    st.tuples(st.just("mark"), st.none()),
+    st.tuples(st.just("reopen"), st.none()),
+)
+
+
+@given(st.lists(acts, max_size=30))
+@settings(max_examples=200)
+def test_it_agrees_with_a_plain_list(plan: list[tuple[str, object]]) -> None:
+    """D11 Whatever the due times are, and whatever is taken out."""
+    queue, model = queue_of([]), Model()
+    level = LevelQueue(queue, 0)
+    for name, argument in plan:
+        match name, argument:
+            case "add", list(due_times):
+                for due_ms in due_times:
+                    add(queue, due_ms)
+                model.due += due_times
+            case "release", int(now_ms):
+                level.catch_up()
+                assert release(level, now_ms) == model.release(now_ms)
+            case "withdraw", int(place):
+                level.catch_up()
+                is_waiting = place in model.waiting
+                assert level.is_waiting(place, 100 * place) == is_waiting
+                if is_waiting:
+                    level.withdraw(place)
+                    model.done.add(place)
+            case "mark", _:
+                marks = level.marks()
+                level.mark(marks)
+                level.forget(marks)
+            case "reopen", _:
+                level.mark(level.marks())
+                level = LevelQueue(queue, level.position)
+        assert level.catch_up() == 0
+        waiting = model.waiting
+        assert level.waiting_count == len(waiting)
+        assert level.position == (waiting[0] if waiting else len(model.due))
+        assert level.due_ms == min((model.due[place] for place in waiting), default=NEVER_MS)
+        assert places(level.rows(0, queue.max_offset)) == waiting
+        assert sum(end - begin for _, begin, end in level.spans(0)) >= len(waiting)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 8, 9, 16])
+def test_rows_of_two_parts_are_the_rows_of_the_whole(cut: int) -> None:
+    level = level_of([20, 30, 1, 2, 40, 3, 50, 60, 4, 70, 80, 5, 6, 7, 8, 90])
+    release(level, 5)
+    level.withdraw(9)
+
+    halves = places(level.rows(0, cut)) + places(level.rows(cut, 16))
+
+    assert halves == places(level.rows(0, 16)) == [0, 1, 4, 6, 7, 10, 12, 13, 14, 15]
