@@ -1,8 +1,8 @@
 """Kill a sending process with SIGKILL at random moments: nothing acknowledged is lost, doubled or early.
 
-A child sends delayed messages, by level and by time, and tells of each one the broker acknowledged. It is killed,
-started again on the same folder, and goes on, until all are sent. Then each message must lie in its topic exactly once,
-stored at its due time or later.
+A child sends delayed messages, by level and by time, cancels some, moves some, and tells of each thing the broker
+acknowledged. It is killed, started again on the same folder, and goes on, until all are sent. Then each message must
+lie in its topic exactly once, stored at its due time or later; of those cancelled, none.
 
     python -m bench.crash [ROUNDS] [SEED]
 """
@@ -22,11 +22,12 @@ from pathlib import Path
 from bench.measure import quiet, report, run, scratch_folder
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.clock import SystemClock
+from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.message import Message
 from mqtemplate.selector import TagSelector
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
+from mqtemplate.waiting import SteerStatus
 
 TOPIC = "crash"
 _LEVELS = "1s 2s"
@@ -54,10 +55,13 @@ class Outcome:
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
+    cancelled: int = 0
+    moved: int = 0
+    not_cancelled: list[str] = field(default_factory=list)
 
 
 def send_until_killed(folder: Path, first: int, count: int, mode: FlushDiskType) -> None:
-    """The child: send messages *first* to *count*; of each, once it is acknowledged, say number, time and delay."""
+    """The child: send messages *first* to *count*; say what is to be done, and again once it is acknowledged."""
     chance = random.Random(first)
     clock = SystemClock()
     with EmbeddedBroker(folder, settings(mode), clock) as broker:
@@ -67,8 +71,62 @@ def send_until_killed(folder: Path, first: int, count: int, mode: FlushDiskType)
             delay_ms = level * 1_000 or chance.randrange(1, _LONGEST_DELAY_MS)
             before = clock.now_ms()
             option = {"delay_level": level} if level else {"delay": delay_ms / 1_000}
-            template.sync_send(TOPIC, str(number), **option)  # type: ignore[arg-type]
-            os.write(1, f"{number} {before} {delay_ms}\n".encode())
+            result = template.sync_send(TOPIC, str(number), **option)  # type: ignore[arg-type]
+            _say("sent", number, before + delay_ms)
+            if chance.random() < 0.2:
+                _steer(template, result.handle, number, chance, clock)
+
+
+def _steer(template: RocketMQTemplate, handle: str | None, number: int, chance: random.Random, clock: Clock) -> None:
+    """Cancel a message or move it."""
+    if chance.random() < 0.5:
+        _say("cancelling", number, 0)
+        if template.cancel(handle).status is SteerStatus.CANCELLED:
+            _say("cancelled", number, 0)
+        else:
+            _say("delivered", number, 0)
+        return
+    deliver_ms = clock.now_ms() + chance.randrange(_LONGEST_DELAY_MS)
+    _say("moving", number, deliver_ms)
+    if template.reschedule(handle, deliver_at=deliver_ms).status is SteerStatus.RESCHEDULED:
+        _say("moved", number, deliver_ms)
+    else:
+        _say("delivered", number, 0)
+
+
+def _say(what: str, number: int, due_ms: int) -> None:
+    os.write(1, f"{what} {number} {due_ms}\n".encode())
+
+
+@dataclass
+class Book:
+    """What the child was told by the broker, and so what must be found.
+
+    Attributes:
+        due_ms: When each acknowledged message may come at the earliest.
+        doubtful: Those that a kill left between two fates: at most once.
+        cancelled: Those that must not come.
+    """
+
+    due_ms: dict[str, int] = field(default_factory=dict)
+    doubtful: dict[str, str] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+    moved: set[str] = field(default_factory=set)
+
+    def note(self, what: str, number: str, due_ms: int) -> None:
+        if what == "sent":
+            self.due_ms[number] = due_ms
+        elif what in ("cancelling", "moving"):
+            self.doubtful[number] = what
+            if what == "moving":
+                self.due_ms[number] = min(self.due_ms[number], due_ms)
+        else:
+            self.doubtful.pop(number)
+            if what == "cancelled":
+                self.cancelled.add(number)
+            elif what == "moved":
+                self.moved.add(number)
+                self.due_ms[number] = due_ms
 
 
 def kill_rounds(
@@ -77,7 +135,7 @@ def kill_rounds(
     """Send *count* messages over about *rounds* killed children, and one that may end; then look at the topic."""
     chance = random.Random(seed)
     outcome = Outcome()
-    due_ms: dict[str, int] = {}
+    book = Book()
     sent = 0
     while sent < count:
         child = subprocess.Popen(
@@ -88,22 +146,22 @@ def kill_rounds(
         assert child.stdout is not None
         stop_at = sent + chance.randrange(1, max(2, count // rounds)) if outcome.kills < rounds else count + 1
         for line in child.stdout:
-            number, before, delay_ms = line.split()
-            due_ms[number.decode()] = int(before) + int(delay_ms)
+            what, number, due_ms = line.decode().split()
+            book.note(what, number, int(due_ms))
             sent = int(number) + 1
-            if sent == stop_at:
-                time.sleep(chance.random() / 500)  # anywhere in a send, a release, a flush
+            if what == "sent" and sent == stop_at:
+                time.sleep(chance.random() / 500)  # anywhere in a send, a cancel, a release, a flush
                 child.send_signal(signal.SIGKILL)
                 outcome.kills += 1
         child.stdout.close()
         child.wait()
         sent += sent < count  # the next number may have been stored without being acknowledged
-    outcome.acknowledged = len(due_ms)
-    _compare(outcome, due_ms, _read_topic(folder, due_ms, mode))
+    outcome.acknowledged = len(book.due_ms)
+    _compare(outcome, book, _read_topic(folder, mode))
     return outcome
 
 
-def _read_topic(folder: Path, due_ms: dict[str, int], mode: FlushDiskType) -> list[tuple[str, int]]:
+def _read_topic(folder: Path, mode: FlushDiskType) -> list[tuple[str, int]]:
     """Body and store timestamp of everything in the topic, once all that waited is due."""
     with EmbeddedBroker(folder, settings(mode)) as broker:
         consumer = broker.subscribe(ConsumerSpec(group="check", subscriptions={TOPIC: TagSelector()}))
@@ -115,11 +173,17 @@ def _read_topic(folder: Path, due_ms: dict[str, int], mode: FlushDiskType) -> li
         return [item for item in found if item[0] != "end"]
 
 
-def _compare(outcome: Outcome, due_ms: dict[str, int], found: list[tuple[str, int]]) -> None:
+def _compare(outcome: Outcome, book: Book, found: list[tuple[str, int]]) -> None:
     times = Counter(body for body, _ in found)
-    outcome.lost = [number for number in due_ms if number not in times]
+    outcome.cancelled, outcome.moved = len(book.cancelled), len(book.moved)
+    outcome.lost = [
+        number
+        for number in book.due_ms
+        if number not in times and number not in book.cancelled and book.doubtful.get(number) != "cancelling"
+    ]
     outcome.doubled = [number for number, count in times.items() if count > 1]
-    outcome.early = [body for body, stored_ms in found if stored_ms < due_ms.get(body, 0)]
+    outcome.early = [body for body, stored_ms in found if stored_ms < book.due_ms.get(body, 0)]
+    outcome.not_cancelled = sorted(book.cancelled & times.keys())
 
 
 def main() -> None:
@@ -128,10 +192,14 @@ def main() -> None:
     for mode in FlushDiskType:
         with scratch_folder() as folder:
             outcome = kill_rounds(folder / "store", 10_000, rounds, seed, mode)
-        print(f"{mode.value}, seed {seed}: {outcome.kills} kills, {outcome.acknowledged} messages acknowledged")
+        print(
+            f"{mode.value}, seed {seed}: {outcome.kills} kills, {outcome.acknowledged} messages acknowledged, "
+            f"{outcome.cancelled} cancelled, {outcome.moved} moved"
+        )
         report("  lost", len(outcome.lost), "", "0")
         report("  twice in their topic", len(outcome.doubled), "", "0")
         report("  early", len(outcome.early), "", "0")
+        report("  cancelled, and there all the same", len(outcome.not_cancelled), "", "0")
 
 
 if __name__ == "__main__":

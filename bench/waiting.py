@@ -1,10 +1,13 @@
-"""1,000,000 waiting messages: memory they take, and the time from a restart to the next delivery.
+"""Many waiting messages: the memory they take, the sends beside them, and the time from a restart to the next delivery.
 
-Bodies have 200 bytes. One half of the restarts follows a clean stop, the other a killed process.
+Bodies have 200 bytes. One run follows a clean stop, the other a killed process.
+
+    python -m bench.waiting [COUNT]
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,44 +15,54 @@ import sys
 import time
 from pathlib import Path
 
-from bench.measure import report, resident_mib, run, scratch_folder
+from bench.measure import BODY, quiet, rate, report, resident_mib, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
 from mqtemplate.store import FlushDiskType
+from mqtemplate.template import RocketMQTemplate
 
 _COUNT = 1_000_000
 _BATCH = 1_000
 _BODY = b"x" * 200
 _SETTINGS = EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)
 _DAY_MS = 86_400_000
+_SPREAD_MS = 7_919  # a prime: spreads the deliver times over three days
+_SENDS = 20_000
 
 
-def fill(folder: Path, *, dies: bool) -> None:
-    """In a process of its own: send, tell how memory grew, and stop or die."""
-    chance_ms = 7_919  # a prime: spreads the deliver times over three days
+def fill(folder: Path, count: int, *, dies: bool) -> None:
+    """In a process of its own: send, tell how memory grew and how fast sends are then, and stop or die."""
     with EmbeddedBroker(folder, _SETTINGS) as broker:
         broker.send(Message("waiting", _BODY, {"TIMER_DELAY_SEC": "86400"}))
         time.sleep(1.5)
         before = resident_mib(anonymous_only=True)
         now_ms = time.time_ns() // 1_000_000
-        for begin in range(0, _COUNT, _BATCH):
-            broker.send_batch(
-                [
-                    Message(
-                        "waiting",
-                        _BODY,
-                        {"TIMER_DELIVER_MS": str(now_ms + _DAY_MS + number * chance_ms % (3 * _DAY_MS))},
-                    )
-                    for number in range(begin, begin + _BATCH)
-                ]
-            )
+        for begin in range(0, count, _BATCH):
+            broker.send_batch([_waiting(now_ms, number) for number in range(begin, begin + _BATCH)])
         queue = broker.queues("probe")[0]
         broker.send(Message("probe", b"on the wheel", {"TIMER_DELAY_MS": "1"}), queue)
         while broker.max_offset(queue) < 1:  # enqueued in order, so all are on the wheel then
             time.sleep(0.05)
-        print(resident_mib(anonymous_only=True) - before, flush=True)
+        growth_mib = resident_mib(anonymous_only=True) - before
+        print(json.dumps({"growth_mib": growth_mib, "sends": send_rate(broker)}), flush=True)
         if dies:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _waiting(now_ms: int, number: int) -> Message:
+    deliver_ms = now_ms + _DAY_MS + number * _SPREAD_MS % (3 * _DAY_MS)
+    return Message("waiting", _BODY, {"TIMER_DELIVER_MS": str(deliver_ms)})
+
+
+def send_rate(broker: EmbeddedBroker) -> float:
+    """Sends a second, one thread, 1 KiB, for delivery at once."""
+    send = RocketMQTemplate(broker).sync_send
+
+    def work(count: int) -> None:
+        for _ in range(count):
+            send("now", BODY)
+
+    return rate(work, _SENDS)
 
 
 def first_delivery(folder: Path) -> float:
@@ -64,25 +77,42 @@ def first_delivery(folder: Path) -> float:
         return time.perf_counter() - start
 
 
-def main() -> None:
+def child(*arguments: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.waiting", *arguments]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    return dict(json.loads(said))
+
+
+def measure_empty() -> None:
+    with scratch_folder() as folder, EmbeddedBroker(folder, _SETTINGS) as broker:
+        print(json.dumps({"sends": send_rate(broker)}), flush=True)
+
+
+def measure(count: int) -> None:
+    limit_mib = 200 if count > 1_000_000 else 100
     for dies in (False, True):
+        how = "killed" if dies else "clean stop"
         with scratch_folder() as folder:
-            child = [sys.executable, "-m", "bench.waiting", "--fill", str(folder / "store"), str(int(dies))]
-            said = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=False).stdout
-            how = "killed" if dies else "clean"
-            report(f"memory for 1,000,000 waiting, filled ({how})", float(said), "MiB", "< 100 MiB")
+            said = child("--fill", str(folder / "store"), str(count), str(int(dies)))
+            empty = child("--empty")["sends"]
+            report(f"memory for {count:,} waiting, filled", said["growth_mib"], "MiB", f"< {limit_mib} MiB")
+            report("  sends beside them, of those of an empty store", said["sends"] / empty, "x", ">= 0.8x")
             before = resident_mib(anonymous_only=True)
-            report(f"restart to first delivery, {how} stop", first_delivery(folder / "store"), "s", "< 10 s")
-            report(
-                f"memory after the restart, {how} stop", resident_mib(anonymous_only=True) - before, "MiB", "< 100 MiB"
-            )
+            report(f"  restart to first delivery, {how}", first_delivery(folder / "store"), "s", "< 15 s")
+            grown_mib = resident_mib(anonymous_only=True) - before
+            report(f"  memory after the restart, {how}", grown_mib, "MiB", f"< {limit_mib} MiB")
+
+
+def main() -> None:
+    measure(int(sys.argv[1]) if len(sys.argv) > 1 else _COUNT)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--fill"]:
-        from bench.measure import quiet
-
         quiet()
-        fill(Path(sys.argv[2]), dies=sys.argv[3] == "1")
+        fill(Path(sys.argv[2]), int(sys.argv[3]), dies=sys.argv[4] == "1")
+    elif sys.argv[1:2] == ["--empty"]:
+        quiet()
+        measure_empty()
     else:
         run(main)

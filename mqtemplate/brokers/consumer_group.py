@@ -7,17 +7,27 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import structlog
+
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.queue_reader import QueueReader
 from mqtemplate.brokers.rebalance import allocate_averagely
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError, UnsupportedError
+from mqtemplate.errors import (
+    BrokerClosedError,
+    CorruptRecordError,
+    DeletedRecordError,
+    ListenerError,
+    UnsupportedError,
+)
 from mqtemplate.message import RETRY_TOPIC_PREFIX, MessageExt, MessageQueue, Property
 from mqtemplate.selector import TagSelector
 from mqtemplate.services import Bell
 from mqtemplate.store import ConsumerOffsets, MessageStore
 
 __all__ = ["ConsumerGroup", "EmbeddedConsumer", "GroupBackend"]
+
+_log = structlog.stdlib.get_logger("mqtemplate.broker")
 
 _YOUNG_QUEUE_BYTES = 1 << 30
 
@@ -205,25 +215,45 @@ class EmbeddedConsumer(Consumer):
         at = self._positions.get(queue)
         if at is None:
             at = self._positions[queue] = self._first_position(queue)
+        reader = self._broker.reader
+        if at < (low := reader.min_offset(queue)):
+            at = self._positions[queue] = self._pass_deleted(queue, at, low)
         selector = self._selectors[queue.topic]
         try:
-            found, self._positions[queue] = self._broker.reader.read(queue, at, max_count, selector)
+            found, self._positions[queue] = reader.read(queue, at, max_count, selector)
+        except DeletedRecordError:  # at this moment
+            self._positions[queue] = self._pass_deleted(queue, at, max(reader.first_kept(queue), at + 1))
+            self._read_queue(queue, max_count, messages)
+            return
         except CorruptRecordError as exc:
             if messages:
                 return  # hand out what was read; the next poll meets the damage again, and says so
-            self._positions[queue] = self._broker.reader.offset_behind(queue, exc.physical_offset)
+            self._positions[queue] = (at if exc.queue_offset is None else exc.queue_offset) + 1
             raise
         if queue.topic == self._retry_topic:
             for message in found:
                 message.topic = message.properties.get(Property.RETRY_TOPIC, message.topic)
         messages += found
 
+    def _pass_deleted(self, queue: MessageQueue, queue_offset: int, next_offset: int) -> int:
+        """Say that messages were deleted before this group had read them; gives *next_offset*."""
+        _log.warning(
+            "consumer.messages_deleted",
+            group=self.spec.group,
+            topic=queue.topic,
+            queue=queue.queue_id,
+            offset=queue_offset,
+            next_offset=next_offset,
+            reason="retention deleted their file; see file-reserved-time",
+        )
+        return next_offset
+
     def _first_position(self, queue: MessageQueue) -> int:
         committed = self.committed(queue)
         reader = self._broker.reader
         low, high = reader.min_offset(queue), reader.max_offset(queue)
         if committed is not None:
-            return min(max(committed, low), high)
+            return min(committed, high)  # what lies before `low` is passed, and logged, when it is read
         where = self.spec.consume_from_where
         if queue.topic == self._retry_topic or where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
             return low

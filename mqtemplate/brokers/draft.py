@@ -35,6 +35,10 @@ class DraftMaker:
         self._born_host = pack_host(HostAddress(host.ip, 0))
         self._last: tuple[dict[str, str], _Encoded] = ({}, (b"", 0, None, False))
 
+    def change_levels(self, levels: DelayLevels) -> None:
+        """Use another level table from now on."""
+        self._levels = levels
+
     def make(self, message: Message, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
         """The record of a new message, and the message's id.
 

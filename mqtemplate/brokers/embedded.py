@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -12,6 +13,7 @@ import structlog
 from mqtemplate.broker import Broker, Capability, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.consumer_group import ConsumerGroup, EmbeddedConsumer
 from mqtemplate.brokers.draft import DraftMaker
+from mqtemplate.brokers.message_finder import MessageFinder
 from mqtemplate.brokers.queue_reader import QueueReader
 from mqtemplate.brokers.routing import TopicRoutes
 from mqtemplate.brokers.sender import Sender
@@ -19,7 +21,10 @@ from mqtemplate.brokers.settings import EmbeddedSettings
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay import (
     DelayLevels,
+    Keeper,
+    PendingView,
     ScheduleMessageService,
+    Steering,
     TimerMessageStore,
     tags_code_of,
 )
@@ -48,24 +53,31 @@ class EmbeddedBroker(Broker):
 
     Args:
         path: The folder, made if missing; None keeps everything in memory.
+        home: One that is ready, instead of a folder: for tests of what a disk may do.
     """
 
     def __init__(
-        self, path: Path | str | None = None, settings: EmbeddedSettings | None = None, clock: Clock | None = None
+        self,
+        path: Path | str | None = None,
+        settings: EmbeddedSettings | None = None,
+        clock: Clock | None = None,
+        *,
+        home: Home | None = None,
     ) -> None:
         self.settings = settings = settings or EmbeddedSettings()
         self.clock = clock = clock or SystemClock()
         self.name = settings.broker_name
         self.path = None if path is None else Path(path)
         self.capabilities = self._capabilities()
-        self._home: Home = MemoryHome() if self.path is None else FolderHome(self.path)
-        self.levels = levels = DelayLevels.parse(settings.message_delay_level)
+        self._home: Home = home or (MemoryHome() if self.path is None else FolderHome(self.path))
+        self.levels = DelayLevels.parse(settings.message_delay_level)
         self.store = MessageStore(
-            self._home, settings.store_settings(), clock, tags_code_of=lambda record: tags_code_of(record, levels)
+            self._home, settings.store_settings(), clock, tags_code_of=lambda record: tags_code_of(record, self.levels)
         )
         self.reader = QueueReader(self.store, self.name)
+        self._finder = MessageFinder(self.store, self.name, settings.listen_host)
         limits = settings.timer_limits()
-        self._schedule = ScheduleMessageService(self.store, levels)
+        self._schedule = ScheduleMessageService(self.store, self.levels)
         self._timer = TimerMessageStore(
             self.store,
             limits,
@@ -74,8 +86,12 @@ class EmbeddedBroker(Broker):
         )
         self._topics = TopicTable(self._home, clock)
         self._routes = TopicRoutes(self._topics, self.name, settings.default_topic_queue_nums, self._rebalance)
-        drafts = DraftMaker(levels, limits, settings.max_message_size, settings.listen_host)
-        self._sender = Sender(self.store, self._routes, drafts, settings.listen_host)
+        self._drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)
+        self._sender = Sender(self.store, self._routes, self._drafts, settings.listen_host)
+        keepers: list[Keeper] = [self._schedule, self._timer]
+        self._steering = Steering(self.store, keepers, self.store.index, lambda: self.levels, limits, self.name)
+        self._pending = PendingView(self.store, keepers, self.store.index, self._topics.names, self.name)
+        self._keep_what_waits()
         self._offsets = ConsumerOffsets(self._home, clock)
         self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}
         self._offsets_service = AfterChangeService(
@@ -86,8 +102,22 @@ class EmbeddedBroker(Broker):
         self._threads: list[ServiceThread] = []
         self._is_open = False
 
+    def _keep_what_waits(self) -> None:
+        """Before a file of the log goes, what waits in it is copied forward; then what pointed into it goes too."""
+        cleaning = self.store.cleaning
+        cleaning.make_free = self._steering.copy_forward
+        cleaning.waiting_bytes = self._steering.waiting_bytes
+        cleaning.on_cleaned(self._timer.delete_before)
+        cleaning.on_cleaned(self.store.index.delete_before)
+
     def _capabilities(self) -> frozenset[Capability]:
-        capabilities = {Capability.DELAY_LEVEL, Capability.BATCH_DELAY}
+        capabilities = {
+            Capability.DELAY_LEVEL,
+            Capability.BATCH_DELAY,
+            Capability.QUERY,
+            Capability.STEER,
+            Capability.PENDING,
+        }
         if self.settings.timer_wheel_enable:
             capabilities.add(Capability.TIMER)
         if self.path is not None:
@@ -132,12 +162,13 @@ class EmbeddedBroker(Broker):
         self._threads = [
             ServiceThread("mqtemplate-store", keepers, self.clock, self.store.report),
             ServiceThread("mqtemplate-delay", [self._schedule, self._timer], self.clock, self.store.report),
+            ServiceThread("mqtemplate-cleaning", [self.store.cleaning], self.clock, self.store.report),
         ]
         for thread in self._threads:
             thread.start()
 
     def services(self) -> Sequence[Service]:
-        return [self._schedule, self._timer, *self.store.services(), self._offsets_service]
+        return [self._schedule, self._timer, *self.store.services(), self._offsets_service, self.store.cleaning]
 
     def close(self) -> None:
         if not self._is_open:
@@ -147,9 +178,10 @@ class EmbeddedBroker(Broker):
         for thread in reversed(self._threads):
             thread.stop()
         self._is_open = False
-        self._persist_offsets()
-        self.store.close()
-        self._timer.close()
+        with ExitStack() as last:  # each, whatever the disk says to the one before; the folder is free then
+            last.callback(self._timer.close)
+            last.callback(self.store.close)
+            self._persist_offsets()
         _log.info("broker.stopped", broker=self.name)
 
     def _check_open(self) -> None:
@@ -255,21 +287,38 @@ class EmbeddedBroker(Broker):
     # --- what waits, and finding ---------------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> SteerResult:
-        raise NotImplementedError
+        self._check_open()
+        return self._steering.cancel(handle, key, topic)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> SteerResult:
-        raise NotImplementedError
+        self._check_open()
+        return self._steering.reschedule(handle, deliver_ms, key, topic)
 
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        raise NotImplementedError
+        self._check_open()
+        return self._pending.page(query, max_count, cursor)
 
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        raise NotImplementedError
+        self._check_open()
+        return self._pending.count(query, bucket_ms)
+
+    def change_delay_levels(self, text: str) -> None:
+        """Use another level table, such as ``"1s 10s 2h"``, from now on.
+
+        What waits keeps the time it was promised. The table is the settings' again after a restart.
+
+        Raises:
+            ConfigurationError: It is no such table.
+        """
+        self.levels = levels = DelayLevels.parse(text)
+        self._drafts.change_levels(levels)
+        self._schedule.change_levels(levels)
 
     def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
-        raise NotImplementedError
+        self._check_open()
+        return self._finder.by_id(offset_msg_id)
 
     def messages_by_key(
         self,
@@ -281,7 +330,8 @@ class EmbeddedBroker(Broker):
         end_ms: int | None = None,
         unique: bool = False,
     ) -> list[MessageExt]:
-        raise NotImplementedError
+        self._check_open()
+        return self._finder.by_key(topic, key, max_count, begin_ms, end_ms, unique=unique)
 
     def _rebalance(self) -> None:
         for group in list(self._groups.values()):

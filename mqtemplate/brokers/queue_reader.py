@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mqtemplate.errors import CorruptRecordError, OffsetOutOfRangeError
+from mqtemplate.errors import CorruptRecordError, DeletedRecordError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.record import to_message_ext
+from mqtemplate.record import StoredRecord, to_message_ext
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selector import TagSelector
 from mqtemplate.store import ConsumeQueue, MessageStore
@@ -28,7 +28,7 @@ class QueueReader:
         confirm = self._store.confirm_offset
         if confirm >= self._store.end_offset:
             return consume_queue.max_offset
-        return consume_queue.first_at("physical_offset", confirm)
+        return consume_queue.end_before(confirm)
 
     def read(
         self, queue: MessageQueue, queue_offset: int, max_count: int, selector: TagSelector | None
@@ -36,7 +36,9 @@ class QueueReader:
         """Messages from *queue_offset* on that *selector* wants, and the offset to go on from.
 
         Raises:
-            CorruptRecordError: The first message there is damaged. One that others come before ends the list.
+            CorruptRecordError: The first message there is damaged, or its unit is, so that it leads elsewhere. One that
+                others come before ends the list.
+            DeletedRecordError: The first message there was deleted at this moment; go on at `first_kept`.
         """
         consume_queue = self._queue(queue)
         messages: list[MessageExt] = []
@@ -44,22 +46,35 @@ class QueueReader:
         if at >= consume_queue.max_offset:
             return messages, at
         confirm = self._store.confirm_offset
-        read, name = self._store.read, self._broker_name
+        name = self._broker_name
         codes = None if selector is None else selector.codes
         for physical_offset, size, tags_code in consume_queue.unit_tuples(at, max_count):
-            if physical_offset + size > confirm:
+            if confirm < physical_offset + size <= self._store.end_offset:
                 break
             if codes is None or tags_code in codes:
                 try:
-                    message = to_message_ext(read(physical_offset, size), name)
-                except CorruptRecordError:
+                    message = to_message_ext(self._read_at(queue, at, physical_offset, size), name)
+                except CorruptRecordError as exc:
                     if messages:
                         break
+                    exc.queue_offset = at
                     raise
                 if selector is None or selector.matches(message.tags):
                     messages.append(message)
             at += 1
         return messages, at
+
+    def _read_at(self, queue: MessageQueue, queue_offset: int, physical_offset: int, size: int) -> StoredRecord:
+        """The record that a unit points at, if it is the one that belongs there."""
+        record = self._store.read(physical_offset, size)
+        if record.queue_offset != queue_offset or record.queue_id != queue.queue_id or record.topic != queue.topic:
+            raise CorruptRecordError(
+                f"consumequeue/{queue.topic}/{queue.queue_id}",
+                physical_offset,
+                f"the unit of queue offset {queue_offset} points at the message with queue offset "
+                f"{record.queue_offset} of queue {record.queue_id} of {record.topic}",
+            )
+        return record
 
     def pull(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: TagSelector | None) -> PullResult:
         """`read`, as a pull answers it.
@@ -69,21 +84,20 @@ class QueueReader:
         """
         low, high = self.min_offset(queue), self.max_offset(queue)
         if not low <= queue_offset <= high:
-            raise OffsetOutOfRangeError(
-                f"queue {queue.queue_id} of {queue.topic} holds offsets {low}..{high - 1}, asked was {queue_offset}; "
-                f"go on from {low if queue_offset < low else high}",
-                low if queue_offset < low else high,
-            )
-        messages, next_offset = self.read(queue, queue_offset, max_count, selector)
+            raise _out_of_range(queue, queue_offset, low, high)
+        try:
+            messages, next_offset = self.read(queue, queue_offset, max_count, selector)
+        except DeletedRecordError as exc:
+            raise _out_of_range(queue, queue_offset, self.first_kept(queue), high) from exc
         if messages:
             status = PullStatus.FOUND
         else:
             status = PullStatus.NO_MATCHED_MSG if next_offset > queue_offset else PullStatus.NO_NEW_MSG
         return PullResult(status, next_offset, low, high, messages)
 
-    def offset_behind(self, queue: MessageQueue, physical_offset: int) -> int:
-        """The first queue offset whose message lies behind the record at *physical_offset*."""
-        return self._queue(queue).first_at("physical_offset", physical_offset + 1)
+    def first_kept(self, queue: MessageQueue) -> int:
+        """The first queue offset whose message the log still has, even while older ones are being deleted."""
+        return self._queue(queue).first_at("physical_offset", self._store.begin_offset)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
         """The first queue offset stored at *timestamp* (epoch ms) or later; the maximum if none is."""
@@ -91,19 +105,35 @@ class QueueReader:
         low, high = consume_queue.min_offset, self.max_offset(queue)
         while low < high:
             middle = (low + high) // 2
-            unit = consume_queue.unit(middle)
-            if self._store.read(unit.physical_offset, unit.size).store_timestamp < timestamp:
+            if self._is_older(consume_queue, middle, timestamp):
                 low = middle + 1
             else:
                 high = middle
         return low
 
+    def _is_older(self, consume_queue: ConsumeQueue, queue_offset: int, timestamp: int) -> bool:
+        try:
+            unit = consume_queue.unit(queue_offset)
+            return self._store.read(unit.physical_offset, unit.size).store_timestamp < timestamp
+        except (DeletedRecordError, IndexError):  # deleted since the search began
+            return True
+        except CorruptRecordError:
+            return False  # then none that was asked for is passed over
+
     def bytes_behind(self, queue: MessageQueue, queue_offset: int) -> int:
         """How far behind the log's end a message lies; 0 if there is none at *queue_offset*."""
-        consume_queue = self._queue(queue)
-        if queue_offset >= consume_queue.max_offset:
-            return 0
-        return self._store.end_offset - consume_queue.unit(queue_offset).physical_offset
+        units = self._queue(queue).unit_tuples(queue_offset, 1)
+        return self._store.end_offset - units[0][0] if units else 0
 
     def _queue(self, queue: MessageQueue) -> ConsumeQueue:
         return self._store.consume_queue(queue.topic, queue.queue_id)
+
+
+def _out_of_range(queue: MessageQueue, queue_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
+    is_deleted = queue_offset < low
+    next_offset = low if is_deleted else high
+    return OffsetOutOfRangeError(
+        f"queue {queue.queue_id} of {queue.topic} holds offsets {low}..{high - 1}, asked was {queue_offset}"
+        f"{', which was deleted by retention' if is_deleted else ''}; go on from {next_offset}",
+        next_offset,
+    )

@@ -21,6 +21,14 @@ class EmbeddedSettings:
         timer_max_delay_sec: The farthest deliver time.
         timer_precision_ms: Length of a wheel slot in the files; delivery is exact to the millisecond all the same.
             Must not change for an existing folder.
+        max_hash_slot_num: Slots of an index file.
+        max_index_num: Keys an index file has room for, and one.
+        file_reserved_time: Hours that messages are kept after the newest one of their file; longer while they wait.
+        delete_when: The hours of the day, local time, in which older files are deleted: ``04``, or ``04;16``.
+        disk_max_used_space_ratio: Percent of the disk above which they are deleted at any hour.
+        disk_space_clean_forcibly_ratio: Percent above which the oldest files are deleted whatever their age.
+        disk_space_warning_level_ratio: Percent above which no new message is taken; 100 switches a ratio off.
+        clean_file_forcibly_enable: Whether files may be deleted that are not old.
         timer_roll_window_slot: A message farther away than so many slots is parked and written again on the way.
     """
 
@@ -33,6 +41,8 @@ class EmbeddedSettings:
     mapped_file_size_commit_log: int = 64 << 20
     mapped_file_size_consume_queue: int = 600_000
     mapped_file_size_timer_log: int = 4 << 20
+    max_hash_slot_num: int = 250_000
+    max_index_num: int = 1_000_000
     max_message_size: int = 4 << 20
     default_topic_queue_nums: int = 4
     message_delay_level: str = DEFAULT_DELAY_LEVELS
@@ -40,15 +50,29 @@ class EmbeddedSettings:
     timer_precision_ms: int = 1_000
     timer_max_delay_sec: int = 40 * 86_400
     timer_roll_window_slot: int = 172_800
+    file_reserved_time: int = 72
+    delete_when: str = "04"
+    disk_max_used_space_ratio: int = 75
+    disk_space_clean_forcibly_ratio: int = 85
+    disk_space_warning_level_ratio: int = 90
+    clean_file_forcibly_enable: bool = True
 
     def store_settings(self) -> StoreSettings:
         return StoreSettings(
             flush_disk_type=self.flush_disk_type,
             mapped_file_size_commit_log=self.mapped_file_size_commit_log,
             mapped_file_size_consume_queue=self.mapped_file_size_consume_queue,
+            max_hash_slot_num=self.max_hash_slot_num,
+            max_index_num=self.max_index_num,
             flush_interval_commit_log_ms=self.flush_interval_commit_log_ms,
             checkpoint_interval_ms=self.checkpoint_interval_ms,
             store_host=self.listen_host,
+            file_reserved_time=self.file_reserved_time,
+            delete_when=self.delete_when,
+            disk_max_used_space_ratio=self.disk_max_used_space_ratio,
+            disk_space_clean_forcibly_ratio=self.disk_space_clean_forcibly_ratio,
+            disk_space_warning_level_ratio=self.disk_space_warning_level_ratio,
+            clean_file_forcibly_enable=self.clean_file_forcibly_enable,
         )
 
     def timer_limits(self) -> TimerLimits:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
-from mqtemplate.context.properties import CommaList, HostPort, OptionalText, Properties, UpperCase
+from mqtemplate.context.properties import (
+    CommaList,
+    ContradictionError,
+    HostPort,
+    OptionalText,
+    Properties,
+    UpperCase,
+)
 from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
-from mqtemplate.store.settings import FlushDiskType
+from mqtemplate.store.settings import FlushDiskType, check_disk_ratios, parse_delete_when
 
 __all__ = [
     "AutoconfigureSettings",
@@ -46,6 +53,10 @@ class BrokerSettings(Properties):
     """Size of one consume queue file, a multiple of its 20-byte units."""
     mapped_file_size_timer_log: ByteSize = Field(ByteSize(4 * _MIB), gt=0)
     """Size of one timer log file."""
+    max_hash_slot_num: int = Field(250_000, gt=0, lt=1 << 31)
+    """Slots of one index file: 4 bytes each. A folder keeps the number it was made with."""
+    max_index_num: int = Field(1_000_000, gt=1, lt=1 << 31)
+    """Keys that one index file has room for: 20 bytes each. A folder keeps the number it was made with."""
     max_message_size: ByteSize = Field(ByteSize(4 * _MIB), gt=0)
     """What the broker takes at most, in bytes."""
     default_topic_queue_nums: int = Field(4, ge=1, le=1_024)
@@ -66,6 +77,42 @@ class BrokerSettings(Properties):
     """The longest delay that is taken."""
     timer_roll_window_slot: int = Field(172_800, gt=1)
     """Slots after which a message that waits longer is written again."""
+    file_reserved_time: int = Field(72, ge=1)
+    """Hours that messages are kept after the newest one of their file. What waits is kept until it is delivered."""
+    delete_when: str = "04"
+    """Hours of the day, local time, in which older files are deleted; several as ``04;16``."""
+    disk_max_used_space_ratio: int = 75
+    """Percent of the disk above which they are deleted at any hour."""
+    disk_space_clean_forcibly_ratio: int = 85
+    """Percent above which the oldest files are deleted whatever their age."""
+    disk_space_warning_level_ratio: int = 90
+    """Percent above which no new message is taken. None of the three may be above the next; 100 switches one off."""
+    clean_file_forcibly_enable: bool = True
+    """Whether files may be deleted that are not old, when the disk is that full."""
+
+    @field_validator("delete_when", mode="before")
+    @classmethod
+    def _check_delete_when(cls, value: Any) -> Any:
+        text = ";".join(map(str, value)) if isinstance(value, list) else str(value)
+        try:
+            parse_delete_when(text)
+        except ConfigurationError as exc:
+            raise ValueError(str(exc).removeprefix("delete-when: ")) from exc
+        return text
+
+    @model_validator(mode="after")
+    def _check_ratios(self) -> Self:
+        try:
+            check_disk_ratios(
+                self.disk_max_used_space_ratio,
+                self.disk_space_clean_forcibly_ratio,
+                self.disk_space_warning_level_ratio,
+            )
+        except ConfigurationError as exc:
+            names = ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio")
+            given = [name for name in names if name in self.model_fields_set]
+            raise ContradictionError(str(exc), *given) from exc
+        return self
 
     @field_validator("message_delay_level", mode="before")
     @classmethod

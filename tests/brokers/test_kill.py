@@ -23,3 +23,6 @@ def test_killed_while_sending_nothing_acknowledged_is_lost_doubled_or_early(
     assert outcome.lost == []
     assert outcome.doubled == []
     assert outcome.early == []
+    assert outcome.cancelled > 100
+    assert outcome.moved > 100
+    assert outcome.not_cancelled == []

@@ -144,6 +144,27 @@ def test_a_delay_level_that_is_none_is_an_error_where_it_is_written(refusal: Ref
     assert "application.yml:3: mqtemplate.broker.message-delay-level: entry 2 is '5x'" in text
 
 
+@pytest.mark.parametrize("hours", ["24", "noon", "4;x", "[4, 25]", "';'"])
+def test_hours_that_are_none_are_an_error_that_says_what_is_allowed(refusal: Refusal, hours: str) -> None:
+    text = refusal(f"mqtemplate:\n  broker:\n    delete-when: {hours}")
+
+    assert "application.yml:3: mqtemplate.broker.delete-when: " in text
+    assert "is no hour of the day; give 00 to 23, several with a semicolon between them, such as 04 or 04;16" in text
+
+
+def test_disk_ratios_that_do_not_ascend_are_an_error_where_the_first_is_written(refusal: Refusal) -> None:
+    text = refusal("mqtemplate:\n  broker:\n    disk-space-clean-forcibly-ratio: 95")
+
+    assert "application.yml:3: mqtemplate.broker.disk-space-clean-forcibly-ratio: " in text
+    assert "are percent of the disk, 1 to 100, none above the next; got 75, 95 and 90" in text
+
+
+def test_files_are_kept_for_an_hour_at_least(refusal: Refusal) -> None:
+    text = refusal("mqtemplate.broker.file-reserved-time: 0")
+
+    assert "mqtemplate.broker.file-reserved-time: Input should be greater than or equal to 1 (got 0)" in text
+
+
 class Shop(BaseModel):
     name: str
     password: str

@@ -10,10 +10,12 @@ A broker joins by one class::
 """
 
 from mqtemplate.testing.contract.delays import DelayContract
+from mqtemplate.testing.contract.finding import FindingContract
 from mqtemplate.testing.contract.groups import GroupContract
 from mqtemplate.testing.contract.pulling import PullContract
 from mqtemplate.testing.contract.retries import RetryContract
 from mqtemplate.testing.contract.sending import SendContract
+from mqtemplate.testing.contract.steering import SteeringContract
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 from mqtemplate.testing.contract.whole import BrokerContract
 
@@ -21,8 +23,10 @@ __all__ = [
     "BrokerContract",
     "BrokerUnderTest",
     "DelayContract",
+    "FindingContract",
     "GroupContract",
     "PullContract",
     "RetryContract",
     "SendContract",
+    "SteeringContract",
 ]

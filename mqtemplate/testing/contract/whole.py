@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from mqtemplate.testing.contract.delays import DelayContract
+from mqtemplate.testing.contract.finding import FindingContract
 from mqtemplate.testing.contract.groups import GroupContract
 from mqtemplate.testing.contract.pulling import PullContract
 from mqtemplate.testing.contract.retries import RetryContract
 from mqtemplate.testing.contract.sending import SendContract
+from mqtemplate.testing.contract.steering import SteeringContract
 
 __all__ = ["BrokerContract"]
 
 
-class BrokerContract(SendContract, PullContract, GroupContract, RetryContract, DelayContract):
+class BrokerContract(
+    SendContract, PullContract, GroupContract, RetryContract, DelayContract, SteeringContract, FindingContract
+):
     """What every broker promises. A subclass gives the fixture ``under_test``."""

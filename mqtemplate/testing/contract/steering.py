@@ -1,0 +1,168 @@
+"""The contract, chapter six: cancelling, rescheduling and looking at what waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtemplate.broker import Capability
+from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.message import Message, Property
+from mqtemplate.results import SendResult
+from mqtemplate.testing.contract.under_test import BrokerUnderTest
+from mqtemplate.waiting import PendingQuery, SteerStatus
+
+__all__ = ["SteeringContract"]
+
+_DELAY_MS = 5_000
+_KINDS = pytest.mark.parametrize("kind", ["level", "timer"])
+
+
+def _send_waiting(under_test: BrokerUnderTest, topic: str, body: str, kind: str, **properties: str) -> SendResult:
+    under_test.needs(Capability.DELAY_LEVEL if kind == "level" else Capability.TIMER)
+    delay = {Property.DELAY: "2"} if kind == "level" else {Property.TIMER_DELAY_MS: str(_DELAY_MS)}
+    return under_test.send(topic, body, properties={**delay, **properties})
+
+
+class SteeringContract:
+    @_KINDS
+    def test_what_is_cancelled_never_comes(self, under_test: BrokerUnderTest, kind: str) -> None:
+        """U1, X2: by handle, for levels and timers alike."""
+        under_test.needs(Capability.STEER)
+        topic = under_test.topic()
+        taken_back = _send_waiting(under_test, topic, "taken back", kind)
+        _send_waiting(under_test, topic, "kept", kind)
+
+        result = under_test.broker.cancel(taken_back.handle)
+        under_test.pass_time(_DELAY_MS + 1_000)
+        member = under_test.join("billing", topic)
+
+        assert (result.status, result.count) == (SteerStatus.CANCELLED, 1)
+        assert under_test.take_one(member).body == b"kept"
+        assert under_test.takes_nothing(member)
+
+    @_KINDS
+    def test_the_answer_tells_what_became_of_a_message(self, under_test: BrokerUnderTest, kind: str) -> None:
+        under_test.needs(Capability.STEER)
+        topic = under_test.topic()
+        delivered = _send_waiting(under_test, topic, "delivered", kind)
+        under_test.pass_time(_DELAY_MS)
+        under_test.take_one(under_test.join("billing", topic))
+        cancelled = _send_waiting(under_test, topic, "cancelled", kind)
+        under_test.broker.cancel(cancelled.handle)
+
+        assert under_test.broker.cancel(delivered.handle).status is SteerStatus.ALREADY_DELIVERED
+        assert under_test.broker.cancel(cancelled.handle).status is SteerStatus.CANCELLED
+        assert under_test.broker.cancel(key=under_test.name("nobody")).status is SteerStatus.UNKNOWN
+
+    @_KINDS
+    def test_a_key_names_all_that_waits_under_it(self, under_test: BrokerUnderTest, kind: str) -> None:
+        under_test.needs(Capability.STEER)
+        topic, other = under_test.topic(), under_test.topic(stem="invoices")
+        key = under_test.name("4466")
+        for body in ("one", "two"):
+            _send_waiting(under_test, topic, body, kind, KEYS=f"x {key}")
+        _send_waiting(under_test, other, "of another topic", kind, KEYS=key)
+
+        result = under_test.broker.cancel(key=key, topic=topic)
+        under_test.pass_time(_DELAY_MS + 1_000)
+
+        assert (result.status, result.count) == (SteerStatus.CANCELLED, 2)
+        assert under_test.take_one(under_test.join("billing", other)).body == b"of another topic"
+        assert under_test.takes_nothing(under_test.join("shipping", topic))
+
+    @_KINDS
+    @pytest.mark.parametrize("new_delay_ms", [0, 1_500, 8_000])
+    def test_a_rescheduled_message_comes_once_at_its_new_time(
+        self, under_test: BrokerUnderTest, kind: str, new_delay_ms: int
+    ) -> None:
+        """X2: now, sooner, later."""
+        under_test.needs(Capability.STEER)
+        topic = under_test.topic()
+        sent = _send_waiting(under_test, topic, "moved", kind, TAGS="paid")
+        new_ms = under_test.now_ms() + new_delay_ms
+
+        result = under_test.broker.reschedule(sent.handle, new_ms)
+        under_test.pass_time(9_000)
+        member = under_test.join("billing", topic, "paid")
+        message = under_test.take_one(member)
+
+        assert (result.status, result.count) == (SteerStatus.RESCHEDULED, 1)
+        assert message.store_timestamp >= new_ms
+        assert message.msg_id == sent.msg_id
+        assert under_test.takes_nothing(member)
+
+    def test_a_batch_is_cancelled_by_its_handle(self, under_test: BrokerUnderTest) -> None:
+        under_test.needs(Capability.STEER)
+        under_test.needs(Capability.BATCH_DELAY)
+        topic = under_test.topic()
+        messages = [Message(topic, b"%d" % number, {Property.DELAY: "2"}) for number in range(3)]
+
+        result = under_test.broker.cancel(under_test.broker.send_batch(messages).handle)
+
+        assert (result.status, result.count) == (SteerStatus.CANCELLED, 3)
+
+    def test_a_message_that_does_not_wait_has_no_handle(self, under_test: BrokerUnderTest) -> None:
+        assert under_test.send(under_test.topic(), "now").handle is None
+
+    def test_nonsense_is_refused(self, under_test: BrokerUnderTest) -> None:
+        under_test.needs(Capability.STEER)
+        broker = under_test.broker
+        sent = _send_waiting(under_test, under_test.topic(), "stays", "level")
+
+        with pytest.raises(MessageError, match="is no handle of a waiting message"):
+            broker.cancel("4466")
+        with pytest.raises(MessageError, match="name what waits by its handle or by key"):
+            broker.cancel()
+        with pytest.raises(DelayError, match="allowed are"):
+            broker.reschedule(sent.handle, under_test.now_ms() + under_test.longest_delay_ms + 60_000)
+
+    def test_what_was_steered_stays_so_over_a_restart(self, under_test: BrokerUnderTest) -> None:
+        under_test.needs(Capability.STEER)
+        topic = under_test.topic()
+        for kind in ("level", "timer"):
+            under_test.broker.cancel(_send_waiting(under_test, topic, f"{kind} gone", kind).handle)
+            moved = _send_waiting(under_test, topic, f"{kind} moved", kind)
+            under_test.broker.reschedule(moved.handle, under_test.now_ms() + 2 * _DELAY_MS)
+
+        under_test.reopen()
+        under_test.pass_time(2 * _DELAY_MS)
+        messages = under_test.take(under_test.join("billing", topic), 2)
+
+        assert sorted(message.body for message in messages) == [b"level moved", b"timer moved"]
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def test_what_waits_is_shown_in_the_order_it_falls_due(self, under_test: BrokerUnderTest) -> None:
+        """U2, X3"""
+        under_test.needs(Capability.PENDING)
+        under_test.needs(Capability.TIMER)
+        topic = under_test.topic()
+        for body, delay_ms in (("third", 40_000), ("first", 10_000), ("fourth", 86_400_000)):
+            under_test.send(topic, body, properties={Property.TIMER_DELAY_MS: str(delay_ms), Property.KEYS: body})
+        under_test.send(topic, "second", properties={Property.DELAY: "4", Property.KEYS: "second"})
+        query = PendingQuery(topic=topic)
+
+        first = under_test.broker.pending(query, 3)
+        rest = under_test.broker.pending(query, 3, first.cursor)
+
+        assert [message.keys for message in (*first.messages, *rest.messages)] == ["first", "second", "third", "fourth"]
+        assert rest.cursor is None
+        assert under_test.broker.count_pending(query).total == 4
+
+    @pytest.mark.parametrize("field", ["key", "tag"])
+    def test_what_waits_is_found_by_key_and_tag(self, under_test: BrokerUnderTest, field: str) -> None:
+        under_test.needs(Capability.PENDING)
+        topic = under_test.topic()
+        wanted = under_test.name("wanted")
+        for value in (wanted, "other"):
+            _send_waiting(under_test, topic, value, "level", **{"KEYS" if field == "key" else "TAGS": value})
+
+        query = PendingQuery(topic=topic, key=wanted) if field == "key" else PendingQuery(topic=topic, tag=wanted)
+
+        page = under_test.broker.pending(query)
+
+        [message] = page.messages
+        assert wanted in (message.keys, message.tags)
+        assert message.delay_level == 2
+        assert under_test.broker.cancel(message.handle).count == 1
+        assert under_test.broker.pending(query).messages == ()

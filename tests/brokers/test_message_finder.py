@@ -1,0 +1,229 @@
+"""Finding messages in the embedded broker: what its files and its flush mode add to the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, MessageError
+from mqtemplate.message import HostAddress, Message, Property, offset_msg_id
+from mqtemplate.record import RecordDraft
+from mqtemplate.results import SendResult
+from mqtemplate.testing import Harness
+
+SMALL = EmbeddedSettings(
+    mapped_file_size_commit_log=4_096,
+    mapped_file_size_consume_queue=2_000,
+    max_message_size=2_000,
+    max_hash_slot_num=50,
+    max_index_num=200,
+)
+IPV6 = HostAddress("2001:db8::7", 10911)
+
+OpenBroker = Callable[..., EmbeddedBroker]
+
+
+@pytest.fixture
+def open_broker(tmp_path: Path) -> Iterator[OpenBroker]:
+    """Open a broker in ``tmp_path``, again and again; what is still open at the end is closed."""
+    brokers: list[EmbeddedBroker] = []
+    clock = VirtualClock()
+
+    def open_(**changes: object) -> EmbeddedBroker:
+        settings = {name: getattr(SMALL, name) for name in EmbeddedSettings.__dataclass_fields__}
+        broker = EmbeddedBroker(tmp_path, EmbeddedSettings(**(settings | changes)), clock)
+        broker.start()
+        brokers.append(broker)
+        return broker
+
+    yield open_
+    for broker in brokers:
+        broker.close()
+
+
+@pytest.fixture
+def broker(open_broker: OpenBroker) -> EmbeddedBroker:
+    return open_broker()
+
+
+def send(broker: EmbeddedBroker, body: str, keys: str = "4466", **properties: str) -> SendResult:
+    return broker.send(Message("orders", body.encode(), {Property.KEYS: keys, **properties}))
+
+
+def bodies(broker: EmbeddedBroker, key: str = "4466") -> list[str]:
+    return [message.body.decode() for message in broker.messages_by_key("orders", key)]
+
+
+def place(result: SendResult) -> int:
+    return int(result.offset_msg_id[-16:], 16)
+
+
+def flip(folder: Path, physical_offset: int) -> None:
+    """Damage one byte of the log while the broker runs: the map shows what the file has."""
+    file = folder / "commitlog" / f"{physical_offset - physical_offset % 4_096:020d}"
+    with file.open("r+b") as log:
+        log.seek(physical_offset % 4_096)
+        [byte] = log.read(1)
+        log.seek(physical_offset % 4_096)
+        log.write(bytes([byte ^ 0x41]))
+
+
+# --- by id -------------------------------------------------------------------------------------
+
+
+def test_an_id_carries_an_ipv6_address_as_well(open_broker: OpenBroker) -> None:
+    broker = open_broker(listen_host=IPV6)
+    sent = send(broker, "far away")
+
+    message = broker.message_by_id(sent.offset_msg_id)
+
+    assert len(sent.offset_msg_id) == 56
+    assert message is not None
+    assert (message.body, message.store_host) == (b"far away", IPV6)
+    assert broker.message_by_id(sent.offset_msg_id.lower()) == message
+
+
+def test_an_id_stays_good_when_the_broker_gets_another_address(open_broker: OpenBroker) -> None:
+    """It was given by the broker of this folder. A new address does not make old ids foreign."""
+    first = open_broker()
+    old = send(first, "old")
+    first.close()
+    broker = open_broker(listen_host=IPV6)
+
+    message = broker.message_by_id(old.offset_msg_id)
+
+    assert message is not None
+    assert message.body == b"old"
+
+
+def test_an_id_with_the_address_of_another_is_refused_whether_something_lies_there_or_not(
+    broker: EmbeddedBroker,
+) -> None:
+    sent = send(broker, "here")
+
+    for offset in (place(sent), 1 << 40):
+        with pytest.raises(
+            MessageError, match=r"given by the broker at \[2001:db8::7\]:10911; this one is at 127.0.0.1"
+        ):
+            broker.message_by_id(offset_msg_id(IPV6, offset))
+
+
+@pytest.mark.parametrize("at", [0, 5, 30, 37, 90, -3])
+def test_a_damaged_message_is_reported_with_file_and_offset(broker: EmbeddedBroker, tmp_path: Path, at: int) -> None:
+    """Wherever the damage is, its head included: it is not taken for a place where nothing ever was."""
+    send(broker, "before")
+    sent = send(broker, "damaged")
+    behind = send(broker, "behind")
+    flip(tmp_path, (place(sent) if at >= 0 else place(behind)) + at)
+
+    with pytest.raises(CorruptRecordError, match=rf"^{0:020d}: bad record at physical offset {place(sent)}: "):
+        broker.message_by_id(sent.offset_msg_id)
+
+    assert broker.message_by_id(behind.offset_msg_id) is not None
+
+
+def test_a_place_amid_a_message_is_none_even_behind_damage(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    damaged = send(broker, "damaged")
+    sent = send(broker, "whole")
+    flip(tmp_path, place(damaged) + 2)
+
+    assert broker.message_by_id(offset_msg_id(SMALL.listen_host, place(sent) + 4)) is None
+    assert broker.message_by_id(sent.offset_msg_id) is not None
+
+
+def test_a_message_whose_file_was_deleted_is_not_there_any_more(broker: EmbeddedBroker) -> None:
+    old = send(broker, "x" * 1_500)
+    for _ in range(6):
+        send(broker, "x" * 1_500)
+    newest = send(broker, "newest")
+
+    broker.store.delete_before(place(newest))
+
+    assert broker.store.begin_offset > place(old)
+    assert broker.message_by_id(old.offset_msg_id) is None
+    assert broker.message_by_id(newest.offset_msg_id) is not None
+
+
+# --- by key ------------------------------------------------------------------------------------
+
+
+def test_what_is_not_yet_safe_is_not_found(broker: EmbeddedBroker) -> None:
+    """SYNC_FLUSH: a message that could still be lost is shown to nobody, by key and by id as by pull."""
+    broker.create_topic("orders", 1)
+    put = broker.store.put(RecordDraft("orders", 0, b"on its way", b"KEYS\x014466\x02"))
+    message_id = offset_msg_id(SMALL.listen_host, put.physical_offset)
+
+    before = (bodies(broker), broker.message_by_id(message_id))
+    broker.store.settle(put.end, ["orders"])
+    after = broker.message_by_id(message_id)
+
+    assert before == ([], None)
+    assert bodies(broker) == ["on its way"]
+    assert after is not None
+
+
+def test_a_damaged_message_is_logged_and_its_neighbours_are_found(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    sent = [send(broker, body) for body in ("first", "damaged", "last")]
+    assert len(bodies(broker)) == 3
+    flip(tmp_path, place(sent[1]) + 90)
+
+    with capture_logs() as logs:
+        found = bodies(broker)
+
+    assert found == ["last", "first"]
+    [line] = [line for line in logs if line["event"] == "broker.query_skips_damage"]
+    assert (line["file"], line["physical_offset"]) == (f"{0:020d}", place(sent[1]))
+
+
+def test_of_many_messages_only_as_many_are_read_as_are_asked_for(broker: EmbeddedBroker) -> None:
+    """Over several index files, and with others between that have the same hash."""
+    for number in range(600):
+        send(broker, str(number), "BB" if number % 3 else "Aa")
+
+    found = broker.messages_by_key("orders", "BB", 250)
+    everything = broker.messages_by_key("orders", "Aa", 1_000)
+
+    assert [int(message.body) for message in found] == [number for number in range(599, -1, -1) if number % 3][:250]
+    assert [int(message.body) for message in everything] == list(range(597, -1, -3))
+
+
+def test_a_message_that_waits_is_found_under_the_topic_it_waits_in(broker: EmbeddedBroker) -> None:
+    """That is where RocketMQ has it, too; under its own topic it appears when it is due."""
+    harness = Harness(broker)
+    sent = send(broker, "later", **{Property.DELAY: "1"})
+
+    waiting = broker.messages_by_key("SCHEDULE_TOPIC_XXXX", "4466")
+    by_id = broker.message_by_id(sent.offset_msg_id)
+    before = bodies(broker)
+    harness.advance("1s")
+
+    assert by_id == waiting[0]
+    assert before == []
+    assert bodies(broker) == ["later"]
+
+
+def test_keys_are_found_after_cleaning(broker: EmbeddedBroker) -> None:
+    for number in range(9):
+        send(broker, f"{number}" + "x" * 1_200)
+    newest = send(broker, "newest")
+
+    broker.store.delete_before(place(newest))
+    kept = [body.strip("x") for body in bodies(broker)]
+
+    assert kept[0] == "newest"
+    assert 1 < len(kept) < 10
+    assert kept[1:] == [str(number) for number in range(8, 9 - len(kept), -1)]
+
+
+def test_a_closed_broker_finds_nothing(broker: EmbeddedBroker) -> None:
+    broker.close()
+
+    with pytest.raises(BrokerClosedError):
+        broker.messages_by_key("orders", "4466")
+    with pytest.raises(BrokerClosedError):
+        broker.message_by_id("0" * 32)

@@ -1,0 +1,322 @@
+"""What readers, senders and delayed messages notice of retention."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SendError
+from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.selector import TagSelector
+from mqtemplate.store import CleaningService, FlushDiskType
+from mqtemplate.testing import Harness
+
+FILE = 65_536
+BODY = bytes(20_000)  # three of them fill a file
+SMALL = EmbeddedSettings(
+    mapped_file_size_commit_log=FILE,
+    mapped_file_size_consume_queue=10_000,
+    file_reserved_time=24,
+    default_topic_queue_nums=1,
+)
+ORDERS = MessageQueue("orders", "broker-a", 0)
+FULL = (
+    r"not stored: the disk is 95% full, and above 90% \(disk-space-warning-level-ratio\) no message is taken; free "
+    "space there, or raise the ratio, then send again: what was acknowledged is safe"
+)
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def open_broker(folder: Path | None, clock: VirtualClock | None = None) -> EmbeddedBroker:
+    return EmbeddedBroker(folder, SMALL, clock or VirtualClock())
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with open_broker(tmp_path) as broker:
+        yield broker
+
+
+def send(broker: EmbeddedBroker, count: int, topic: str = "orders") -> None:
+    for number in range(count):
+        broker.send(Message(topic, b"%d" % number + BODY))
+
+
+def delete(broker: EmbeddedBroker, files: int) -> None:
+    """Delete the first files of the log, as a disk that is nearly full asks for."""
+    cleaning = broker.store.cleaning
+    cleaning.make_free = lambda begin, end: True
+    cleaning.disk_used_ratio = lambda: 0.88
+    for _ in range(files):
+        cleaning.look()
+    cleaning.disk_used_ratio = None
+    cleaning.look()
+
+
+def join(broker: EmbeddedBroker, **changes: object) -> Consumer:
+    spec: dict[str, object] = {"group": "g", "subscriptions": {"orders": TagSelector()}}
+    return broker.subscribe(ConsumerSpec(**(spec | changes)))  # type: ignore[arg-type]
+
+
+def numbers(messages: list[MessageExt]) -> list[int]:
+    return [int(message.body.rstrip(b"\0")) for message in messages]
+
+
+def warnings(logs: list[dict[str, object]]) -> list[tuple[object, ...]]:
+    """Group, topic, queue, and the offsets of each warning of a reader whose messages are gone."""
+    lines = [line for line in logs if line["event"] == "consumer.messages_deleted"]
+    assert {line["log_level"] for line in lines} <= {"warning"}
+    return [tuple(line[name] for name in ("group", "topic", "queue", "offset", "next_offset")) for line in lines]
+
+
+# --- readers ----------------------------------------------------------------------------------------
+
+
+def test_a_consumer_whose_messages_are_gone_goes_on_from_the_first_that_is_left(broker: EmbeddedBroker) -> None:
+    send(broker, 10)
+    consumer = join(broker)
+    assert numbers(consumer.poll(2)) == [0, 1]
+
+    with capture_logs() as logs:
+        delete(broker, 2)
+        read = numbers(consumer.poll(100))
+
+    assert read == [6, 7, 8, 9]
+    assert warnings(logs) == [("g", "orders", 0, 2, 6)]
+
+
+def test_a_group_that_comes_back_too_late_is_told(tmp_path: Path) -> None:
+    """Its committed offset is before the queue's first: once with a warning, then it goes on."""
+    clock = VirtualClock()
+    with open_broker(tmp_path, clock) as broker:
+        send(broker, 10)
+        consumer = join(broker)
+        assert len(consumer.poll(1)) == 1
+        consumer.commit(ORDERS, 1)
+        delete(broker, 1)
+
+    with open_broker(tmp_path, clock) as broker, capture_logs() as logs:
+        consumer = join(broker)
+        assert numbers(consumer.poll(2)) == [3, 4]
+        assert numbers(consumer.poll(100)) == [5, 6, 7, 8, 9]
+
+    assert warnings(logs) == [("g", "orders", 0, 1, 3)]
+
+
+def test_a_member_of_a_broadcasting_group_goes_on_likewise(broker: EmbeddedBroker) -> None:
+    send(broker, 7)
+    one, two = (join(broker, message_model=MessageModel.BROADCASTING, instance_name=name) for name in ("one", "two"))
+    assert (numbers(one.poll(100)), numbers(two.poll(1))) == (list(range(7)), [0])
+
+    with capture_logs() as logs:
+        delete(broker, 1)
+        read = numbers(two.poll(100)), numbers(one.poll(100))
+
+    assert read == ([3, 4, 5, 6], [])
+    assert warnings(logs) == [("g", "orders", 0, 1, 3)]
+
+
+def test_a_consumer_that_has_read_everything_notices_nothing(broker: EmbeddedBroker) -> None:
+    send(broker, 7)
+    consumer = join(broker)
+    consumer.poll(100)
+
+    with capture_logs() as logs:
+        delete(broker, 2)
+        assert consumer.poll(100) == []
+        send(broker, 1)
+        assert numbers(consumer.poll(100)) == [0]
+
+    assert warnings(logs) == []
+
+
+@pytest.fixture
+def in_between(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> EmbeddedBroker:
+    """The log's first file is gone, and its queues do not know yet."""
+    monkeypatch.setattr(broker.store, "_correct_min_offsets", lambda: None)
+    send(broker, 7)
+    delete(broker, 1)
+    assert broker.min_offset(ORDERS) == 0
+    return broker
+
+
+def test_a_consumer_that_reads_at_that_very_moment_goes_on_at_once(in_between: EmbeddedBroker) -> None:
+    """Not damage, and nobody waits for news that came long ago."""
+    consumer = join(in_between, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+
+    with capture_logs() as logs:
+        read = numbers(consumer.poll(100))
+
+    assert read == [3, 4, 5, 6]
+    assert warnings(logs) == [("g", "orders", 0, 0, 3)]
+
+
+def test_pulling_at_that_very_moment_says_where_to_go_on(in_between: EmbeddedBroker) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match="asked was 1, which was deleted by retention") as caught:
+        in_between.pull(ORDERS, 1)
+
+    assert caught.value.next_offset == 3
+
+
+def test_searching_by_time_at_that_very_moment_finds_what_is_left(in_between: EmbeddedBroker) -> None:
+    assert in_between.search_offset(ORDERS, 0) == 3
+
+
+def test_pulling_what_is_gone_says_why_and_where_to_go_on(broker: EmbeddedBroker) -> None:
+    send(broker, 7)
+    delete(broker, 1)
+
+    with pytest.raises(
+        OffsetOutOfRangeError,
+        match=r"queue 0 of orders holds offsets 3..6, asked was 2, which was deleted by retention; go on from 3",
+    ) as caught:
+        broker.pull(ORDERS, 2)
+
+    assert caught.value.next_offset == broker.min_offset(ORDERS) == 3
+
+
+def test_searching_by_time_finds_the_first_that_is_left(broker: EmbeddedBroker) -> None:
+    send(broker, 7)
+    delete(broker, 1)
+
+    assert broker.search_offset(ORDERS, 0) == 3
+
+
+@pytest.mark.parametrize(
+    ("where", "read"),
+    [
+        (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, []),
+        (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, [3, 4, 5, 6]),
+    ],
+)
+def test_a_new_group_reads_a_queue_that_lost_its_first_messages_as_it_asks(
+    broker: EmbeddedBroker, where: ConsumeFromWhere, read: list[int]
+) -> None:
+    """As upstream: only a queue that has its first message is young, and read whole by a group that wants the last."""
+    send(broker, 7)
+    young = numbers(join(broker, group="before").poll(100))
+    delete(broker, 1)
+
+    with capture_logs() as logs:
+        found = numbers(join(broker, group="after", consume_from_where=where).poll(100))
+
+    assert (young, found) == ([0, 1, 2, 3, 4, 5, 6], read)
+    assert warnings(logs) == []
+
+
+def test_who_reads_and_who_sends_do_not_notice_when_files_are_deleted_beside_them(tmp_path: Path) -> None:
+    """Every file is deleted as soon as it is full: what is read is whole and in order, and the last is there."""
+    count = 2_000
+    settings = dataclasses.replace(SMALL, flush_disk_type=FlushDiskType.ASYNC_FLUSH, mapped_file_size_consume_queue=200)
+    with EmbeddedBroker(tmp_path, settings) as broker, ThreadPoolExecutor(1) as pool:
+        cleaning = CleaningService(broker.store, lambda: 0.88)  # beside the broker's own, for this thread to step
+        cleaning.make_free = lambda begin, end: True
+        consumer = join(broker)
+        assert consumer.poll(20) == []  # from here on it stands at the queue's first message
+        read: list[int] = []
+        sending = pool.submit(
+            lambda: [broker.send(Message("orders", str(number).encode() + bytes(1_000))) for number in range(count)]
+        )
+        while count - 1 not in read[-100:]:
+            cleaning.look()
+            read += numbers(consumer.poll(20))
+        assert len(sending.result()) == count
+        while broker.store.oldest_file() is not None:
+            cleaning.look()
+
+        assert read == sorted(set(read))
+        assert broker.store.begin_offset >= FILE * (count * 1_000 // FILE - 1)
+        assert broker.min_offset(ORDERS) > count - FILE // 1_000
+
+
+# --- senders ----------------------------------------------------------------------------------------
+
+
+def test_above_the_warning_level_every_way_of_sending_says_why_not(broker: EmbeddedBroker) -> None:
+    broker.store.cleaning.disk_used_ratio = lambda: 0.95
+    broker.store.cleaning.look()
+    message = Message("orders", b"x")
+
+    for way in (
+        lambda: broker.send(message),
+        lambda: broker.send_batch([message, message]),
+        lambda: broker.send_one_way(message),
+        lambda: broker.send_async([message]).result(0),
+        lambda: broker.send(Message("orders", b"x", {"DELAY": "3"})),
+    ):
+        with pytest.raises(SendError, match=FULL):
+            way()
+
+
+def test_what_falls_due_on_a_full_disk_is_delivered_when_there_is_room(broker: EmbeddedBroker) -> None:
+    """Neither lost nor early, and once: upstream throws a timer away after three attempts (D1)."""
+    harness = Harness(broker)
+    broker.send(Message("orders", b"1", {"DELAY": "1"}))
+    broker.send(Message("orders", b"2", {"TIMER_DELAY_MS": "1500"}))
+    broker.store.cleaning.disk_used_ratio = lambda: 0.95
+    broker.store.cleaning.look()
+
+    with capture_logs() as logs:
+        harness.advance("5s")
+    while_full = broker.max_offset(ORDERS)
+    broker.store.cleaning.disk_used_ratio = lambda: 0.5
+    harness.advance("11s")  # until the next look at the disk, and the next attempt
+
+    assert while_full == 0
+    assert {line["service"] for line in logs if line["event"] == "delay.stalled"} == {"delay.schedule", "delay.timer"}
+    assert numbers(list(broker.pull(ORDERS, 0).messages)) == [1, 2]
+
+
+# --- the broker -------------------------------------------------------------------------------------
+
+
+def test_a_broker_cleans_by_itself_at_its_hour(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    broker.store.cleaning.make_free = lambda begin, end: True
+    send(broker, 10)
+    harness = Harness(broker)
+
+    harness.advance("27h 59m")
+    before = broker.min_offset(ORDERS)
+    harness.advance("1m")
+
+    assert (before, broker.min_offset(ORDERS), broker.max_offset(ORDERS)) == (0, 9, 10)
+    assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{3 * FILE:020d}"]
+
+
+def test_a_folder_that_was_cleaned_opens_again(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    with open_broker(tmp_path, clock) as broker:
+        broker.send(Message("orders", b"0", {"TIMER_DELAY_MS": "1000"}))
+        Harness(broker).advance("2s")
+        send(broker, 9)
+        delete(broker, 2)
+
+    for _ in range(2):
+        with open_broker(tmp_path, clock) as broker:
+            low, high = broker.min_offset(ORDERS), broker.max_offset(ORDERS)
+            assert low > 0
+            assert len(broker.pull(ORDERS, low, 100).messages) == high - low
+            send(broker, 1)
+            Harness(broker).advance("1h")
+
+
+def test_settings_that_cannot_be_are_refused_before_anything_is_opened() -> None:
+    with pytest.raises(ConfigurationError, match=r"delete-when: 'four' is no hour of the day; give 00 to 23"):
+        EmbeddedBroker(None, EmbeddedSettings(delete_when="four"))
