@@ -18,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -43,6 +43,7 @@ VERSION = "5.5.0"
 _ROOT = Path(__file__).parents[2]
 _HOME = _ROOT / ".rocketmq"
 _SOURCES = Path(__file__).with_name("java")
+_LOGGING = Path(__file__).with_name("logging")
 _OPENED = [  # what its store does with direct memory is closed since Java 16
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
@@ -83,9 +84,7 @@ class PeerMessage(NamedTuple):
 def why_not() -> str | None:
     """Why RocketMQ cannot run here; None if it can."""
     if _tool("java") is None or _tool("javac") is None:
-        return (
-            "no JDK found (java, javac; by JAVA_HOME or PATH); install one, 17 or newer, and run `make setup`"
-        )
+        return "no JDK found (java, javac; by JAVA_HOME or PATH); install one, 17 or newer, and run `make setup`"
     if not (_HOME / ".ready").exists():
         return "Apache RocketMQ is not in .rocketmq/; run `make setup` where there is a JDK 17 or newer and Maven"
     return None
@@ -126,10 +125,9 @@ def _java(home: Path, main: str, *arguments: str, heap_mib: int, flags: Sequence
         f"-XX:MaxDirectMemorySize={2 * heap_mib}m",
         f"-Duser.home={home}",
         f"-Drocketmq.home.dir={home}",
-        "-Drocketmq.log.root.level=WARN",
         "-Dcom.rocketmq.remoting.client.closeChannelTimeout=1000",
         "-cp",
-        f"{_classes()}:{_HOME}/lib/*",
+        f"{_LOGGING}:{_classes()}:{_HOME}/lib/*",
         main,
         *arguments,
     ]
@@ -158,11 +156,8 @@ class _Process:
             time.sleep(0.02)
 
     def tail(self) -> str:
-        """The end of what it printed, and what its logs warn of."""
-        logs = self.home.glob("logs/rocketmqlogs/**/*.log")
-        warnings = [line for path in logs for line in _lines(path) if " WARN " in line or " ERROR " in line]
-        printed = [line for line in _lines(self._printed) if "|-" not in line]  # the logging library tells of itself
-        return "\n".join([*sorted(warnings)[-40:], *printed[-40:]])
+        """The end of what it printed."""
+        return "\n".join(_lines(self._printed)[-40:])
 
     def stop(self) -> None:
         """End it cleanly; harmless if it has ended."""
@@ -313,12 +308,12 @@ class RocketMQ:
     def pid(self) -> int:
         return self._process._process.pid
 
-    def wait_for_file(self, name: str, text: str) -> None:
-        """Return when a file of the store holds *text*: RocketMQ writes its tables seconds after they change."""
+    def wait_for_file(self, name: str, is_there: Callable[[str], bool]) -> None:
+        """Return when a file of the store holds what *is_there* looks for: tables are written seconds after a change."""
         path, deadline = self.folder / name, time.monotonic() + _START_SECONDS
-        while not (path.exists() and text in path.read_text(errors="replace")):
+        while not (path.exists() and is_there(path.read_text(errors="replace"))):
             if time.monotonic() > deadline:
-                raise PeerError(f"{name} does not hold {text!r} after {_START_SECONDS} s")
+                raise PeerError(f"{name} does not hold what was waited for after {_START_SECONDS} s")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -372,7 +367,7 @@ class JavaClient:
         line = answers.readline()
         answer = json.loads(line) if line else {"error": "the client ended"}
         if "error" in answer:
-            printed = [text for text in _lines(self._home / "client.out") if "|-" not in text]
+            printed = _lines(self._home / "client.out")
             raise PeerError("\n".join([f"{do} {question}: {answer['error']}", *printed[-30:]]))
         return answer["answer"]
 

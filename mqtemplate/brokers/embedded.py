@@ -77,7 +77,7 @@ class EmbeddedBroker(Broker):
         self.reader = QueueReader(self.store, self.name)
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
         limits = settings.timer_limits()
-        self._schedule = ScheduleMessageService(self.store, self.levels)
+        self._schedule = ScheduleMessageService(self.store, self.levels, limits.precision_ms)
         self._timer = TimerMessageStore(
             self.store,
             limits,
@@ -108,7 +108,6 @@ class EmbeddedBroker(Broker):
         cleaning.make_free = self._steering.copy_forward
         cleaning.waiting_bytes = self._steering.waiting_bytes
         cleaning.on_cleaned(self._timer.delete_before)
-        cleaning.on_cleaned(self.store.index.delete_before)
 
     def _capabilities(self) -> frozenset[Capability]:
         capabilities = {

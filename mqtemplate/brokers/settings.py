@@ -25,7 +25,8 @@ class EmbeddedSettings:
         max_index_num: Keys an index file has room for, and one.
         file_reserved_time: Hours that messages are kept after the newest one of their file; longer while they wait.
         delete_when: The hours of the day, local time, in which older files are deleted: ``04``, or ``04;16``.
-        disk_max_used_space_ratio: Percent of the disk above which they are deleted at any hour.
+        disk_max_used_space_ratio: Percent of the disk above which they are deleted at any hour. This ratio and the next
+            two count only where there is no room for 16 more commit log files.
         disk_space_clean_forcibly_ratio: Percent above which the oldest files are deleted whatever their age.
         disk_space_warning_level_ratio: Percent above which no new message is taken; 100 switches a ratio off.
         clean_file_forcibly_enable: Whether files may be deleted that are not old.

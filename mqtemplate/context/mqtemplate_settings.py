@@ -82,7 +82,8 @@ class BrokerSettings(Properties):
     delete_when: str = "04"
     """Hours of the day, local time, in which older files are deleted; several as ``04;16``."""
     disk_max_used_space_ratio: int = 75
-    """Percent of the disk above which they are deleted at any hour."""
+    """Percent of the disk above which they are deleted at any hour; it counts, as do the next two, where there is no
+    room for 16 more commit log files."""
     disk_space_clean_forcibly_ratio: int = 85
     """Percent above which the oldest files are deleted whatever their age."""
     disk_space_warning_level_ratio: int = 90

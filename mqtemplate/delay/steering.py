@@ -17,7 +17,6 @@ from mqtemplate.delay.divert import Diverted, TimerLimits, divert
 from mqtemplate.delay.keeper import Keeper
 from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
-from mqtemplate.delay.release import Releaser
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property
@@ -35,6 +34,7 @@ _MOVES = b"1"
 _NO_KEY = "-"
 
 _MOST_OF_A_KEY = 100_000
+_AT_ONCE = 100  # messages copied forward while nobody else may take one out: some milliseconds
 _WAITING_TOPICS = (TIMER_TOPIC, SCHEDULE_TOPIC)
 
 
@@ -280,28 +280,36 @@ class Steering:
         return total
 
     def _copy_all_forward(self, keeper: Keeper, physical_begin: int, physical_end: int) -> bool:
-        fitting = Releaser(self._store, keeper.source_topic).fitting
         with keeper.lock:
             keeper.catch_up()
             rows = keeper.waiting_between(physical_begin, physical_end)
-            while len(rows) and rows["due_ms"].min() > self._store.clock.now_ms():
-                count = fitting(rows["size"].tolist())
-                if not self._move(keeper, rows[:count]):
-                    return False
-                rows = rows[count:]
+        # what is due goes by itself; on a full disk it cannot, and must not keep the file that would make room
+        if len(rows) and self._store.refusal is None and rows["due_ms"].min() <= self._store.clock.now_ms():
+            return False
+        offsets = np.sort(rows["physical_offset"])
+        moved = [
+            self._move_between(keeper, int(piece[0]), int(piece[-1]) + 1)
+            for piece in np.split(offsets, range(_AT_ONCE, len(offsets), _AT_ONCE))
+            if len(piece)
+        ]
         self._store.group_commit.wait(self._store.end_offset, 60_000)
-        return not len(rows)
+        return all(moved)
 
-    def _move(self, keeper: Keeper, rows: np.ndarray) -> bool:
-        records = []
-        for physical_offset in rows["physical_offset"].tolist():
-            record = self._read(physical_offset)
-            if record is None:
-                return False
-            records.append(record)
-        self._store.put_all([self._forward(record, keeper) for record in records], though_full=True)  # it makes room
-        for record in records:
-            keeper.withdraw(record)
+    def _move_between(self, keeper: Keeper, physical_begin: int, physical_end: int) -> bool:
+        """Copy a few messages; others may be handed over before and after."""
+        with keeper.lock:
+            rows = keeper.waiting_between(physical_begin, physical_end)
+            records = [self._read(physical_offset) for physical_offset in rows["physical_offset"].tolist()]
+            whole = [record for record in records if record is not None]
+            if len(whole) < len(records) or not whole:
+                return not records
+            topics = set()
+            for record in whole:  # one by one: together they could be more than a file takes
+                draft = self._forward(record, keeper)
+                self._store.put_all([draft], though_full=True)  # it makes room
+                keeper.withdraw(record)
+                topics.add(draft.topic)
+        self._store.ring(topics)
         return True
 
     def _forward(self, record: StoredRecord, keeper: Keeper) -> RecordDraft:

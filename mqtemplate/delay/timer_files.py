@@ -40,6 +40,7 @@ TIMER_CHECKPOINT_FILE = "config/timercheck"
 _SNAPSHOT = re.compile(r"timerwheel\.\d+")
 """Where RocketMQ 5.5 keeps the wheel if ``timerWheelSnapshotFlush`` is on; the base file is all zero, then."""
 _NEVER_MS = 1 << 62
+_MOST_CHECKED = 32_000_000 * TIMER_UNIT_SIZE  # bytes of the log; reading them takes a second or two
 
 DEFAULT_ROLL_WINDOW_SLOTS = 172_800
 """Two days of seconds. Source: ``MessageStoreConfig.timerRollWindowSlot``."""
@@ -156,7 +157,18 @@ class TimerFiles:
             return False
         if self.writer is Writer.ROCKETMQ:
             return self._recount(self._end_of_units(end))
-        return self._repair(end) or self._recount(end)
+        return (self._repair(end) or self._recount(end)) and self._is_sound()
+
+    def _is_sound(self) -> bool:
+        """Whether no unit is damaged that a live slot may lead to, as far as that is soon told."""
+        first = self.wheel.first_position(self.checkpoint.last_read_time_ms)
+        if first is None or self.log.end - first > _MOST_CHECKED:
+            return True  # who opens the slot will see
+        return all(are_sound(units).all() for _, units in self.log.pieces(first, self.log.end))
+
+    def condemn(self) -> None:
+        """Have the files made anew when they are opened the next time."""
+        self._home.delete(TIMER_CHECKPOINT_FILE)
 
     def _repair(self, end: int) -> bool:
         """Take back what was linked since the checkpoint; False if the wheel is not what it was then."""

@@ -111,6 +111,7 @@ class TimerMessageStore:
         self._cursor = 0
         self._catch_up_to = 0  # units to put on the wheel before the first slot opens
         self._is_rebuilt = False
+        self._is_condemned = False
         self._release_end = 0  # physical offset behind the newest record that took a waiting one's place
         self._replay_offset: int | None = 0
         self._unsettled: set[str] = set()  # topics that something was handed over to and nobody was told yet
@@ -227,6 +228,8 @@ class TimerMessageStore:
         except StoreFullError as exc:
             _log.warning("delay.stalled", service=self.name, reason=str(exc))
             return now_ms + _RETRY_MS
+        except TimerLogDamageError as exc:
+            raise self._condemned(exc) from exc
         topics, self._unsettled = self._unsettled, set()
         if topics:
             self._store.settle(self._release_end, topics)
@@ -243,6 +246,16 @@ class TimerMessageStore:
             backlog.close_slots(now_ms)
         has_more = self._cursor < self._store.consume_queue(TIMER_TOPIC, 0).max_offset
         return now_ms if has_more else self._next_call(backlog, now_ms)
+
+    def _condemned(self, exc: TimerLogDamageError) -> StoreError:
+        """What is said of files that were found damaged; no word of progress is written to them any more."""
+        assert self._files is not None
+        self._is_condemned = True
+        self._files.condemn()
+        return StoreError(
+            f"{exc}; timers wait until the broker is started again: then wheel and timer log are made anew from the "
+            "commit log, and nothing is lost"
+        )
 
     def _next_call(self, backlog: TimerBacklog, now_ms: int) -> int | None:
         times = []
@@ -326,7 +339,10 @@ class TimerMessageStore:
 
     def is_waiting(self, record: StoredRecord) -> bool:
         """See `Keeper`."""
-        return self._backlog is not None and self._backlog.is_waiting(record)
+        try:
+            return self._backlog is not None and self._backlog.is_waiting(record)
+        except TimerLogDamageError as exc:
+            raise self._condemned(exc) from exc
 
     def due_ms(self, record: StoredRecord) -> int:
         """See `Keeper`; 0 where nobody can tell."""
@@ -410,6 +426,8 @@ class TimerMessageStore:
 
     def persist(self) -> int | None:
         """Write wheel, log and ``timercheck`` if there is something new; see `LogFollower`."""
+        if self._is_condemned:
+            return 0
         if not self._is_started or (self._is_rebuilt and self._cursor < self._catch_up_to):
             return self._replay_offset  # half of the topic on the wheel is no state to go on from
         with self._saving:

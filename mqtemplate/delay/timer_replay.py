@@ -34,22 +34,21 @@ class TimerReplay:
         self._seen: array[int] = array("q")
         self._sources = np.empty(0, np.int64)
         self._foreign = ForeignCopies()
+        self._foreign_rolls = ForeignCopies()
+        self._rolls_end = 0  # physical offset behind the last of those
         self.steered: set[int] = set()
         self.first_offset: int | None = None
         self.last_timestamp = -1
 
     def __len__(self) -> int:
-        return len(self._sources) + len(self._foreign)
+        return len(self._sources) + len(self._foreign) + len(self._foreign_rolls)
 
     def replay(self, record: StoredRecord) -> None:
         """Take a record of the log in; the same one may come twice."""
         source = released_source(record)
         if source is None:
-            foreign_count = len(self._foreign)
             if b"TIMER_OUT_MS\x01" in record.properties_bytes:
-                self._foreign.replay(record)
-            if len(self._foreign) > foreign_count:
-                self._note(record)
+                self._replay_foreign(record)
             return
         properties = record.properties_bytes
         is_steered = find_property(properties, b"__STEERED") is not None
@@ -57,6 +56,17 @@ class TimerReplay:
             self.steered.add(source)
         if is_steered or record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC) or b"TIMER_OUT_MS\x01" in properties:
             self._seen.append(source)
+            self._note(record)
+
+    def _replay_foreign(self, record: StoredRecord) -> None:
+        count = len(self)
+        roll_count = _roll_count(record)
+        if record.topic == TIMER_TOPIC and roll_count:  # it took the place of the one that had been rolled once less
+            self._foreign_rolls.replay(_in_real_topic(record, roll_count - 1))
+            self._rolls_end = record.physical_offset + 1
+        else:
+            self._foreign.replay(record)
+        if len(self) > count:
             self._note(record)
 
     def _note(self, record: StoredRecord) -> None:
@@ -71,7 +81,8 @@ class TimerReplay:
 
     def forget(self) -> None:
         """Nothing that waits is among those that have gone any more."""
-        self._sources, self._foreign = np.empty(0, np.int64), ForeignCopies()
+        self._sources = np.empty(0, np.int64)
+        self._foreign, self._foreign_rolls = ForeignCopies(), ForeignCopies()
         self.first_offset, self.last_timestamp = None, -1
 
     def is_linked(self, physical_offsets: np.ndarray) -> np.ndarray:
@@ -85,13 +96,31 @@ class TimerReplay:
             slots_ms: The slot each stands in. RocketMQ handed nothing over before its slot.
         """
         done = self.is_linked(physical_offsets)
-        if len(self._foreign):
-            for index in np.flatnonzero(~done & (slots_ms <= self._foreign.last_timestamp)).tolist():
-                done[index] = self._was_copied(int(physical_offsets[index]), int(sizes[index]))
+        may_be_copied = ~done & (
+            (slots_ms <= self._foreign.last_timestamp) | (physical_offsets < self._rolls_end)
+        )
+        for index in np.flatnonzero(may_be_copied).tolist():
+            done[index] = self._was_copied(int(physical_offsets[index]), int(sizes[index]))
         return done
 
     def _was_copied(self, physical_offset: int, size: int) -> bool:
         try:
-            return self._foreign.contains(self._store.read(physical_offset, size))
+            record = self._store.read(physical_offset, size)
         except CorruptRecordError:
             return False  # it is reported when it is due
+        if physical_offset < self._rolls_end and self._foreign_rolls.contains(
+            _in_real_topic(record, _roll_count(record))
+        ):
+            return True
+        return self._foreign.contains(record)
+
+
+def _roll_count(record: StoredRecord) -> int:
+    text = find_property(record.properties_bytes, b"TIMER_ROLL_TIMES") or "0"
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _in_real_topic(record: StoredRecord, roll_count: int) -> StoredRecord:
+    """A record in the form that `ForeignCopies` takes for a copy, told apart by how often it was rolled."""
+    topic = find_property(record.properties_bytes, b"REAL_TOPIC") or ""
+    return record._replace(topic=topic, reconsume_times=-1 - roll_count)

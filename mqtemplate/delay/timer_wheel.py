@@ -176,6 +176,12 @@ class TimerWheel:
         live = slots["time"][slots["time"] >= from_ms // self._precision_ms]
         return int(live.min()) * self._precision_ms if live.size else None
 
+    def first_position(self, from_ms: int) -> int | None:
+        """The first unit of all slots at or after *from_ms*."""
+        slots = self._everything()
+        live = slots["first_pos"][slots["time"] >= from_ms // self._precision_ms]
+        return int(live.min()) if live.size else None
+
     def slots_from(self, position: int) -> list[Slot]:
         """Every slot, live or not, whose newest unit stands at or behind a timer log offset."""
         slots = self._everything()

@@ -21,6 +21,7 @@ __all__ = ["DamagedRange", "DispatchAgain", "QueueGapError", "QueuePlace"]
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
 _LARGEST_SIZE = PRE_BLANK_SIZE_MARK - 1
+_NOWHERE = (1 << 63) - 1
 
 
 class QueueGapError(Exception):
@@ -64,6 +65,9 @@ class DispatchAgain:
     Args:
         queues: All there are now.
         queue_of: Gives a queue, made if missing.
+
+    Attributes:
+        made_from: Physical offset of the first record that was given a unit, because it had none or a wrong one.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class DispatchAgain:
         self._tags_code_of = tags_code_of
         self._damage: list[DamagedRange] = []
         self._read_from = 0
+        self.made_from = _NOWHERE
 
     def begin(self, physical_offset: int) -> None:
         """The log is read from here on now."""
@@ -113,6 +118,7 @@ class DispatchAgain:
         if known < len(rows):
             tags_codes = [self._tags_code_of(label) for label in batch.labels(rows[known:])]
             queue.append_all(physical_offsets[known:], sizes[known:], tags_codes)
+            self.made_from = min(self.made_from, int(physical_offsets[known]))
         return True
 
     def _dispatch_one(self, queue: ConsumeQueue, record: StoredRecord) -> None:
@@ -129,6 +135,7 @@ class DispatchAgain:
     def _append(self, queue: ConsumeQueue, record: StoredRecord) -> None:
         queue.reserve(1)
         queue.append(record.physical_offset, record.total_size, self._tags_code_of(record))
+        self.made_from = min(self.made_from, record.physical_offset)
 
     def _compare(self, queue: ConsumeQueue, record: StoredRecord) -> None:
         """There is a unit at the record's place."""
@@ -151,6 +158,7 @@ class DispatchAgain:
             found_size=unit.size,
         )
         queue.rewrite(at, record.physical_offset, record.total_size, self._tags_code_of(record))
+        self.made_from = min(self.made_from, record.physical_offset)
 
     def _is_right(self, unit: CqUnit, record: StoredRecord) -> bool:
         """Whether a unit points at a good record that has the same place in the same queue."""

@@ -92,8 +92,8 @@ class Home(ABC):
     def file_sizes(self, folder: str) -> dict[str, int]:
         """The files in a folder, sorted by name, and their lengths."""
 
-    def disk_used_ratio(self) -> float:
-        """How full the disk is that it lies on, from 0 to 1; 0 where there is none."""
+    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
+        """How full the disk is that it lies on, from 0 to 1; 0 where there is none, or *roomy_bytes* are free."""
         return 0.0
 
 
@@ -227,8 +227,10 @@ class FolderHome(Home):
             if path.parent.is_dir():
                 self._disk.sync_folder(path.parent)
 
-    def disk_used_ratio(self) -> float:
+    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
         usage = shutil.disk_usage(self.root)
+        if roomy_bytes is not None and usage.free >= roomy_bytes:
+            return 0.0
         return usage.used / max(usage.used + usage.free, 1)  # as df counts: what is kept for root is not there
 
     def list_folders(self, name: str) -> list[str]:

@@ -215,9 +215,7 @@ class IndexUnit(NamedTuple):
 _INDEX_UNIT = struct.Struct(">iqii")
 INDEX_UNIT_SIZE = _INDEX_UNIT.size
 assert INDEX_UNIT_SIZE == 20
-INDEX_UNIT_DTYPE = np.dtype(
-    [("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
-)
+INDEX_UNIT_DTYPE = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 assert INDEX_UNIT_DTYPE.itemsize == INDEX_UNIT_SIZE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from time import perf_counter_ns
 
 import structlog
@@ -30,6 +31,9 @@ from mqtemplate.store.settings import FlushDiskType, StoreSettings
 from mqtemplate.store.sized_files import open_files
 
 __all__ = ["MessageStore", "PutResult"]
+
+_ROOMY_FILES = 16
+"""While there is room for so many commit log files, the disk counts as empty, whatever part of it is used."""
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
@@ -88,7 +92,10 @@ class MessageStore:
         self.index = IndexService(home, settings, clock)
         self.refusal: str | None = None
         # on a virtual clock a test gives the same result on every machine, however full its disk is
-        self.cleaning = CleaningService(self, None if clock.is_virtual else home.disk_used_ratio)
+        # and a nearly full disk of a terabyte has room for months
+        roomy_bytes = _ROOMY_FILES * settings.mapped_file_size_commit_log
+        disk_used = partial(home.disk_used_ratio, roomy_bytes)
+        self.cleaning = CleaningService(self, None if clock.is_virtual else disk_used)
 
     # --- life ----------------------------------------------------------------------------------
 
@@ -418,7 +425,7 @@ class MessageStore:
         """Take a checkpoint; whether a restart, from then on, reads nothing before *physical_offset*."""
         end = self._written_end()
         self.take_checkpoint()
-        return self.group_commit.flushed >= end and self._checkpoint.fields.logics_physical_offset >= physical_offset
+        return self.group_commit.flushed >= end and self._checkpoint.replay_start >= physical_offset
 
     def delete_before(self, physical_offset: int) -> None:
         """Delete the log's files before *physical_offset*, never the last one, and what of the queues points at them.

@@ -66,9 +66,12 @@ class Recovery:
                     queue.cut_at_hole(checkpoint_offset)
                 queue.flush_again(checkpoint_offset)
         follower_starts = [start for follower in self._followers if (start := follower.replay_from()) is not None]
-        # units that are made again do not tell what the followers noted in them
         replay_from = max(min([*starts, *follower_starts]), self._log.begin)
         is_cut = self._read(replay_from, self._log.file_start_of(replay_from))
+        if self._followers and self._dispatch.made_from < replay_from:
+            # units that were made again do not tell what the followers had noted in them
+            replay_from = self._dispatch.made_from
+            is_cut = self._read(replay_from, self._log.file_start_of(replay_from))
         end = self._log.scan_end
         if is_cut or not was_clean:
             for queue in list(self._dispatch.queues.values()):
@@ -102,7 +105,6 @@ class Recovery:
             except QueueGapError as exc:
                 _log.warning("store.queue_rebuilt", reason=str(exc), read_from=exc.physical_offset)
                 start = self._log.file_start_of(exc.physical_offset)
-                replay_from = min(replay_from, exc.physical_offset)
 
     def _read_once(self, replay_from: int, start: int) -> bool:
         self._dispatch.begin(start)

@@ -32,7 +32,8 @@ class StoreSettings:
             64 MiB; RocketMQ's 5,000,000 and 20,000,000 make 420 MB.
         file_reserved_time: Hours that a commit log file is kept after its newest record.
         delete_when: The hours of the day, local time, in which older files are deleted; see `parse_delete_when`.
-        disk_max_used_space_ratio: Percent of the disk above which they are deleted at any hour.
+        disk_max_used_space_ratio: Percent of the disk above which they are deleted at any hour. This ratio and the next
+            two count only where there is no room for 16 more commit log files.
         disk_space_clean_forcibly_ratio: Percent above which the oldest files are deleted whatever their age.
         disk_space_warning_level_ratio: Percent above which no new message is taken; 100 switches a ratio off.
         clean_file_forcibly_enable: Whether files may be deleted that are not old.

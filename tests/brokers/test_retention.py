@@ -29,6 +29,7 @@ SMALL = EmbeddedSettings(
     default_topic_queue_nums=1,
 )
 ORDERS = MessageQueue("orders", "broker-a", 0)
+LATER = MessageQueue("later", "broker-a", 0)
 FULL = (
     r"not stored: the disk is 95% full, and above 90% \(disk-space-warning-level-ratio\) no message is taken; free "
     "space there, or raise the ratio, then send again: what was acknowledged is safe"
@@ -284,6 +285,28 @@ def test_what_falls_due_on_a_full_disk_is_delivered_when_there_is_room(broker: E
     assert numbers(list(broker.pull(ORDERS, 0).messages)) == [1, 2]
 
 
+def test_d6_what_is_due_on_a_full_disk_does_not_stop_the_disk_from_being_cleaned(tmp_path: Path) -> None:
+    """Nothing is handed over there, so what is due goes on waiting; were its file kept for it, there would never be
+    room again."""
+    with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
+        broker.send(Message("later", b"1", {"DELAY": "1"}))
+        broker.send(Message("later", b"2", {"TIMER_DELAY_MS": "1500"}))
+        send(broker, 6)
+        harness = Harness(broker)
+        broker.store.cleaning.disk_used_ratio = lambda: 0.95 if broker.store.begin_offset == 0 else 0.5
+        broker.store.cleaning.make_free, copy_forward = None, broker.store.cleaning.make_free
+        broker.store.cleaning.look()
+        harness.advance("5s")
+        waited = broker.max_offset(LATER)
+
+        broker.store.cleaning.make_free = copy_forward
+        harness.advance("30s")
+
+        assert waited == 0
+        assert broker.store.begin_offset == FILE
+        assert sorted(numbers(list(broker.pull(LATER, 0).messages))) == [1, 2]
+
+
 # --- the broker -------------------------------------------------------------------------------------
 
 
@@ -298,6 +321,39 @@ def test_a_broker_cleans_by_itself_at_its_hour(broker: EmbeddedBroker, tmp_path:
 
     assert (before, broker.min_offset(ORDERS), broker.max_offset(ORDERS)) == (0, 9, 10)
     assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{3 * FILE:020d}"]
+
+
+@pytest.mark.parametrize("ends", ["never", "cleanly", "killed"])
+def test_d6_what_waits_outlives_the_file_it_was_sent_to(tmp_path: Path, ends: str) -> None:
+    """D6: files are kept for a day, and messages wait for ten, as a level and as a timer: both come on time, once."""
+    clock = VirtualClock()
+    settings = dataclasses.replace(SMALL, message_delay_level="10d", checkpoint_interval_ms=1_000)
+    due_ms = clock.now_ms() + 10 * 86_400_000
+    broker = EmbeddedBroker(tmp_path, settings, clock)
+    broker.start()
+    broker.send(Message("later", b"1", {"DELAY": "1"}))
+    broker.send(Message("later", b"2", {"TIMER_DELIVER_MS": str(due_ms)}))
+    begins = []
+
+    for _ in range(9):
+        send(broker, 6)
+        Harness(broker).advance("1d")
+        begins.append(broker.store.begin_offset)
+        if ends != "never":
+            broker.close() if ends == "cleanly" else broker.store.release()
+            broker = EmbeddedBroker(tmp_path, settings, clock)
+            broker.start()
+    harness = Harness(broker)
+    clock.set_ms(due_ms - 1)
+    harness.run_until_idle()
+    too_early = broker.max_offset(LATER)
+    harness.advance("1ms")
+    harness.advance("2d")
+
+    assert begins[3] > 2 * FILE
+    assert too_early == broker.min_offset(LATER) == 0
+    assert sorted(numbers(list(broker.pull(LATER, 0, 100).messages))) == [1, 2]
+    broker.close()
 
 
 def test_a_folder_that_was_cleaned_opens_again(tmp_path: Path) -> None:

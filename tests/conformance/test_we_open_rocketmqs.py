@@ -30,12 +30,14 @@ class Opened(NamedTuple):
 
     Attributes:
         groups: What ``subscriptionGroup.json`` held before.
+        metrics: The same of ``timermetrics``.
     """
 
     broker: EmbeddedBroker
     folder: Path
     written: Written
     groups: bytes
+    metrics: bytes
 
 
 @pytest.fixture(scope="module", params=["stopped", "killed"])
@@ -49,8 +51,9 @@ def opened(
     folder = tmp_path_factory.mktemp("store")
     written = write(folder, name_server, java, port, request.param)
     groups = (folder / "config/subscriptionGroup.json").read_bytes()
+    metrics = (folder / "config/timermetrics").read_bytes()
     with EmbeddedBroker(folder, settings(port)) as broker:
-        yield Opened(broker, folder, written, groups)
+        yield Opened(broker, folder, written, groups, metrics)
 
 
 def test_what_waits_is_listed(opened: Opened) -> None:
@@ -158,13 +161,14 @@ def _read_to_the_end(broker: EmbeddedBroker) -> list[MessageExt]:
 
 
 def test_tables_keep_what_only_rocketmq_knows(opened: Opened) -> None:
-    """Groups are not ours to write; topics and offsets keep their versions and what else stands beside them."""
+    """Groups and the counts of timers are not ours to write; topics keep their version and what stands beside them."""
     opened.broker.create_topic("made-by-us", 3)
 
     topics = json.loads((opened.folder / "config/topics.json").read_text())
     before = load_json((opened.folder / "config/topics.json.bak").read_text())
 
     assert (opened.folder / "config/subscriptionGroup.json").read_bytes() == opened.groups
+    assert (opened.folder / "config/timermetrics").read_bytes() == opened.metrics
     assert READERS in load_json(opened.groups.decode())["subscriptionGroupTable"]
     assert topics["dataVersion"]["counter"] > before["dataVersion"]["counter"]
     assert topics["topicConfigTable"].items() >= before["topicConfigTable"].items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +54,7 @@ def write(folder: Path, names: NameServer, java: JavaClient, port: int, how: str
         orders = [sent.body for sent in stored if sent.topic == ORDERS]
         assert len(java.consume(READERS, ORDERS, len(orders) - 1, 20_000, fail=orders[:1])) == len(orders) - 1
         assert len(java.read(LATER, 2, 20_000)) == 2
-        broker.wait_for_file("config/consumerOffset.json", f"@{READERS}")
+        broker.wait_for_file("config/consumerOffset.json", _has_all_orders)
         waiting = send_later(
             java,
             [
@@ -71,6 +72,11 @@ def write(folder: Path, names: NameServer, java: JavaClient, port: int, how: str
         else:
             broker.kill()
     return Written(stored, delivered, waiting, recalled, orders[0])
+
+
+def _has_all_orders(table: str) -> bool:
+    """Whether the offsets of `READERS` stand behind the five orders of each queue."""
+    return f'"{ORDERS}@{READERS}":{{0:5,1:5,2:5,3:5}}' in re.sub(r"\s", "", table)
 
 
 def _admit_long_group(folder: Path) -> None:
@@ -138,6 +144,6 @@ def send_later(java: JavaClient, given: list[tuple[str, dict[str, int]]]) -> lis
 def _recall(java: JavaClient) -> list[bytes]:
     """Send a message that waits, and take it back."""
     body = b"recalled"
-    handle = java.send({"topic": LATER, "body": body, "delay_ms": 9_700})[0]["recall_handle"]
+    handle = java.send({"topic": LATER, "body": body, "keys": "recalled", "delay_ms": 9_700})[0]["recall_handle"]
     java.recall(LATER, handle)
     return [body]

@@ -151,7 +151,7 @@ class Life:
 
 
 @given(st.lists(acts, max_size=30))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50)
 def test_no_message_is_early_late_lost_or_repeated(plan: list[Act]) -> None:
     """X11 D11 On a virtual clock on time means: exactly at the millisecond. Cancelled ones never come."""
     with TemporaryDirectory() as folder:

@@ -322,6 +322,21 @@ def test_queues_that_were_lost_are_rebuilt_with_what_is_done(
     assert room.arrived()[-1].at_ms == room.clock.now_ms() - 1 * SECOND
 
 
+def test_a_queue_that_lost_its_end_is_rebuilt_with_what_is_done(open_room: OpenRoom, tmp_path: Path) -> None:
+    """X11 Nobody sees that anything is missing, until the log goes on behind it."""
+    room = shortened(open_room)
+    room.store.take_checkpoint()
+    room.send(b"behind", DELAY=1)
+    room.crash()
+    [file] = (tmp_path / "consumequeue" / SCHEDULE_TOPIC / "0").iterdir()
+    file.write_bytes(file.read_bytes()[:20].ljust(file.stat().st_size, b"\0"))
+
+    room = open_room(levels="1s")
+    room.advance(1 * MINUTE)
+
+    assert room.bodies() == [b"second", b"again", b"behind", b"minute"]
+
+
 def test_progress_is_written_when_the_copies_are_on_the_disk(open_room: OpenRoom) -> None:
     """D29 Upstream's copies never wait for the disk, though its progress file does."""
     room = open_room()

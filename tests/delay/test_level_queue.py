@@ -243,13 +243,15 @@ def test_what_happens_between_asking_and_marking_is_marked_the_next_time() -> No
     release(level, 10)
     marks = level.marks()
     release(level, 20)
+    level.withdraw(3)
 
     level.mark(marks)
     level.forget(marks)
+    assert not level.is_waiting(3, 300)
     assert queue.units(0, 4)["size"].tolist() == [91, DONE_SIZE_MARK, 91, 91]
 
     level.mark(level.marks())
-    assert queue.units(0, 4)["size"].tolist() == [91, DONE_SIZE_MARK, DONE_SIZE_MARK, 91]
+    assert queue.units(0, 4)["size"].tolist() == [91, DONE_SIZE_MARK, DONE_SIZE_MARK, DONE_SIZE_MARK]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER
 from mqtemplate.delay.timer_intake import deliver_time, roll_slots
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import TIMER_TOPIC
-from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.services import ServiceThread
 from mqtemplate.store import PutResult
 from tests.delay.conftest import OpenRoom
@@ -77,7 +77,7 @@ def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(room: W
 
 @pytest.mark.parametrize("delay_ms", [1, 7, 999, 1_000, 1_001, 59_999, 3_600_000, 10_000_001])
 def test_a_timer_arrives_at_its_millisecond(room: WaitingRoom, delay_ms: int) -> None:
-    """A2 A14 A15 Neither a slot nor a millisecond early, and not a millisecond late."""
+    """D2 A2 A14 A15 Neither a slot nor a millisecond early, and not a millisecond late."""
     start = room.clock.now_ms()
     room.send(b"exact", TIMER_DELAY_MS=delay_ms)
 
@@ -134,7 +134,7 @@ def test_the_copy_is_an_ordinary_message_of_its_topic(room: WaitingRoom) -> None
 
 
 def test_one_slot_is_released_in_order_of_due_time(room: WaitingRoom) -> None:
-    """Upstream empties a second at once; here each of its messages has its own moment."""
+    """D3 Upstream empties a second at once; here each of its messages has its own moment."""
     start = room.clock.now_ms()
     for delay_ms in (1_900, 1_100, 1_500, 1_100):
         room.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
@@ -199,7 +199,7 @@ def test_a_slot_spread_over_many_files_is_read_whole(room: WaitingRoom) -> None:
 
 
 def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_room: OpenRoom) -> None:
-    """A16 Not yet due: appended to the timer topic again, so that it does not grow old with the commit log."""
+    """D26 A16 Not yet due: appended to the timer topic again, so that it does not grow old with the commit log."""
     room = open_room(timers=MULTIPLES)
     start = room.clock.now_ms()
     room.send(b"25 s", TIMER_DELAY_MS=25_300)
@@ -214,7 +214,7 @@ def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_room: OpenR
 
 
 def test_parked_messages_spread_over_half_the_window() -> None:
-    """Many messages of one far time do not meet in one slot before it (upstream parks at two places)."""
+    """D5 Many messages of one far time do not meet in one slot before it (upstream parks at two places)."""
     offsets = np.arange(1_000) * 317
 
     parked = roll_slots(np.full(1_000, 10 * DAY), offsets, 0, 1_000, 172_800)
@@ -323,7 +323,7 @@ def test_after_the_clock_was_set_forward_what_is_due_goes_at_once_in_order(room:
 
 
 def test_an_outage_longer_than_the_wheel_loses_nothing(open_room: OpenRoom) -> None:
-    """Upstream abandons what was due more than seven days ago."""
+    """D18 Upstream abandons what was due more than seven days ago."""
     room = open_room(timers=MULTIPLES)
     for delay_s in (3, 8, 40):
         room.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
@@ -357,7 +357,7 @@ def test_a_message_is_never_written_over_one_that_still_waits(open_room: OpenRoo
 
 @pytest.mark.parametrize("key", ["id-1", "orders+id-1"])
 def test_a_delete_marker_takes_its_target_along(room: WaitingRoom, key: str) -> None:
-    """Both forms of the key that brokers have written are understood; the marker itself is never delivered."""
+    """D20 Both forms of the key that brokers have written are understood; the marker itself is never delivered."""
     due = room.clock.now_ms() + 10_500
     room.send(b"unwanted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
     room.send(b"wanted", UNIQ_KEY="id-2", TIMER_DELIVER_MS=due)
@@ -454,7 +454,7 @@ def test_in_a_thread_on_the_machines_clock_nothing_is_early() -> None:
 
 
 def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream gives up after three tries; here the wait is as long as the disk needs."""
+    """D1 Upstream gives up after three tries; here the wait is as long as the disk needs."""
     room.send(b"a", TIMER_DELAY_MS=1_500)
     room.send(b"b", TIMER_DELAY_MS=1_400)
     room.settle()
@@ -485,7 +485,7 @@ def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: py
 def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
     open_room: OpenRoom, properties: dict[str, str]
 ) -> None:
-    """Upstream's default would try it for ever. Once, also over a crash at either side."""
+    """D13 Upstream's default would try it for ever. Once, also over a crash at either side."""
     room = open_room()
     room.put(RecordDraft(TIMER_TOPIC, 0, b"poison", encode_properties(properties)))
     room.send(b"healthy", TIMER_DELAY_MS=1_500)
@@ -505,6 +505,7 @@ def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
 
 
 def test_a_damaged_record_is_counted_and_passed(room: WaitingRoom) -> None:
+    """D7 D14"""
     put = room.send(b"damaged", TIMER_DELAY_MS=1_500)
     room.send(b"healthy", TIMER_DELAY_MS=1_500)
     room.settle()
@@ -525,3 +526,171 @@ def test_another_precision_is_as_exact(open_room: OpenRoom) -> None:
     room.advance(1_000)
 
     assert [message.at_ms - start for message in room.arrived()] == [1, 99, 100, 101, 250]
+
+
+def test_progress_waits_for_what_is_not_handed_over(room: WaitingRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D19 Upstream gives up waiting and goes on to the next slot. Here the slot stays open, and the files say so."""
+    start_ms = room.clock.now_ms()
+    room.send(b"held up", TIMER_DELAY_MS=1_500)
+    room.settle()
+
+    def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room.store, "put_all", full)
+        room.clock.move_ms(1 * HOUR)
+        room.timer.step()
+        room.store.take_checkpoint()
+
+    assert room.timer._files is not None
+    assert room.timer._files.checkpoint.last_read_time_ms <= start_ms + 1_000
+
+
+def test_a_stop_at_any_time_neither_loses_nor_repeats(open_room: OpenRoom) -> None:
+    """D30 Nothing hangs in a queue between threads: what a step did not hand over waits for the next owner."""
+    room = open_room()
+    delays_ms = [100 + 137 * number for number in range(40)]
+    for delay_ms in delays_ms:
+        room.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+    for _ in range(30):
+        room.advance(193)
+        room.close()
+        room = open_room()
+
+    room.advance(10_000)
+
+    assert room.bodies() == [b"%d" % delay_ms for delay_ms in delays_ms]
+
+
+def test_any_number_of_messages_may_be_due_in_one_second(room: WaitingRoom) -> None:
+    """D4 Upstream's flow control refuses most just above its limit. There is none here: a slot costs what it holds."""
+    due_ms = room.clock.now_ms() + 5_400
+    for _ in range(3_000):
+        room.send(b"", TIMER_DELIVER_MS=due_ms)
+
+    room.advance(5_400)
+
+    assert {message.at_ms for message in room.arrived()} == {due_ms}
+    assert len(room.bodies()) == 3_000
+
+
+def test_years_of_delay_are_kept_to_the_millisecond(open_room: OpenRoom) -> None:
+    """Four bytes of a unit hold the way to its slot, and never more than the window."""
+    timers = {"slots_total": 40_000, "roll_window_slots": 30_000}
+    room = open_room(timers=timers, limits=TimerLimits(precision_ms=10_000, max_delay_ms=5 * 365 * DAY))
+    start_ms = room.clock.now_ms()
+    room.send(b"three years", TIMER_DELAY_MS=3 * 365 * DAY + 7)
+
+    room.advance(3 * 365 * DAY + 7)
+
+    [message] = room.arrived()
+    assert message.at_ms == start_ms + 3 * 365 * DAY + 7
+    assert int(message.properties["TIMER_ROLL_TIMES"]) == len(room.waiting_timers()) - 1
+
+
+def test_a_clock_set_back_by_months_keeps_new_timers(open_room: OpenRoom) -> None:
+    """Their slots were closed long ago in a time that is future again; the way from now is too long for four bytes."""
+    room = open_room()
+    room.send(b"first", TIMER_DELAY_MS=5_000)
+    room.advance(100 * DAY)
+    room.clock.move_ms(-90 * DAY)
+    room.send(b"second", TIMER_DELAY_MS=7_000)
+    room.settle()
+    room.store.take_checkpoint()
+    room.crash()
+    room = open_room()
+
+    room.advance(7_000)
+
+    assert room.bodies() == [b"first", b"second"]
+
+
+# --- files that go ----------------------------------------------------------------------------------
+
+
+def test_timer_log_files_go_with_the_commit_log(open_room: OpenRoom) -> None:
+    """Those in which nothing waits and whose records are gone; never the last one."""
+    room = open_room()
+    for number in range(350):
+        room.send(b"", TIMER_DELAY_MS=1_000 + number)
+    far = room.send(b"far", TIMER_DELAY_MS=30 * MINUTE)
+    room.advance(10 * SECOND)
+
+    assert room.timer.delete_before(0) == 0
+    assert room.timer.delete_before(far.physical_offset) == 3
+    assert room.timer.delete_before(room.store.end_offset) == 0
+    room.store.take_checkpoint()
+    room.crash()
+    room = open_room()
+    room.advance(30 * MINUTE)
+    assert room.bodies().count(b"far") == 1
+    assert len(room.bodies()) == 351
+
+
+def test_a_timer_log_file_in_which_something_waits_stays(room: WaitingRoom) -> None:
+    room.send(b"waits", TIMER_DELAY_MS=30 * MINUTE)
+    for number in range(250):
+        room.send(b"", TIMER_DELAY_MS=1_000 + number)
+    room.advance(10 * SECOND)
+
+    assert room.timer.delete_before(room.store.end_offset) == 0
+    room.advance(30 * MINUTE)
+    assert room.timer.delete_before(room.store.end_offset) == 2
+
+
+# --- metrics ----------------------------------------------------------------------------------------
+
+
+def test_the_metrics_agree_with_what_the_store_holds(open_room: OpenRoom) -> None:
+    """Waiting, released, rolled: counted on the way, the same as looked up."""
+    room = open_room()
+    for delay_s in (1, 2, 3, 4_000, 5_000):
+        room.send(b"%d" % delay_s, UNIQ_KEY=f"id-{delay_s}", TIMER_DELAY_SEC=delay_s)
+    handle = room.send_for(b"unwanted", TIMER_DELAY_SEC=90)
+    metrics = room.store.metrics
+
+    assert metrics.snapshot()["delay.waiting.timer"] == 6
+    room.steering.cancel(handle)
+    assert metrics.snapshot()["delay.waiting.timer"] == 5
+    room.advance(2 * SECOND)
+    room.clock.move_ms(1_300)
+    room.settle()
+    assert metrics.snapshot()["delay.waiting.timer"] == 2
+    room.advance(3_800 * SECOND)
+
+    snapshot = metrics.snapshot()
+    listed = sum(len(piece.rows) for piece in room.timer.waiting(0, 1 << 60))
+    assert snapshot["delay.waiting.timer"] == listed == 2
+    assert snapshot["delay.released"] == len(room.bodies()) == 3
+    assert snapshot["delay.rolled"] == len([record for record in room.waiting_timers() if is_rolled(record)]) == 2
+    assert metrics.histogram("delay.lag_ms").snapshot().total == 300
+    room.crash()
+    room = open_room()
+    assert room.store.metrics.snapshot()["delay.waiting.timer"] == 2
+
+
+def is_rolled(record: StoredRecord) -> bool:
+    return "TIMER_ROLL_TIMES" in record.properties
+
+
+def test_every_waiting_message_is_shown_wherever_it_is(open_room: OpenRoom) -> None:
+    """On the wheel, parked, in a slot that is open, in one with many others: with the time it is due."""
+    room = open_room()
+    start_ms = room.clock.now_ms()
+    delays_ms = [300, 700, 900, *range(5_000, 5_800, 4), 20 * MINUTE, 3 * HOUR]
+    for delay_ms in delays_ms:
+        room.send(b"", TIMER_DELAY_MS=delay_ms)
+    room.advance(500)
+
+    pieces = list(room.timer.waiting(0, 1 << 60))
+
+    rows = np.concatenate([piece.rows for piece in pieces])
+    assert sorted(rows["due_ms"].tolist()) == [start_ms + delay_ms for delay_ms in delays_ms[1:]]
+    floors = [piece.floor_ms for piece in pieces]
+    assert floors == sorted(floors)
+    assert all(rows["due_ms"].min() >= floor for floor in floors[:1])
+    between = room.timer.waiting_between(0, room.store.end_offset)
+    assert sorted(between["physical_offset"].tolist()) == sorted(rows["physical_offset"].tolist())
+    some = [piece.rows for piece in room.timer.waiting(start_ms + 5_000, start_ms + 5_100)]
+    assert sum(len(piece) for piece in some) == 25

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from mqtemplate.store.disk import Disk
 
@@ -34,13 +35,25 @@ class Folder:
     changes: list[Change] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One thing that may be on the disk, or not: a change of names, a file's length, or a piece of a file."""
 
     kind: str
     where: object
     number: int = 0
+
+
+Image = tuple[tuple[str, bytes | None], ...]
+"""What is in a folder: path and bytes of each file; None for a folder, which comes before what is in it."""
+
+
+def write_image(image: Image, folder: Path) -> None:
+    folder.mkdir()
+    for name, data in image:
+        if data is None:
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_bytes(data)
 
 
 class PowerLossDisk(Disk):
@@ -199,20 +212,29 @@ class PowerLossDisk(Disk):
             ]
         return found
 
-    def make_image(self, folder: Path, contents: dict[int, bytes], chosen: set[Choice]) -> None:
-        """Write what a disk holds on which, of what is not sure, just *chosen* is."""
-        self._make_folder(self.root, folder, contents, chosen)
+    def image(self, contents: dict[int, bytes], chosen: set[Choice]) -> Image:
+        """What a disk holds on which, of what is not sure, just *chosen* is."""
+        found: list[tuple[str, bytes | None]] = []
+        self._collect(self.root, "", contents, chosen, found)
+        return tuple(found)
 
-    def _make_folder(self, folder: Path, image: Path, contents: dict[int, bytes], chosen: set[Choice]) -> None:
-        image.mkdir()
+    def _collect(
+        self,
+        folder: Path,
+        prefix: str,
+        contents: dict[int, bytes],
+        chosen: set[Choice],
+        found: list[tuple[str, bytes | None]],
+    ) -> None:
         known = self._folders[folder]
         names = dict(known.lasting)
         _apply(names, [change for at, change in enumerate(known.changes) if Choice("name", folder, at) in chosen])
-        for name, number in names.items():
+        for name, number in sorted(names.items()):
             if number == _FOLDER:
-                self._make_folder(folder / name, image / name, contents, chosen)
+                found.append((prefix + name, None))
+                self._collect(folder / name, f"{prefix}{name}/", contents, chosen, found)
             else:
-                (image / name).write_bytes(self._bytes(number, contents.get(number, b""), chosen))
+                found.append((prefix + name, self._bytes(number, contents.get(number, b""), chosen)))
 
     def _bytes(self, number: int, now: bytes, chosen: set[Choice]) -> bytes:
         durable = self._durable.get(number, b"")
@@ -250,7 +272,10 @@ def subsets(choices: list[Choice], chance: random.Random, most: int, all_up_to: 
 
 
 class RestartedDisk(Disk):
-    """The disk of a machine that has started again; syncing costs nothing, since nobody will cut the power once more."""
+    """The disk of a machine that has started again. Syncing costs nothing: nobody will cut the power once more."""
+
+    def __init__(self, boot: str = "boot-2") -> None:
+        self.boot = boot
 
     def flush(self, fd: int) -> None:
         return
@@ -262,4 +287,4 @@ class RestartedDisk(Disk):
         os.truncate(fd, size)
 
     def boot_id(self) -> str:
-        return "boot-2"
+        return self.boot

@@ -355,6 +355,8 @@ def test_how_full_a_disk_is_comes_from_its_home(tmp_path: Path) -> None:
     used = stat.f_blocks - stat.f_bfree
 
     assert FolderHome(tmp_path).disk_used_ratio() == pytest.approx(used / (used + stat.f_bavail), abs=0.05)
+    assert FolderHome(tmp_path).disk_used_ratio(roomy_bytes=1) == 0.0, "with room enough no ratio counts"
+    assert FolderHome(tmp_path).disk_used_ratio(roomy_bytes=1 << 60) > 0.0
     assert MemoryHome().disk_used_ratio() == 0.0
 
 

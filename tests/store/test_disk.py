@@ -110,9 +110,7 @@ def test_a_short_file_behind_a_whole_one_gets_the_rest_of_its_length(tmp_path: P
 
 @pytest.mark.parametrize("lasting", [True, False])
 @pytest.mark.parametrize("length", [SIZE // 2, SIZE * 2])
-def test_a_first_file_of_another_size_was_made_with_other_settings(
-    tmp_path: Path, lasting: bool, length: int
-) -> None:
+def test_a_first_file_of_another_size_was_made_with_other_settings(tmp_path: Path, lasting: bool, length: int) -> None:
     path = put_file(tmp_path / "q", 0, b"x" * length)
 
     with pytest.raises(StoreFormatError, match=f"has {length} bytes, but the settings ask for {SIZE}"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,21 @@ import pytest
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import MQTemplateError, SendError, StoreError, StoreFullError
+from mqtemplate.delay import TimerMessageStore
+from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.results import SendStatus
 from mqtemplate.selector import TagSelector
-from mqtemplate.store import FlushDiskType, FolderHome, MessageStore
-from mqtemplate.store.disk import Disk
+from mqtemplate.store import FlushDiskType, FolderHome
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, during, never, once
-from tests.store.small_store import bodies, draft, small
 
 RETRY_MS = 1_000
+
+
+@pytest.fixture(autouse=True)
+def small_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real one has 38 MB, made and read in each of a thousand starts."""
+    monkeypatch.setattr("mqtemplate.brokers.embedded.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
 
 
 def settings(mode: FlushDiskType, **changes: Any) -> EmbeddedSettings:
@@ -33,7 +39,9 @@ def settings(mode: FlushDiskType, **changes: Any) -> EmbeddedSettings:
         "mapped_file_size_commit_log": 4_096,
         "mapped_file_size_consume_queue": 100,
         "default_topic_queue_nums": 1,
+        "mapped_file_size_timer_log": 536,
         "message_delay_level": "1s 5s",
+        "timer_roll_window_slot": 100,
         "message_index_enable": False,
     }
     known = EmbeddedSettings.__dataclass_fields__
@@ -65,6 +73,8 @@ class Owner:
         for size in (10, 300, 900):
             self.send(size)
             self.send(size, DELAY="1")
+            self.send(size, TIMER_DELAY_MS=str(1_000 + size))
+        self.send(5, TIMER_DELAY_MS="150000")
         self.send_batch(3)
         self.send_batch(2, DELAY="2")
         self.send_otherwise()
@@ -76,6 +86,7 @@ class Owner:
         self.close()
         self.start()
         self.send(20, DELAY="1")
+        self.send(20, TIMER_DELAY_MS="700")
         self.advance(3_000)
         self.consume()
         self.close()
@@ -135,7 +146,7 @@ class Owner:
         return b"%04d" % self.count + bytes(size)
 
     def note(self, batch: list[bytes], properties: dict[str, str], status: SendStatus) -> None:
-        delay_ms = {"1": 1_000, "2": 5_000}.get(properties.get("DELAY", ""), 0)
+        delay_ms = {"1": 1_000, "2": 5_000}.get(properties.get("DELAY", ""), int(properties.get("TIMER_DELAY_MS", 0)))
         if status is SendStatus.SEND_OK:
             self.acknowledged |= dict.fromkeys(batch, self.clock.now_ms() + delay_ms)
 
@@ -173,7 +184,7 @@ class Owner:
         self.disk.judge = never
         self.start()
         assert self.broker is not None
-        self.advance(60_000)
+        self.advance(200_000)
         self.send(10)
         store = self.broker.store
         queue = store.consume_queue("orders", 0)
@@ -203,14 +214,14 @@ def calls_of_a_life(folder: Path, mode: FlushDiskType) -> list[str]:
 @pytest.mark.parametrize("mode", FlushDiskType)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=lambda code: errno.errorcode[code])
 def test_a_call_that_fails_once_costs_nothing_that_was_acknowledged(
-    tmp_path: Path, mode: FlushDiskType, code: int
+    quick_folder: Path, mode: FlushDiskType, code: int
 ) -> None:
     """Each call of a life in turn: whoever is refused is told why, and all goes on."""
-    calls = calls_of_a_life(tmp_path / "sound", mode)
+    calls = calls_of_a_life(quick_folder / "sound", mode)
     cases = [at for at, kind in enumerate(calls) if code == errno.EIO or kind in FAILS_FULL]
 
     for at in cases:
-        owner = Owner(tmp_path / str(at), mode, once(at, code))
+        owner = Owner(quick_folder / str(at), mode, once(at, code))
         owner.live()
 
         check(owner)
@@ -223,11 +234,13 @@ def test_a_call_that_fails_once_costs_nothing_that_was_acknowledged(
 
 @pytest.mark.parametrize("mode", FlushDiskType)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=lambda code: errno.errorcode[code])
-def test_a_disk_that_fails_for_a_while_stops_nothing_for_good(tmp_path: Path, mode: FlushDiskType, code: int) -> None:
-    total = len(calls_of_a_life(tmp_path / "sound", mode))
+def test_a_disk_that_fails_for_a_while_stops_nothing_for_good(
+    quick_folder: Path, mode: FlushDiskType, code: int
+) -> None:
+    total = len(calls_of_a_life(quick_folder / "sound", mode))
 
     for first in range(0, total, 7):
-        owner = Owner(tmp_path / str(first), mode, during(first, first + 25, code))
+        owner = Owner(quick_folder / str(first), mode, during(first, first + 25, code))
         owner.live()
 
         check(owner)

@@ -32,10 +32,10 @@ SLOTS, UNITS = 5, 9
 TINY = small(max_hash_slot_num=SLOTS, max_index_num=UNITS)
 
 
-def keyed(keys: str, body: bytes = b"", *, topic: str = "orders", **fields: int) -> RecordDraft:
+def keyed(keys: str, body: bytes = b"", *, topic: str = "orders", sys_flag: int = 0) -> RecordDraft:
     """A record with business keys and nothing else."""
     properties = f"KEYS\x01{keys}\x02".encode() if keys else b""
-    return RecordDraft(topic, 0, body or keys.encode(), properties, **fields)
+    return RecordDraft(topic, 0, body or keys.encode(), properties, sys_flag=sys_flag)
 
 
 def fill(store: MessageStore, count: int, start: int = 0) -> list[PutResult]:

@@ -1,0 +1,190 @@
+"""Wheel, timer log and checkpoint cut off anywhere, or with any bit wrong: every timer arrives once, at its time.
+
+They are derived files: what is wrong with them is found out, and they are made anew from the commit log.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.delay.timer_files import (
+    TIMER_CHECKPOINT_FILE,
+    TIMER_LOG_FOLDER,
+    TIMER_WHEEL_FILE,
+    TimerFiles,
+    TimerSettings,
+)
+from mqtemplate.errors import StoreError, StoreFormatError
+from mqtemplate.store import FolderHome
+from tests.delay.waiting_room import WaitingRoom
+from tests.store.power_loss_disk import RestartedDisk
+
+TINY = {"slots_total": 70, "roll_window_slots": 10, "timer_log_file_size": 276}
+"""Five units a file, and a window of ten seconds: longer waits are parked."""
+LOG_FILE_SIZE = 16_384
+DELAYS_MS = (3_500, 3_700, 9_300, 9_000, 15_500)
+SETTINGS = TimerSettings(slots_total=70, roll_window_slots=10, log_file_size=276)
+
+
+class Original:
+    """A folder as a kill left it: one of five timers handed over, one parked, a sixth cancelled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        room = open_room(folder, VirtualClock())
+        self.start_ms = room.clock.now_ms()
+        for delay_ms in DELAYS_MS:
+            room.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+        unwanted = room.send_for(b"unwanted", TIMER_DELAY_MS=9_400)
+        assert room.steering.cancel(unwanted).count == 1
+        room.advance(3_600)
+        room.store.take_checkpoint()
+        self.now_ms = room.clock.now_ms()
+        room.crash()
+
+    def copy(self, folder: Path) -> Path:
+        if folder.exists():
+            shutil.rmtree(folder)
+        return Path(shutil.copytree(self.folder, folder))
+
+
+def open_room(folder: Path, clock: VirtualClock) -> WaitingRoom:
+    return WaitingRoom(folder, timers=TINY, clock=clock, log_file_size=LOG_FILE_SIZE)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    return Original(tmp_path_factory.mktemp("damage") / "store")
+
+
+def outcome(original: Original, folder: Path) -> list[tuple[bytes, int]]:
+    """What arrives from a folder, and how long after it was sent."""
+    room = open_room(folder, VirtualClock(original.now_ms))
+    try:
+        room.advance(60_000)
+        return [(message.body, message.at_ms - original.start_ms) for message in room.arrived()]
+    finally:
+        room.crash()
+
+
+def expected(original: Original) -> list[tuple[bytes, int]]:
+    return [(b"%d" % delay_ms, delay_ms) for delay_ms in sorted(DELAYS_MS)]
+
+
+def used_bits(data: bytes) -> Iterator[tuple[int, int]]:
+    """Places of bytes that matter, with each bit of theirs: what is written, and a little around it."""
+    used = np.flatnonzero(np.frombuffer(data, np.uint8))
+    near = np.unique(np.clip(np.concatenate([used, used + 9]), 0, len(data) - 1))
+    for at in near.tolist():
+        for bit in range(8):
+            yield at, bit
+
+
+def files_of(original: Original) -> list[str]:
+    logs = sorted(path.name for path in (original.folder / TIMER_LOG_FOLDER).iterdir())
+    return [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, *(f"{TIMER_LOG_FOLDER}/{name}" for name in logs)]
+
+
+def test_undamaged_they_arrive_as_sent(original: Original, tmp_path: Path) -> None:
+    assert outcome(original, original.copy(tmp_path / "store")) == expected(original)
+    assert len(files_of(original)) >= 4
+
+
+def state_of(folder: Path) -> object:
+    """Everything that wheel, log and checkpoint tell of what is to come; None if they are to be made anew."""
+    files = TimerFiles(FolderHome(folder, RestartedDisk()), SETTINGS)
+    try:
+        if not files.recover():
+            return None
+        read_ms = files.checkpoint.last_read_time_ms
+        slots = np.concatenate(list(files.wheel.live(read_ms, 1 << 50)))
+        units = [files.log.chain(int(slot["last_pos"]), int(slot["time"]) * 1_000).tobytes() for slot in slots]
+        return files.checkpoint, files.log.end, slots.tolist(), units
+    finally:
+        files.close()
+
+
+@pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
+def test_every_single_wrong_bit_is_found_out_or_does_no_harm(original: Original, tmp_path: Path, kind: str) -> None:
+    """All bits of what is written: the files tell the same as undamaged, or are made anew."""
+    folder = original.copy(tmp_path / "store")
+    contents = {name: (folder / name).read_bytes() for name in files_of(original)}
+    undamaged = state_of(folder)
+    assert undamaged is not None
+
+    harmless = remade = 0
+    with capture_logs():  # thousands of warnings
+        for name in [name for name in contents if name.startswith(kind)]:
+            for at, bit in used_bits(contents[name]):
+                for other, data in contents.items():
+                    (folder / other).write_bytes(data)
+                damaged = bytearray(contents[name])
+                damaged[at] ^= 1 << bit
+                (folder / name).write_bytes(damaged)
+                state = state_of(folder)
+                assert state in (None, undamaged), f"{name}: bit {bit} of byte {at}"
+                harmless, remade = harmless + (state is not None), remade + (state is None)
+    assert harmless + remade > 300
+
+
+@pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
+def test_timers_arrive_once_and_on_time_whatever_bit_is_wrong(original: Original, tmp_path: Path, kind: str) -> None:
+    """A part of those bits, seen to the end."""
+    for name in [name for name in files_of(original) if name.startswith(kind)]:
+        data = (original.folder / name).read_bytes()
+        for at, bit in list(used_bits(data))[::173]:
+            folder = original.copy(tmp_path / "store")
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            (folder / name).write_bytes(damaged)
+            assert outcome(original, folder) == expected(original), f"{name}: bit {bit} of byte {at}"
+
+
+@pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
+def test_a_file_cut_off_anywhere_is_refused_or_made_anew(original: Original, tmp_path: Path, kind: str) -> None:
+    """Never a timer too few, too many, or early. A length that no power failure leaves is named in an error."""
+    for name in [name for name in files_of(original) if name.startswith(kind)]:
+        data = (original.folder / name).read_bytes()
+        step = max(len(data) // 24, 1)
+        for length in [0, 1, *range(step, len(data), step), len(data) - 1]:
+            folder = original.copy(tmp_path / "store")
+            (folder / name).write_bytes(data[:length])
+            assert opens_or_names(original, folder, name.split("/")[0].removeprefix("config")) in (
+                expected(original),
+                "refused",
+            ), f"{name} cut to {length} bytes"
+
+
+def opens_or_names(original: Original, folder: Path, name: str) -> object:
+    """What arrives, or that the folder was refused with the file's name."""
+    try:
+        return outcome(original, folder)
+    except StoreFormatError as exc:
+        return "refused" if (name or "timercheck") in str(exc).replace("timer log", "timerlog") else str(exc)
+
+
+def test_damage_that_shows_while_the_broker_runs_is_told(original: Original, tmp_path: Path) -> None:
+    """Nothing is handed over by guess; the next start makes the files anew, and nothing is lost."""
+    folder = original.copy(tmp_path / "store")
+    clock = VirtualClock(original.now_ms)
+    room = open_room(folder, clock)
+    backlog = room.timer._backlog
+    assert backlog is not None
+    for file in backlog.files.log._files.files:
+        file.view[30] ^= 1
+
+    with pytest.raises(StoreError, match="timers wait until the broker is started again: then wheel and timer log are"):
+        room.advance(60_000)
+    room.close()
+
+    room = open_room(folder, clock)
+    room.advance(60_000)
+    assert [message.body for message in room.arrived()] == [body for body, _ in expected(original)]
+    room.close()
