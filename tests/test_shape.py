@@ -31,6 +31,7 @@ FLOORS: dict[str, int] = {
     "mqtemplate.store": 3,
     "mqtemplate.remoting.protocol": 3,
     "mqtemplate.delay": 4,
+    "mqtemplate.remoting": 4,
     "mqtemplate.brokers": 5,
     "mqtemplate.template": 6,
     "mqtemplate.listener": 6,

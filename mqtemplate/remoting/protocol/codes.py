@@ -1,0 +1,280 @@
+"""The numbers of the protocol: request and response codes, languages, versions, and the bits of its flags.
+
+A peer may know codes that we do not: where a number comes from the wire it stays a plain ``int``, and `RequestCode.of`
+gives it its name where it has one. An `IntEnum` member equals its number, so the two may be compared.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = [
+    "CURRENT_VERSION",
+    "FLAG_ONE_WAY",
+    "FLAG_RESPONSE",
+    "LanguageCode",
+    "Perm",
+    "PullSysFlag",
+    "RequestCode",
+    "ResponseCode",
+    "SerializeType",
+    "Version",
+]
+
+FLAG_RESPONSE = 1
+"""Bit of a command's flag: it answers; clear on a request."""
+FLAG_ONE_WAY = 2
+"""Bit of a request's flag: the receiver must never answer, not even with an error."""
+
+
+class SerializeType(IntEnum):
+    """How a frame's header is written; each frame says it for itself."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+class LanguageCode(IntEnum):
+    """Who speaks. JSON headers carry the name, binary ones the number."""
+
+    JAVA = 0
+    CPP = 1
+    DOTNET = 2
+    PYTHON = 3
+    DELPHI = 4
+    ERLANG = 5
+    RUBY = 6
+    OTHER = 7
+    HTTP = 8
+    GO = 9
+    PHP = 10
+    OMS = 11
+    RUST = 12
+    NODE_JS = 13
+
+
+class Version(IntEnum):
+    """Releases by their number on the wire: the place in upstream's list. Only those that something depends on.
+
+    Source: ``common: MQVersion``.
+    """
+
+    V3_0_11 = 37
+    """From here a broker registers with the wrapper object."""
+    V3_1_8_SNAPSHOT = 62
+    """A consumer from here answers `RequestCode.GET_CONSUMER_RUNNING_INFO` and `CONSUME_MESSAGE_DIRECTLY`."""
+    V3_4_9 = 121
+    """A client from here may say its own ``maxReconsumeTimes``."""
+    V4_1_0_SNAPSHOT = 232
+    """A broker below it, as told in its answer to a heartbeat, gets no SQL92 consumers."""
+    V4_9_3 = 399
+    """Up to here ``_UNIQUE_KEY_QUERY`` is not signed."""
+    V4_9_4 = 401
+    """From here a peer reads routes in standard JSON."""
+    V4_9_7 = 407
+    V4_9_8 = 409
+    V5_0_0 = 413
+    V5_3_1 = 475
+    """Above it a peer may be told `ResponseCode.GO_AWAY`."""
+    V5_3_3 = 479
+    V5_5_0 = 513
+
+
+CURRENT_VERSION = Version.V5_3_3
+"""What our commands say of themselves."""
+
+
+class RequestCode(IntEnum):
+    """What is asked. Source: ``remoting: RequestCode``; 50-53 are those of 4.9.x."""
+
+    SEND_MESSAGE = 10
+    PULL_MESSAGE = 11
+    QUERY_MESSAGE = 12
+    QUERY_CONSUMER_OFFSET = 14
+    UPDATE_CONSUMER_OFFSET = 15
+    UPDATE_AND_CREATE_TOPIC = 17
+    UPDATE_AND_CREATE_TOPIC_LIST = 18
+    GET_ALL_TOPIC_CONFIG = 21
+    UPDATE_BROKER_CONFIG = 25
+    GET_BROKER_CONFIG = 26
+    GET_BROKER_RUNTIME_INFO = 28
+    SEARCH_OFFSET_BY_TIMESTAMP = 29
+    GET_MAX_OFFSET = 30
+    GET_MIN_OFFSET = 31
+    GET_EARLIEST_MSG_STORETIME = 32
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
+    NOTIFY_CONSUMER_IDS_CHANGED = 40
+    LOCK_BATCH_MQ = 41
+    UNLOCK_BATCH_MQ = 42
+    GET_ALL_CONSUMER_OFFSET = 43
+    GET_ALL_DELAY_OFFSET = 45
+    CHECK_CLIENT_CONFIG = 46
+    UPDATE_AND_CREATE_ACL_CONFIG = 50
+    DELETE_ACL_CONFIG = 51
+    GET_BROKER_CLUSTER_ACL_INFO = 52
+    UPDATE_GLOBAL_WHITE_ADDRS_CONFIG = 53
+    PUT_KV_CONFIG = 100
+    GET_KV_CONFIG = 101
+    DELETE_KV_CONFIG = 102
+    REGISTER_BROKER = 103
+    UNREGISTER_BROKER = 104
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = 200
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
+    GET_TOPIC_STATS_INFO = 202
+    GET_CONSUMER_CONNECTION_LIST = 203
+    GET_PRODUCER_CONNECTION_LIST = 204
+    WIPE_WRITE_PERM_OF_BROKER = 205
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    DELETE_SUBSCRIPTIONGROUP = 207
+    GET_CONSUME_STATS = 208
+    DELETE_TOPIC_IN_BROKER = 215
+    DELETE_TOPIC_IN_NAMESRV = 216
+    GET_KVLIST_BY_NAMESPACE = 219
+    RESET_CONSUMER_CLIENT_OFFSET = 220
+    GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    INVOKE_BROKER_TO_RESET_OFFSET = 222
+    INVOKE_BROKER_TO_GET_CONSUMER_STATUS = 223
+    GET_TOPICS_BY_CLUSTER = 224
+    UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST = 225
+    QUERY_TOPIC_CONSUME_BY_WHO = 300
+    QUERY_CONSUME_TIME_SPAN = 303
+    GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
+    GET_SYSTEM_TOPIC_LIST_FROM_BROKER = 305
+    GET_CONSUMER_RUNNING_INFO = 307
+    QUERY_CORRECTION_OFFSET = 308
+    CONSUME_MESSAGE_DIRECTLY = 309
+    SEND_MESSAGE_V2 = 310
+    CLONE_GROUP_OFFSET = 314
+    VIEW_BROKER_STATS_DATA = 315
+    GET_BROKER_CONSUME_STATS = 317
+    SEND_BATCH_MESSAGE = 320
+    QUERY_CONSUME_QUEUE = 321
+    QUERY_DATA_VERSION = 322
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    ADD_WRITE_PERM_OF_BROKER = 327
+    GET_ALL_PRODUCER_INFO = 328
+    QUERY_TOPICS_BY_CONSUMER = 343
+    QUERY_SUBSCRIPTION_BY_CONSUMER = 345
+    GET_TOPIC_CONFIG = 351
+    GET_SUBSCRIPTIONGROUP_CONFIG = 352
+    LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
+    QUERY_ASSIGNMENT = 400
+    SET_MESSAGE_REQUEST_MODE = 401
+    BROKER_HEARTBEAT = 904
+    AUTH_CREATE_USER = 3001
+    AUTH_UPDATE_USER = 3002
+    AUTH_DELETE_USER = 3003
+    AUTH_GET_USER = 3004
+    AUTH_LIST_USER = 3005
+    AUTH_CREATE_ACL = 3006
+    AUTH_UPDATE_ACL = 3007
+    AUTH_DELETE_ACL = 3008
+    AUTH_GET_ACL = 3009
+    AUTH_LIST_ACL = 3010
+    POP_MESSAGE = 200050
+    ACK_MESSAGE = 200051
+    PEEK_MESSAGE = 200052
+    CHANGE_MESSAGE_INVISIBLETIME = 200053
+    NOTIFICATION = 200054
+    BATCH_ACK_MESSAGE = 200151
+
+    @classmethod
+    def of(cls, number: int) -> RequestCode | int:
+        """The member with that number; the number itself where we have no name for it."""
+        try:
+            return cls(number)
+        except ValueError:
+            return number
+
+
+class ResponseCode(IntEnum):
+    """How it went. Source: ``remoting: ResponseCode``, ``RemotingSysResponseCode``."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    TRANSACTION_FAILED = 4
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    VERSION_NOT_SUPPORTED = 15
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    TOPIC_EXIST_ALREADY = 18
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_PARSE_FAILED = 23
+    SUBSCRIPTION_NOT_EXIST = 24
+    SUBSCRIPTION_NOT_LATEST = 25
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+    FILTER_DATA_NOT_EXIST = 27
+    FILTER_DATA_NOT_LATEST = 28
+    INVALID_PARAMETER = 29
+    TRANSACTION_SHOULD_COMMIT = 200
+    TRANSACTION_SHOULD_ROLLBACK = 201
+    TRANSACTION_STATE_UNKNOW = 202
+    TRANSACTION_STATE_GROUP_WRONG = 203
+    NO_BUYER_ID = 204
+    NOT_IN_CURRENT_UNIT = 205
+    CONSUMER_NOT_ONLINE = 206
+    CONSUME_MSG_TIMEOUT = 207
+    NO_MESSAGE = 208
+    POLLING_FULL = 209
+    POLLING_TIMEOUT = 210
+    BROKER_NOT_EXIST = 211
+    BROKER_DISPATCH_NOT_COMPLETE = 212
+    BROADCAST_CONSUMPTION = 213
+    FLOW_CONTROL = 215
+    NOT_LEADER_FOR_QUEUE = 501
+    ILLEGAL_OPERATION = 604
+    GO_AWAY = 1500
+    LMQ_QUOTA_EXCEEDED = 2017
+    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 2018
+    USER_NOT_EXIST = 3001
+    POLICY_NOT_EXIST = 3002
+
+    @classmethod
+    def of(cls, number: int) -> ResponseCode | int:
+        """The member with that number; the number itself where we have no name for it."""
+        try:
+            return cls(number)
+        except ValueError:
+            return number
+
+
+class PullSysFlag:
+    """Bits of a pull request's ``sysFlag``. Source: ``common: PullSysFlag``."""
+
+    COMMIT_OFFSET = 0x1
+    """``commitOffset`` is meant; without this bit it is to be passed over, whatever it says."""
+    SUSPEND = 0x2
+    """The broker may keep the request until a message comes."""
+    SUBSCRIPTION = 0x4
+    """``subscription`` is meant; without it the one from the heartbeat holds."""
+    CLASS_FILTER = 0x8
+    LITE_PULL = 0x10
+
+
+class Perm:
+    """Bits of a topic's permission. Source: ``common: PermName``."""
+
+    INHERIT = 0x1
+    WRITE = 0x2
+    READ = 0x4
+    PRIORITY = 0x8

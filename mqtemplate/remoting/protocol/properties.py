@@ -1,0 +1,38 @@
+"""A message's properties as one text: ``name 0x01 value 0x02`` for each. Nothing is escaped.
+
+The text is what headers carry; `mqtemplate.record` has the same as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mqtemplate.errors import MessageError
+
+__all__ = ["decode_properties_text", "encode_properties_text"]
+
+
+def encode_properties_text(properties: Mapping[str, str]) -> str:
+    """All pairs, the last one closed too, as 5.x writes it; readers take both.
+
+    Raises:
+        MessageError: A name or a value has one of the two separators in it.
+    """
+    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    if text.count("\x01") != len(properties) or text.count("\x02") != len(properties):
+        bad = next(name for name, value in properties.items() if not {"\x01", "\x02"}.isdisjoint(name + value))
+        raise MessageError(
+            f"property {bad!r} has the character 0x01 or 0x02 in its name or its value; they separate properties on "
+            "the wire, so put such data into the body"
+        )
+    return text
+
+
+def decode_properties_text(text: str | None) -> dict[str, str]:
+    """The pairs; what has no name or no value is left out, and of two with one name the last counts, as in Java."""
+    properties = {}
+    for pair in (text or "").split("\x02"):
+        name, _, value = pair.partition("\x01")
+        if name and value:
+            properties[name] = value
+    return properties

@@ -1,0 +1,76 @@
+"""Commands, headers and bodies of every shape, for tests of properties."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, SerializeType
+from mqtemplate.remoting.protocol.header_fields import BoundaryType, CommandHeader, Long
+from mqtemplate.remoting.protocol.json_body import JsonBody
+
+__all__ = ["bodies", "commands", "header_of", "int4", "texts"]
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+int4 = st.integers(-(1 << 31), (1 << 31) - 1)
+int8 = st.integers(-(1 << 63), (1 << 63) - 1)
+_names = texts.filter(bool)
+
+
+def commands() -> st.SearchStrategy[RemotingCommand]:
+    """Any that either form can carry: a small code, no empty texts."""
+    return st.builds(
+        RemotingCommand,
+        code=st.integers(-32_768, 32_767),
+        opaque=int4,
+        flag=st.integers(0, 3),
+        language=st.sampled_from(LanguageCode),
+        version=st.integers(0, 32_767),
+        remark=st.none() | _names,
+        ext_fields=st.dictionaries(_names, _names, max_size=6),
+        body=st.binary(max_size=200),
+        serialize_type=st.sampled_from(SerializeType),
+    )
+
+
+_SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    str: texts,
+    int: int4,
+    Long: int8,
+    bool: st.booleans(),
+    BoundaryType: st.sampled_from(BoundaryType),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    MessageQueue: st.builds(MessageQueue, texts, texts, int4),
+}
+
+
+def header_of(kind: type[CommandHeader]) -> st.SearchStrategy[CommandHeader]:
+    """Any header of that class."""
+    return _built(kind)
+
+
+def bodies(kind: type[JsonBody]) -> st.SearchStrategy[JsonBody]:
+    """Any body of that class."""
+    return _built(kind)
+
+
+def _built(kind: Any) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return st.builds(kind, **{field.name: _values_of(hints[field.name]) for field in dataclasses.fields(kind)})
+
+
+def _values_of(hint: Any) -> st.SearchStrategy[Any]:
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    parts = get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        return st.none() | _values_of(parts[0])
+    if get_origin(hint) is list:
+        return st.lists(_values_of(parts[0]), max_size=2)
+    if get_origin(hint) is dict:
+        return st.dictionaries(_values_of(parts[0]), _values_of(parts[1]), max_size=2)
+    return _built(hint)
