@@ -103,6 +103,16 @@ def _read_target(properties: bytes) -> tuple[str, int]:
 _target_in_tail = lru_cache(maxsize=4_096)(_read_target)
 
 
+@lru_cache(maxsize=4_096)
+def _target_behind_delay(tail: bytes) -> tuple[str, int, bytes] | None:
+    """The same where properties end as `divert` writes them, from the level's delay on, and that end without it; None
+    for another end."""
+    rest = tail[tail.find(b"\x02") + 1 :]
+    if not rest.startswith(b"REAL_TOPIC\x01") or len(tail) > _LONGEST_TAIL:
+        return None
+    return *_read_target(rest), rest
+
+
 def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> RecordDraft:
     """The copy of a waiting record for its real topic.
 
@@ -113,12 +123,16 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
         stamps: Encoded properties to add.
 
     Raises:
-        PoisonError: Its real topic or queue is missing or is none.
+        PoisonError: Its real topic or queue is missing or is none, or its properties are too many.
     """
     properties = record.properties_bytes
-    topic, queue_id = _target(properties)
-    if record.topic == SCHEDULE_TOPIC:
-        properties = _without_level_delay(properties)
+    at = properties.rfind(b"\x02__DELAY_MS\x01") + 1 if record.topic == SCHEDULE_TOPIC else 0
+    promised = _target_behind_delay(properties[at:]) if at else None
+    if promised is None:
+        topic, queue_id = _target(properties)
+    else:
+        topic, queue_id, tail = promised
+        properties = properties[:at] + tail
     if b"\x02TIMER_DELIVER_MS\x01" not in properties and not properties.startswith(b"TIMER_DELIVER_MS\x01"):
         stamps += b"TIMER_DELIVER_MS\x01%d\x02" % due_ms
     return RecordDraft(
@@ -138,15 +152,10 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
     )
 
 
-def _without_level_delay(properties: bytes) -> bytes:
-    at = properties.rfind(b"\x02__DELAY_MS\x01") + 1
-    if not at:
-        return properties
-    return properties[:at] + properties[properties.find(b"\x02", at) + 1 :]
-
-
 def _with_stamps(properties: bytes, stamps: bytes) -> bytes:
     if not stamps or len(properties) + len(stamps) >= MAX_PROPERTIES_BYTES:
+        if len(properties) > MAX_PROPERTIES_BYTES:  # RocketMQ's limit is a little higher
+            raise PoisonError(f"its properties take {len(properties)} bytes, {MAX_PROPERTIES_BYTES} can be copied")
         return properties  # what only informs must not make a message impossible
     separator = b"" if properties.endswith(b"\x02") or not properties else b"\x02"
     return properties + separator + stamps
@@ -160,7 +169,11 @@ def timer_stamps(record: StoredRecord, enqueue_ms: int, now_ms: int) -> bytes:
 
 
 def rolled_draft(record: StoredRecord, enqueue_ms: int, now_ms: int) -> RecordDraft:
-    """The copy of a parked record for the timer topic, where it is put on the wheel again."""
+    """The copy of a parked record for the timer topic, where it is put on the wheel again.
+
+    Raises:
+        PoisonError: Its properties are too many.
+    """
     properties = decode_properties(record.properties_bytes)
     times = properties.get(Property.TIMER_ROLL_TIMES, "0")
     properties[Property.TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
@@ -168,7 +181,7 @@ def rolled_draft(record: StoredRecord, enqueue_ms: int, now_ms: int) -> RecordDr
     properties[Property.TIMER_DEQUEUE_MS] = str(now_ms)
     encoded = encode_properties(properties)
     if len(encoded) > MAX_PROPERTIES_BYTES:
-        encoded = record.properties_bytes
+        encoded = _with_stamps(record.properties_bytes, b"")
     return _copy(record, TIMER_TOPIC, 0, encoded)
 
 
@@ -181,14 +194,6 @@ def dead_letter_draft(record: StoredRecord) -> RecordDraft:
             del kept[max(kept, key=lambda name: len(kept[name]))]
             properties = encode_properties(kept)
     return _copy(record, DEAD_LETTER_TOPIC, 0, properties)
-
-
-def _checked(draft: RecordDraft) -> RecordDraft:
-    """*draft*, if its properties leave room for our check; RocketMQ's limit is a little higher."""
-    length = len(draft.properties)
-    if length > MAX_PROPERTIES_BYTES:
-        raise PoisonError(f"its properties take {length} bytes, {MAX_PROPERTIES_BYTES} can be copied")
-    return draft
 
 
 def _copy(record: StoredRecord, topic: str, queue_id: int, properties: bytes) -> RecordDraft:
@@ -286,7 +291,7 @@ class Releaser:
             if item.rolls:
                 return rolled_draft(record, item.enqueue_ms, now_ms)
             stamps = timer_stamps(record, item.enqueue_ms, now_ms) if item.enqueue_ms >= 0 else b""
-            return _checked(released_draft(record, item.due_ms, stamps))
+            return released_draft(record, item.due_ms, stamps)
         except PoisonError as exc:
             self._report(item, record, str(exc))
             return None if item.physical_offset in self.dead else dead_letter_draft(record)

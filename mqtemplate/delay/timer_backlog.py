@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -281,9 +281,9 @@ class TimerBacklog:
         if self._count is not None and not unit.magic & MAGIC_DELETE:
             self._count -= 1
 
-    def withdraw_steered(self, physical_offsets: Iterable[int]) -> None:
+    def withdraw_steered(self, physical_offsets: np.ndarray) -> None:
         """At a start: the same for those that the commit log tells of, as far as they are on the wheel."""
-        for physical_offset in physical_offsets:
+        for physical_offset in physical_offsets.tolist() if self.files.log.end else []:
             found = self.files.log.find(physical_offset)
             if found is not None and not found[1].magic & MAGIC_DONE:
                 self.withdrawn[physical_offset] = found[0]

@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 from mqtemplate.store.mapped_file import MappedFile
 
-__all__ = ["TIMER_CHECKPOINT_SIZE", "TimerCheckpoint", "Writer", "read_timer_checkpoint", "write_timer_checkpoint"]
+__all__ = [
+    "NO_MASTER",
+    "TIMER_CHECKPOINT_SIZE",
+    "TimerCheckpoint",
+    "Writer",
+    "read_timer_checkpoint",
+    "write_timer_checkpoint",
+]
 
 TIMER_CHECKPOINT_SIZE = 4_096
 
@@ -29,7 +36,7 @@ class TimerCheckpoint(NamedTuple):
      0  i8  last_read_time_ms          the first slot that is not wholly handed over
      8  i8  last_timer_log_flush_pos   end of the timer log that is on the disk, with the wheel over it
     16  i8  last_timer_queue_offset    next unit of the timer topic's queue to put on the wheel
-    24  i8  master_timer_queue_offset  the same: there is no other broker
+    24  i8  master_timer_queue_offset  `NO_MASTER`, or what upstream wrote
     32  i8  state_version
     40  i8  timestamp                  ms, of this version
     48  i8  counter                    versions so far
@@ -55,6 +62,11 @@ class TimerCheckpoint(NamedTuple):
     precision_ms: int = 0
     wheel_checksum: int = 0
 
+
+NO_MASTER = (1 << 63) - 1
+"""As ``master_timer_queue_offset``: no other broker tells how far to go. Upstream takes the lower one of this and the
+place that its timer log shows. A number that lags behind the log, as it does after a kill, would make it put messages
+on the wheel a second time."""
 
 _CHECKPOINT = struct.Struct(">10q")
 _CRC = struct.Struct(">q")

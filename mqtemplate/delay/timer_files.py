@@ -157,6 +157,7 @@ class TimerFiles:
             return False
         if self.writer is Writer.ROCKETMQ:
             return self._recount(self._end_of_units(end))
+        self._flushed_to = end
         return (self._repair(end) or self._recount(end)) and self._is_sound()
 
     def _is_sound(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from mqtemplate.message import TIMER_TOPIC, Property
 from mqtemplate.record import MAGIC_V1, StoredRecord, SysFlag, find_property
 from mqtemplate.store import MessageStore
 
-__all__ = ["ARRIVAL_DTYPE", "NO_TIME_MS", "delete_keys", "deliver_time", "read_arrivals", "roll_slots"]
+__all__ = ["ARRIVAL_DTYPE", "NO_TIME_MS", "delete_keys", "deliver_time", "read_arrivals", "roll_slots", "topic_names"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
@@ -59,6 +60,7 @@ _OUT_MS, _DELIVER_MS, _DELAY_MS, _DELAY_SEC, _REAL_TOPIC, _DEL_UNIQKEY = (
 )
 
 _HASHES: dict[bytes, int] = {}
+_NAMES: dict[int, str] = {}
 _MOST_HASHES = 4_096
 
 
@@ -154,8 +156,18 @@ def _topic_hash(properties: bytes) -> int:
     if found is None:
         if len(_HASHES) >= _MOST_HASHES:
             _HASHES.clear()
-        found = _HASHES[name] = java_string_hash(name.decode("utf-8", "replace"))
+            _NAMES.clear()
+        text = name.decode("utf-8", "replace")
+        found = _HASHES[name] = java_string_hash(text)
+        _NAMES[found] = text
     return found
+
+
+def topic_names(topic_hashes: np.ndarray) -> Counter[str]:
+    """How often each topic is among these, which `read_arrivals` gave just now; those without a topic do not count."""
+    found, counts = np.unique(topic_hashes, return_counts=True)
+    rows = zip(found.tolist(), counts.tolist(), strict=True)
+    return Counter({name: count for topic_hash, count in rows if (name := _NAMES.get(topic_hash))})
 
 
 def deliver_time(record: StoredRecord, precision_ms: int) -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -13,7 +13,7 @@ from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.delay.keeper import WAITING_DTYPE, WaitingPiece
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC, MAX_RELEASE_COUNT, Releaser, WaitingRecord, observe_all
 from mqtemplate.delay.timer_backlog import TimerBacklog
-from mqtemplate.delay.timer_checkpoint import TimerCheckpoint, Writer
+from mqtemplate.delay.timer_checkpoint import Writer
 from mqtemplate.delay.timer_files import (
     DEFAULT_LOG_FILE_SIZE,
     DEFAULT_ROLL_WINDOW_SLOTS,
@@ -21,13 +21,16 @@ from mqtemplate.delay.timer_files import (
     TimerFiles,
     TimerSettings,
 )
-from mqtemplate.delay.timer_intake import deliver_time, read_arrivals
+from mqtemplate.delay.timer_intake import deliver_time, read_arrivals, topic_names
 from mqtemplate.delay.timer_log import TimerLogDamageError
+from mqtemplate.delay.timer_metrics import TimerMetrics
+from mqtemplate.delay.timer_progress import TimerProgress
 from mqtemplate.delay.timer_replay import TimerReplay
+from mqtemplate.delay.timer_unit import MAGIC_DEFAULT
 from mqtemplate.delay.timer_wheel import DEFAULT_SLOTS_TOTAL
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.message import TIMER_TOPIC
-from mqtemplate.record import RecordDraft, StoredRecord
+from mqtemplate.record import RecordDraft, StoredRecord, find_property
 from mqtemplate.store import MessageStore
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
 
@@ -40,21 +43,6 @@ _CATCH_UP_COUNT = 4_096  # the same while nothing may be handed over yet
 _READ_AHEAD_MS = 100  # a slot is read this long before it begins
 _RETRY_MS = 1_000  # when the disk was full
 _SHOWN_COUNT = 16_384  # messages of `waiting` at a time
-_FLUSH_TIMEOUT_MS = 60_000
-
-
-class _State(NamedTuple):
-    """What is to be written, all of one moment.
-
-    Attributes:
-        marks: Positions of units that are done.
-        changes: Pages of the wheel.
-    """
-
-    backlog: TimerBacklog
-    marks: np.ndarray
-    changes: list[tuple[int, bytes]]
-    checkpoint: TimerCheckpoint
 
 
 class TimerMessageStore:
@@ -70,7 +58,7 @@ class TimerMessageStore:
     last millisecond has passed and all of it is handed over.
 
     - A message is handed over at its due time or later, never before, whatever the clock does.
-    - ``_cursor`` units of the timer topic's queue are on the wheel, or need not be. `TimerBacklog` knows the rest.
+    - `TimerBacklog` knows what is on the wheel, `TimerProgress` how far the timer topic is there.
     - What was handed over is read off the commit log (`release`). Wheel and log are derived; `TimerFiles` brings
       them to one state at a start, and they are made anew from the topic if that fails.
 
@@ -104,16 +92,11 @@ class TimerMessageStore:
         )
         self._releaser = Releaser(store, TIMER_TOPIC)
         self.lock = threading.RLock()
-        self._saving = threading.Lock()  # one writes the files
         self._files: TimerFiles | None = None
         self._backlog: TimerBacklog | None = None
         self._replay = TimerReplay(store)
-        self._cursor = 0
-        self._catch_up_to = 0  # units to put on the wheel before the first slot opens
-        self._is_rebuilt = False
-        self._is_condemned = False
-        self._release_end = 0  # physical offset behind the newest record that took a waiting one's place
-        self._replay_offset: int | None = 0
+        self._metrics = TimerMetrics(store.home)
+        self._progress = TimerProgress(store, self._replay, self._metrics, self.lock)
         self._unsettled: set[str] = set()  # topics that something was handed over to and nobody was told yet
         self._wake: Callable[[], None] = lambda: None
         self._is_started = False
@@ -136,7 +119,7 @@ class TimerMessageStore:
             self._files = TimerFiles(home, self._settings)
             if self._files.recover():
                 return None
-        if not self._store.queue_ids(TIMER_TOPIC):
+        elif not self._store.queue_ids(TIMER_TOPIC):
             return None
         self._remake_files("its files are missing or do not agree")
         return 0
@@ -145,7 +128,7 @@ class TimerMessageStore:
         if self._files is not None:
             self._files.close()
         self._files = TimerFiles.remake(self._store.home, self._settings)
-        self._is_rebuilt = True
+        self._progress.is_rebuilt = True
         _log.warning("delay.timers_rebuilt", reason=reason)
 
     def replay(self, record: StoredRecord) -> None:
@@ -161,29 +144,31 @@ class TimerMessageStore:
             return
         self._is_started = True
         self._replay.finish()
-        self._release_end = self._store.end_offset
+        self._progress.release_end = self._store.end_offset
         if self._files is not None:
             self._open_backlog(self._files)
         queue = self._store.consume_queue(TIMER_TOPIC, 0)
-        self._cursor = min(max(self._cursor, queue.min_offset), queue.max_offset)
-        self._catch_up_to = queue.max_offset
-        first = self._replay.first_offset
-        self._replay_offset = 0 if self._is_rebuilt else self._store.end_offset if first is None else first
-        if len(self._replay) or self._catch_up_to > self._cursor:
+        progress, first = self._progress, self._replay.first_offset
+        progress.cursor = min(max(progress.cursor, queue.min_offset), queue.max_offset)
+        progress.catch_up_to = queue.max_offset
+        progress.replay_offset = 0 if progress.is_rebuilt else self._store.end_offset if first is None else first
+        if len(self._replay) or not progress.has_caught_up:
             _log.info(
                 "delay.recovered",
                 service=self.name,
                 already_released=len(self._replay),
-                to_enqueue=self._catch_up_to - self._cursor,
+                to_enqueue=progress.catch_up_to - progress.cursor,
             )
         self._store.watch(TIMER_TOPIC, self._ring)
 
     def _open_backlog(self, files: TimerFiles) -> None:
-        if self._is_rebuilt or files.writer is Writer.NOBODY:
-            self._cursor, read_ms = 0, self._slot_at(self._store.clock.now_ms())
+        self._metrics.load()
+        if self._progress.is_rebuilt or files.writer is Writer.NOBODY:
+            self._metrics.begin_anew()
+            self._progress.cursor, read_ms = 0, self._slot_at(self._store.clock.now_ms())
         else:
             self._cut_behind_log(files)
-            self._cursor, read_ms = self._cursor_after(files), files.checkpoint.last_read_time_ms
+            self._progress.cursor, read_ms = self._cursor_after(files), files.checkpoint.last_read_time_ms
         self._backlog = TimerBacklog(self._store, files, self._replay, read_ms)
         self._backlog.withdraw_steered(self._replay.steered)
 
@@ -232,7 +217,7 @@ class TimerMessageStore:
             raise self._condemned(exc) from exc
         topics, self._unsettled = self._unsettled, set()
         if topics:
-            self._store.settle(self._release_end, topics)
+            self._store.settle(self._progress.release_end, topics)
         return next_ms
 
     def _work(self, now_ms: int) -> int | None:
@@ -240,17 +225,17 @@ class TimerMessageStore:
         backlog = self._backlog
         if backlog is None:
             return None
-        if self._cursor >= self._catch_up_to or is_blocked:
+        if self._progress.has_caught_up or is_blocked:
             backlog.open_slots(now_ms, _READ_AHEAD_MS, MAX_RELEASE_COUNT)
             self._release(backlog, now_ms)
             backlog.close_slots(now_ms)
-        has_more = self._cursor < self._store.consume_queue(TIMER_TOPIC, 0).max_offset
+        has_more = self._progress.cursor < self._store.consume_queue(TIMER_TOPIC, 0).max_offset
         return now_ms if has_more else self._next_call(backlog, now_ms)
 
     def _condemned(self, exc: TimerLogDamageError) -> StoreError:
         """What is said of files that were found damaged; no word of progress is written to them any more."""
         assert self._files is not None
-        self._is_condemned = True
+        self._progress.is_condemned = True
         self._files.condemn()
         return StoreError(
             f"{exc}; timers wait until the broker is started again: then wheel and timer log are made anew from the "
@@ -273,15 +258,15 @@ class TimerMessageStore:
 
     def _enqueue(self, now_ms: int) -> bool:
         """Put new messages of the timer topic on the wheel; False if old ones have to leave it first."""
-        queue = self._store.consume_queue(TIMER_TOPIC, 0)
-        if self._cursor >= queue.max_offset:
+        queue, progress = self._store.consume_queue(TIMER_TOPIC, 0), self._progress
+        if progress.cursor >= queue.max_offset:
             return True
         backlog = self._backlog or self._make_backlog(now_ms)
         backlog.leave_empty_slots(now_ms)
         if backlog.is_full(now_ms):
             return False
-        self._cursor = max(self._cursor, queue.min_offset)
-        units = queue.units(self._cursor, _ENQUEUE_COUNT if self._cursor >= self._catch_up_to else _CATCH_UP_COUNT)
+        progress.cursor = max(progress.cursor, queue.min_offset)
+        units = queue.units(progress.cursor, _ENQUEUE_COUNT if progress.has_caught_up else _CATCH_UP_COUNT)
         offsets, sizes = units["physical_offset"].astype(np.int64), units["size"]
         fresh = ~(self._replay.is_linked(offsets) | (sizes == PRE_BLANK_SIZE_MARK))
         arrivals = read_arrivals(
@@ -291,14 +276,15 @@ class TimerMessageStore:
             columns = (arrivals[name] for name in ("physical_offset", "size", "slot_ms"))
             arrivals = arrivals[~self._replay.is_done(*columns)]
         backlog.take_in(arrivals, now_ms)
-        self._cursor += len(units)
+        progress.cursor += len(units)
+        self._metrics.add(topic_names(arrivals["topic_hash"][arrivals["magic"] == MAGIC_DEFAULT]), now_ms)
         return True
 
     def _make_backlog(self, now_ms: int) -> TimerBacklog:
         """The first timer of this folder."""
         self._files = files = TimerFiles(self._store.home, self._settings)
         self._backlog = backlog = TimerBacklog(self._store, files, self._replay, self._slot_at(now_ms))
-        files.save(self._checkpoint_now(backlog), [])
+        files.save(self._progress.checkpoint_of(backlog), [])
         return backlog
 
     def _release(self, backlog: TimerBacklog, now_ms: int) -> None:
@@ -309,7 +295,7 @@ class TimerMessageStore:
         taken = taken[: self._releaser.fitting([item.size for item in taken])]
         drafts = self._releaser.drafts(backlog.not_deleted(taken), now_ms)
         if drafts:
-            self._release_end = self._releaser.append(drafts)
+            self._progress.release_end = self._releaser.append(drafts)
             self._unsettled.update({draft.topic for draft in drafts})
         backlog.drop(taken)
         self._count(drafts, taken)
@@ -317,6 +303,8 @@ class TimerMessageStore:
     def _count(self, drafts: Sequence[RecordDraft], taken: Sequence[WaitingRecord]) -> None:
         rolled_count = sum([draft.topic == TIMER_TOPIC for draft in drafts])
         dead_count = sum([draft.topic == DEAD_LETTER_TOPIC for draft in drafts])
+        topics = Counter([_real_topic(draft) for draft in drafts])
+        self._metrics.add(topics, self._store.clock.now_ms(), -1)
         self._rolled.add(rolled_count)
         self._released.add(len(drafts) - rolled_count - dead_count)
         lags_ms = self._store.clock.now_ms() - np.array([item.due_ms for item in taken if not item.rolls], np.int64)
@@ -331,7 +319,7 @@ class TimerMessageStore:
         self.start()
         queue = self._store.consume_queue(TIMER_TOPIC, 0)
         end = queue.max_offset
-        while self._cursor < end:
+        while self._progress.cursor < end:
             now_ms = self._store.clock.now_ms()
             if not self._enqueue(now_ms):
                 self._work(now_ms)  # what is long overdue has to leave first
@@ -357,7 +345,8 @@ class TimerMessageStore:
         """See `Keeper`."""
         assert self._backlog is not None, "something waits"
         self._backlog.withdraw(record)
-        self._release_end = max(self._release_end, self._store.end_offset)
+        self._metrics.add(Counter([_real_topic(record)]), self._store.clock.now_ms(), -1)
+        self._progress.release_end = max(self._progress.release_end, self._store.end_offset)
 
     def count_waiting(self) -> int:
         """How many messages wait. The first call looks at every unit of the timer log, see `TimerBacklog.count`."""
@@ -408,71 +397,9 @@ class TimerMessageStore:
         with self.lock:
             return 0 if self._backlog is None else self._backlog.delete_before(physical_begin)
 
-    # --- progress ------------------------------------------------------------------------------
-
-    def _checkpoint_now(self, backlog: TimerBacklog) -> TimerCheckpoint:
-        """What the files tell once `TimerWheel.changes` are written."""
-        files = backlog.files
-        return TimerCheckpoint(
-            last_read_time_ms=backlog.read_ms,
-            last_timer_log_flush_pos=files.log.end,
-            last_timer_queue_offset=self._cursor,
-            master_timer_queue_offset=self._cursor,
-            timestamp=self._store.clock.now_ms(),
-            counter=files.checkpoint.counter + 1,
-            precision_ms=self._settings.precision_ms,
-            wheel_checksum=files.wheel.checksum,
-        )
-
     def persist(self) -> int | None:
         """Write wheel, log and ``timercheck`` if there is something new; see `LogFollower`."""
-        if self._is_condemned:
-            return 0
-        if not self._is_started or (self._is_rebuilt and self._cursor < self._catch_up_to):
-            return self._replay_offset  # half of the topic on the wheel is no state to go on from
-        with self._saving:
-            with self.lock:
-                replay_offset, release_end = self._replay_start(), self._release_end
-                state = None if self._backlog is None else self._state_of(self._backlog)
-            # A copy that a power failure could still take away must not count as handed over.
-            is_safe = self._store.group_commit.wait(release_end, _FLUSH_TIMEOUT_MS)
-            if state is not None and not is_safe:
-                state.backlog.files.wheel.touch(state.changes)
-            if not is_safe:
-                return self._replay_offset
-            if state is not None:
-                self._save(state)
-            self._replay_offset = replay_offset
-            return replay_offset
-
-    def _replay_start(self) -> int:
-        """From where the log must be replayed after a crash, if the files are written now."""
-        open_slots = {} if self._backlog is None else self._backlog.open
-        start = min(open_slots.values(), default=self._store.end_offset)
-        first = self._replay.first_offset
-        if first is None:
-            return start
-        has_all = self._cursor >= self._catch_up_to
-        read_ms = 0 if self._backlog is None else self._backlog.read_ms
-        if has_all and (self._is_rebuilt or read_ms > self._replay.last_timestamp):
-            self._replay.forget()  # every slot that they came from is closed
-            return start
-        return min(start, first)
-
-    def _state_of(self, backlog: TimerBacklog) -> _State:
-        changes = backlog.files.wheel.changes()
-        return _State(backlog, backlog.marks(), changes, self._checkpoint_now(backlog))
-
-    def _save(self, state: _State) -> None:
-        backlog, marks, changes, checkpoint = state
-        files = backlog.files
-        if not len(marks) and not changes and _tells_the_same(checkpoint, files.checkpoint):
-            return
-        with self.lock:
-            backlog.mark(marks)
-        files.save(checkpoint, changes)
-        with self.lock:
-            files.wheel.forget_before(backlog.read_ms)
+        return self._progress.persist(self._backlog) if self._is_started else self._progress.replay_offset
 
     def close(self) -> None:
         """Let go of the files; `persist` came before."""
@@ -480,5 +407,9 @@ class TimerMessageStore:
             self._files.close()
 
 
-def _tells_the_same(one: TimerCheckpoint, other: TimerCheckpoint) -> bool:
-    return one._replace(timestamp=0, counter=0) == other._replace(timestamp=0, counter=0)
+def _real_topic(record: RecordDraft | StoredRecord) -> str:
+    """Where a message goes in the end; of one in a real topic, that."""
+    if record.topic not in (TIMER_TOPIC, DEAD_LETTER_TOPIC):
+        return record.topic
+    properties = record.properties if isinstance(record, RecordDraft) else record.properties_bytes
+    return find_property(properties, b"REAL_TOPIC") or ""

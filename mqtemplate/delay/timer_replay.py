@@ -36,7 +36,8 @@ class TimerReplay:
         self._foreign = ForeignCopies()
         self._foreign_rolls = ForeignCopies()
         self._rolls_end = 0  # physical offset behind the last of those
-        self.steered: set[int] = set()
+        self._seen_steered: array[int] = array("q")
+        self.steered = np.empty(0, np.int64)
         self.first_offset: int | None = None
         self.last_timestamp = -1
 
@@ -53,7 +54,7 @@ class TimerReplay:
         properties = record.properties_bytes
         is_steered = find_property(properties, b"__STEERED") is not None
         if is_steered:
-            self.steered.add(source)
+            self._seen_steered.append(source)
         if is_steered or record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC) or b"TIMER_OUT_MS\x01" in properties:
             self._seen.append(source)
             self._note(record)
@@ -77,11 +78,12 @@ class TimerReplay:
     def finish(self) -> None:
         """All records of the log have been shown."""
         self._sources = np.unique(np.frombuffer(self._seen, np.int64))
-        self._seen = array("q")
+        self.steered = np.unique(np.frombuffer(self._seen_steered, np.int64))
+        self._seen, self._seen_steered = array("q"), array("q")
 
     def forget(self) -> None:
         """Nothing that waits is among those that have gone any more."""
-        self._sources = np.empty(0, np.int64)
+        self._sources = self.steered = np.empty(0, np.int64)
         self._foreign, self._foreign_rolls = ForeignCopies(), ForeignCopies()
         self.first_offset, self.last_timestamp = None, -1
 
@@ -96,9 +98,7 @@ class TimerReplay:
             slots_ms: The slot each stands in. RocketMQ handed nothing over before its slot.
         """
         done = self.is_linked(physical_offsets)
-        may_be_copied = ~done & (
-            (slots_ms <= self._foreign.last_timestamp) | (physical_offsets < self._rolls_end)
-        )
+        may_be_copied = ~done & ((slots_ms <= self._foreign.last_timestamp) | (physical_offsets < self._rolls_end))
         for index in np.flatnonzero(may_be_copied).tolist():
             done[index] = self._was_copied(int(physical_offsets[index]), int(sizes[index]))
         return done

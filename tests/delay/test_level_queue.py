@@ -237,21 +237,21 @@ def test_what_is_done_out_of_turn_is_marked_in_its_unit() -> None:
 
 
 def test_what_happens_between_asking_and_marking_is_marked_the_next_time() -> None:
-    queue = queue_of([60, 10, 20, 30])
+    queue = queue_of([60, 10, 20, 30, 40])
     level = LevelQueue(queue, 0)
     level.catch_up()
     release(level, 10)
     marks = level.marks()
     release(level, 20)
-    level.withdraw(3)
+    level.withdraw(4)
 
     level.mark(marks)
     level.forget(marks)
-    assert not level.is_waiting(3, 300)
-    assert queue.units(0, 4)["size"].tolist() == [91, DONE_SIZE_MARK, 91, 91]
+    assert not level.is_waiting(4, 400)
+    assert queue.units(0, 5)["size"].tolist() == [91, DONE_SIZE_MARK, 91, 91, 91]
 
     level.mark(level.marks())
-    assert queue.units(0, 4)["size"].tolist() == [91, DONE_SIZE_MARK, DONE_SIZE_MARK, DONE_SIZE_MARK]
+    assert queue.units(0, 5)["size"].tolist() == [91, DONE_SIZE_MARK, DONE_SIZE_MARK, 91, DONE_SIZE_MARK]
 
 
 @dataclass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.delay import DEAD_LETTER_TOPIC, TimerLimits
 from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.delay.timer_intake import deliver_time, roll_slots
+from mqtemplate.delay.timer_metrics import TIMER_METRICS_FILE
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
@@ -668,6 +671,41 @@ def test_the_metrics_agree_with_what_the_store_holds(open_room: OpenRoom) -> Non
     room.crash()
     room = open_room()
     assert room.store.metrics.snapshot()["delay.waiting.timer"] == 2
+
+
+def test_timermetrics_shows_how_many_wait_for_each_topic(open_room: OpenRoom, tmp_path: Path) -> None:
+    """One line of JSON, as upstream's; written twice a minute at most, and gone on from at the next start."""
+    room = open_room()
+    for delay_s in (1, 2, 90, 5_000):
+        room.send(b"", TIMER_DELAY_SEC=delay_s)
+    room.send(b"", topic="bills", TIMER_DELAY_SEC=90)
+    room.advance(1_500)
+    now_ms = room.clock.now_ms()
+    room.store.take_checkpoint()
+    room.close()
+
+    table = json.loads((tmp_path / TIMER_METRICS_FILE).read_text())
+    assert {topic: pair["count"] for topic, pair in table["timingCount"].items()} == {"orders": 3, "bills": 1}
+    assert table["dataVersion"] == {"counter": 1, "stateVersion": 0, "timestamp": now_ms}
+    room = open_room()
+    room.advance(3_700 * SECOND)
+    room.store.take_checkpoint()
+    table = json.loads((tmp_path / TIMER_METRICS_FILE).read_text())
+    assert {topic: pair["count"] for topic, pair in table["timingCount"].items()} == {"orders": 1, "bills": 0}
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"timingCount":{"orders":7}}', b'{"timingCount":[]}'])
+def test_timermetrics_that_cannot_be_read_stop_nobody(open_room: OpenRoom, tmp_path: Path, text: bytes) -> None:
+    room = open_room()
+    room.send(b"waits", TIMER_DELAY_SEC=5)
+    room.settle()
+    room.close()
+    (tmp_path / TIMER_METRICS_FILE).write_bytes(text)
+
+    room = open_room()
+    room.advance(5_000)
+
+    assert room.bodies() == [b"waits"]
 
 
 def is_rolled(record: StoredRecord) -> bool:
