@@ -144,14 +144,21 @@ class _Process:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=home)
 
     def wait_for(self, text: str) -> None:
-        """Return when it has printed *text*."""
+        """Return when it has printed *text*; what does not come so far is ended, and leaves nothing behind."""
+        try:
+            self._wait_for(text)
+        except BaseException:
+            self.kill()
+            shutil.rmtree(self.home, ignore_errors=True)
+            raise
+
+    def _wait_for(self, text: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while text not in self._printed.read_text(errors="replace"):
             if self._process.poll() is not None:
                 code = self._process.returncode
                 raise PeerError(f"{self.name} ended with {code} instead of starting:\n{self.tail()}")
             if time.monotonic() > deadline:
-                self.kill()
                 raise PeerError(f"{self.name} did not start in {_START_SECONDS} s:\n{self.tail()}")
             time.sleep(0.02)
 
@@ -309,7 +316,7 @@ class RocketMQ:
         return self._process._process.pid
 
     def wait_for_file(self, name: str, is_there: Callable[[str], bool]) -> None:
-        """Return when a file of the store holds what *is_there* looks for: tables are written seconds after a change."""
+        """Return when a file of the store holds what *is_there* looks for; tables are written some seconds late."""
         path, deadline = self.folder / name, time.monotonic() + _START_SECONDS
         while not (path.exists() and is_there(path.read_text(errors="replace"))):
             if time.monotonic() > deadline:
@@ -383,9 +390,12 @@ class JavaClient:
     def send_batch(self, *messages: Mapping[str, object]) -> dict[str, Any]:
         return dict(self.ask("send_batch", messages=[_with_text_body(message) for message in messages]))
 
-    def read(self, topic: str, count: int = 0, timeout_ms: int = 0) -> list[PeerMessage]:
-        """All messages of *topic*, queue by queue, once there are *count* of them or the time has passed."""
-        return [_message(found) for found in self.ask("read", topic=topic, count=count, timeout_ms=timeout_ms)]
+    def read(self, topic: str, count: int = 0, timeout_ms: int = 0, *, until: bytes | None = None) -> list[PeerMessage]:
+        """All messages of *topic*, queue by queue, once there are *count* of them and one with the body *until*, or the
+        time has passed."""
+        body = None if until is None else base64.b64encode(until).decode()
+        answer = self.ask("read", topic=topic, count=count, until=body, timeout_ms=timeout_ms)
+        return [_message(found) for found in answer]
 
     def consume(
         self, group: str, topic: str, count: int, timeout_ms: int, *, fail: Sequence[bytes] = (), linger: bool = False

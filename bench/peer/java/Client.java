@@ -29,7 +29,9 @@ import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.exception.RemotingException;
 import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeader;
+import org.apache.rocketmq.remoting.protocol.route.BrokerData;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 
@@ -106,11 +108,23 @@ public final class Client {
         admin.setNamesrvAddr(nameServer);
         admin.setInstanceName(name + "-admin");
         admin.start();
-        for (int patience = 600; admin.examineBrokerClusterInfo().getBrokerAddrTable().isEmpty(); patience--) {
-            if (patience == 0) throw new IllegalStateException("no broker told the name server that it is there");
-            Thread.sleep(50); // a broker does so a moment after it began to serve
+        for (int patience = 600; !isRegistered(); patience--) {
+            if (patience == 0) throw new IllegalStateException("the broker did not tell the name server of its topics");
+            Thread.sleep(50);
         }
         return true;
+    }
+
+    /** Whether the name server knows the broker and all of its topics, which it is told some time after the broker serves. */
+    private boolean isRegistered() throws Exception {
+        BrokerData broker = admin.examineBrokerClusterInfo().getBrokerAddrTable().get("broker-a");
+        if (broker == null) return false;
+        try {
+            Set<String> topics = admin.getAllTopicConfig(broker.selectBrokerAddr(), 3_000).getTopicConfigTable().keySet();
+            return admin.fetchAllTopicList().getTopicList().containsAll(topics);
+        } catch (RemotingException error) {
+            return false; // the name server has not noticed that the last broker is gone
+        }
     }
 
     private Object disconnect() {
@@ -196,14 +210,16 @@ public final class Client {
 
     // --- reading ------------------------------------------------------------------------------------------------------------
 
-    /** All messages of a topic, once there are "count" of them or "timeout_ms" has passed. */
+    /** All messages of a topic, once there are "count" of them, "until" is a body among them, or "timeout_ms" has passed. */
     private Object read(JSONObject question) throws Exception {
         String topic = question.getString("topic");
         int count = question.getIntValue("count", 0);
+        String until = question.getString("until");
         long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(question.getLongValue("timeout_ms", 0));
         while (true) {
             List<JSONObject> messages = readNow(topic);
-            if (messages.size() >= count || System.nanoTime() >= deadline) return messages;
+            boolean isThere = until == null || messages.stream().anyMatch(message -> until.equals(message.getString("body")));
+            if ((messages.size() >= count && isThere) || System.nanoTime() >= deadline) return messages;
             Thread.sleep(50);
         }
     }
