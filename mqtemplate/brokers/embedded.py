@@ -30,6 +30,7 @@ from mqtemplate.delay import (
 )
 from mqtemplate.errors import BrokerClosedError
 from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, Message, MessageExt, MessageQueue
+from mqtemplate.metrics import Metrics
 from mqtemplate.results import PullResult, SendResult
 from mqtemplate.selector import TagSelector
 from mqtemplate.services import AfterChangeService, Bell, Service, ServiceThread
@@ -122,6 +123,11 @@ class EmbeddedBroker(Broker):
         if self.path is not None:
             capabilities.add(Capability.LOCAL_FILES)
         return frozenset(capabilities)
+
+    @property
+    def metrics(self) -> Metrics:
+        """Counts and times of this broker; docs/metrics.md has the names."""
+        return self.store.metrics
 
     # --- life ----------------------------------------------------------------------------------
 
