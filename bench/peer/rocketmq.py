@@ -440,8 +440,9 @@ def _with_text_body(message: Mapping[str, object]) -> dict[str, object]:
 
 
 def _message(found: Mapping[str, Any]) -> PeerMessage:
-    fields = {**found, "body": base64.b64decode(found["body"]), "properties": dict(found["properties"])}
-    return PeerMessage(**{name: fields.get(name) for name in PeerMessage._fields})
+    fields: dict[str, Any] = {**found, "body": base64.b64decode(found["body"]), "properties": dict(found["properties"])}
+    values: dict[str, Any] = {name: fields.get(name) for name in PeerMessage._fields}
+    return PeerMessage(**values)
 
 
 @contextmanager

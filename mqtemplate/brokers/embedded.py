@@ -93,7 +93,7 @@ class EmbeddedBroker(Broker):
         self._steering = Steering(self.store, keepers, self.store.index, lambda: self.levels, limits, self.name)
         self._pending = PendingView(self.store, keepers, self.store.index, self._topics.names, self.name)
         self._keep_what_waits()
-        self._offsets = ConsumerOffsets(self._home, clock)
+        self._offsets = ConsumerOffsets(self._home, clock, flush=self.store.flush)
         self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}
         self._offsets_service = AfterChangeService(
             "broker.offsets", self._persist_offsets, clock, settings.flush_consumer_offset_interval_ms
@@ -137,7 +137,6 @@ class EmbeddedBroker(Broker):
         Raises:
             StoreLockedError: Another process owns the folder.
             StoreFormatError: The folder was made with other file sizes.
-            CorruptRecordError: Its log is damaged in the middle.
         """
         if self._is_open:
             return
@@ -349,7 +348,8 @@ class EmbeddedBroker(Broker):
         key = (spec.instance_name, spec.group)
         offsets = self._broadcast_offsets.get(key)
         if offsets is None:
-            offsets = ConsumerOffsets(self._home, self.clock, f"broadcast/{spec.instance_name}/{spec.group}.json")
+            name = f"broadcast/{spec.instance_name}/{spec.group}.json"
+            offsets = ConsumerOffsets(self._home, self.clock, name, self.store.flush)
             offsets.load()
             offsets.on_change(self._offsets_service.changed)
             self._broadcast_offsets[key] = offsets

@@ -46,14 +46,18 @@ class QueueReader:
         if at >= consume_queue.max_offset:
             return messages, at
         confirm = self._store.confirm_offset
-        name = self._broker_name
+        read, name = self._store.read, self._broker_name
+        topic, queue_id = queue.topic, queue.queue_id
         codes = None if selector is None else selector.codes
         for physical_offset, size, tags_code in consume_queue.unit_tuples(at, max_count):
             if confirm < physical_offset + size <= self._store.end_offset:
                 break
             if codes is None or tags_code in codes:
                 try:
-                    message = to_message_ext(self._read_at(queue, at, physical_offset, size), name)
+                    record = read(physical_offset, size)
+                    if record.queue_offset != at or record.queue_id != queue_id or record.topic != topic:
+                        raise _misplaced(queue, at, record)
+                    message = to_message_ext(record, name)
                 except CorruptRecordError as exc:
                     if messages:
                         break
@@ -63,18 +67,6 @@ class QueueReader:
                     messages.append(message)
             at += 1
         return messages, at
-
-    def _read_at(self, queue: MessageQueue, queue_offset: int, physical_offset: int, size: int) -> StoredRecord:
-        """The record that a unit points at, if it is the one that belongs there."""
-        record = self._store.read(physical_offset, size)
-        if record.queue_offset != queue_offset or record.queue_id != queue.queue_id or record.topic != queue.topic:
-            raise CorruptRecordError(
-                f"consumequeue/{queue.topic}/{queue.queue_id}",
-                physical_offset,
-                f"the unit of queue offset {queue_offset} points at the message with queue offset "
-                f"{record.queue_offset} of queue {record.queue_id} of {record.topic}",
-            )
-        return record
 
     def pull(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: TagSelector | None) -> PullResult:
         """`read`, as a pull answers it.
@@ -136,4 +128,13 @@ def _out_of_range(queue: MessageQueue, queue_offset: int, low: int, high: int) -
         f"queue {queue.queue_id} of {queue.topic} holds offsets {low}..{high - 1}, asked was {queue_offset}"
         f"{', which was deleted by retention' if is_deleted else ''}; go on from {next_offset}",
         next_offset,
+    )
+
+
+def _misplaced(queue: MessageQueue, queue_offset: int, record: StoredRecord) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"consumequeue/{queue.topic}/{queue.queue_id}",
+        record.physical_offset,
+        f"the unit of queue offset {queue_offset} points at the message with queue offset {record.queue_offset} of "
+        f"queue {record.queue_id} of {record.topic}",
     )

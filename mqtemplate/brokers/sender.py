@@ -9,7 +9,7 @@ from mqtemplate.brokers.draft import DraftMaker
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.brokers.routing import TopicRoutes
 from mqtemplate.delay import handle_of
-from mqtemplate.errors import MessageError, SendError, StoreError, StoreFullError
+from mqtemplate.errors import MessageError, SendError, StoreError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id, offset_msg_ids
 from mqtemplate.record import RecordDraft
 from mqtemplate.results import SendResult, SendStatus
@@ -55,7 +55,7 @@ class Sender:
         try:
             drafts, ids, target = self._make_batch(messages, queue)
             puts = self._put_all(drafts, target)
-        except (MessageError, SendError) as exc:
+        except (MessageError, SendError, StoreError) as exc:
             future.set_exception(exc)
             return future
         result = self._batch_result(drafts, puts, ids, target, SendStatus.SEND_OK)
@@ -125,7 +125,7 @@ class Sender:
             if draft.topic != target.topic:
                 self._store.prepare(target.topic, target.queue_id)  # when it is due, there should be no file to make
             return self._store.put(draft)
-        except StoreFullError as exc:
+        except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
 
     def _put_all(self, drafts: Sequence[RecordDraft], target: MessageQueue) -> list[PutResult]:
@@ -133,7 +133,7 @@ class Sender:
             if drafts[0].topic != target.topic or drafts[-1].topic != target.topic:
                 self._store.prepare(target.topic, target.queue_id)
             return self._store.put_all(drafts)
-        except StoreFullError as exc:
+        except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
 
 

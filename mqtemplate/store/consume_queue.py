@@ -51,6 +51,7 @@ class ConsumeQueue:
         """Find both ends. What lies behind a place without a unit is no queue: it is cut off, to be made again."""
         files = self._files.files
         if not files:
+            self.was_cut = self._files.is_short
             self._open_at(0)
             return
         self.min_offset = self._first_message()
@@ -58,6 +59,7 @@ class ConsumeQueue:
         while last and files[last].view[:CQ_UNIT_SIZE] in (bytes(CQ_UNIT_SIZE), NO_UNIT_YET):
             last -= 1  # made ahead, and never used
         end = self._files.starts[last] // CQ_UNIT_SIZE + self._count_sound(last)
+        self.was_cut |= self._files.is_short
         self._open_at(max(end, self.min_offset))
         self._flushed_offset = self.max_offset
         if self.was_cut:
@@ -263,6 +265,12 @@ class ConsumeQueue:
             self._files.truncate(queue_offset * CQ_UNIT_SIZE)
             self._open_at(queue_offset)
             self._flushed_offset = min(self._flushed_offset, queue_offset)
+
+    def mended(self) -> None:
+        """The log was read for what this queue lacked. It has a file now, though it may be empty."""
+        if self.was_cut:
+            self.was_cut = False
+            self.reserve(1)
 
     def flush_again(self, physical_begin: int) -> None:
         """Let the next `flush` write the units from this record on, though they were found in their files."""

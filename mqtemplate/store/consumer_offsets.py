@@ -8,7 +8,7 @@ from typing import Any
 
 from mqtemplate.clock import Clock
 from mqtemplate.store.home import Home
-from mqtemplate.store.json_files import DataVersion, read_table, write_table
+from mqtemplate.store.json_files import DataVersion, read_table, understanding, write_table
 
 __all__ = ["ConsumerOffsets"]
 
@@ -18,12 +18,21 @@ class ConsumerOffsets:
 
     Args:
         name: The file. A group that broadcasts keeps a file for each member.
+        flush: Makes durable what consumers may have read. An offset that lasts must not be ahead of what a power
+            failure leaves: new messages would take the places before it, and be passed over.
     """
 
-    def __init__(self, home: Home, clock: Clock, name: str = "config/consumerOffset.json") -> None:
+    def __init__(
+        self,
+        home: Home,
+        clock: Clock,
+        name: str = "config/consumerOffset.json",
+        flush: Callable[[], object] = lambda: None,
+    ) -> None:
         self._home = home
         self._clock = clock
         self._name = name
+        self._flush = flush
         self._lock = threading.Lock()
         self._version = DataVersion()
         self._table: dict[tuple[str, str], dict[int, int]] = {}
@@ -37,12 +46,13 @@ class ConsumerOffsets:
 
     def load(self) -> None:
         table = read_table(self._home, self._name)
-        self._version = DataVersion.of(table)
-        # which topics a group has follows from the offsets, and upstream finds that out by itself
-        self._other = {name: value for name, value in table.items() if name not in ("offsetTable", "groupTopicMap")}
-        for key, offsets in table.get("offsetTable", {}).items():
-            topic, _, group = key.rpartition("@")
-            self._table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
+        with understanding(self._name):
+            self._version = DataVersion.of(table)
+            # which topics a group has follows from the offsets, and upstream finds that out by itself
+            self._other = {name: value for name, value in table.items() if name not in ("offsetTable", "groupTopicMap")}
+            for key, offsets in table.get("offsetTable", {}).items():
+                topic, _, group = key.rpartition("@")
+                self._table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         offsets = self._table.get((group, topic))
@@ -74,8 +84,9 @@ class ConsumerOffsets:
             f"{topic}@{group}": {str(queue): offset for queue, offset in dict(offsets).items()}
             for (group, topic), offsets in tables
         }
-        version = self._version.next(self._clock.now_ms())
         try:
+            self._flush()
+            version = self._version.next(self._clock.now_ms())
             write_table(self._home, self._name, self._other | {"dataVersion": version, "offsetTable": table})
         except BaseException:
             self._is_dirty = True

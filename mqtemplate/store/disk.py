@@ -49,9 +49,9 @@ class Disk:
         """The file as memory. The map keeps a descriptor of its own."""
         return _with_more_files(lambda: mmap.mmap(fd, size))
 
-    def write_at(self, fd: int, data: bytes, at: int) -> int:
-        """Write *data*, or the first part of it; gives how many bytes."""
-        return os.pwrite(fd, data, at)
+    write_at = staticmethod(os.pwrite)
+    """(fd, data, at): write *data*, or the first part of it; gives how many bytes. The call itself, with nothing around
+    it: every message takes it."""
 
     def write_again(self, fd: int, view: mmap.mmap, end: int) -> None:
         """Have the bytes before *end* written at the next `flush`, as if they had just been changed.

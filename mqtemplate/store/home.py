@@ -82,7 +82,7 @@ class Home(ABC):
         written but not flushed may be missing.
 
         True only if both boots are known and differ. Where nobody can tell (RocketMQ was the owner, or there is no
-        boot id), it is False: a hole in the log then stops the start, and nothing is cut off that might have been
+        boot id), it is False: a hole in the log is then reported as damage, and nothing is cut off that might have been
         acknowledged.
         """
         words = (self.read_bytes(ABORT_FILE) or b"").decode(errors="replace").split()

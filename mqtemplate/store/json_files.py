@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.home import Home
 
-__all__ = ["DataVersion", "dump_json", "load_json", "read_table", "write_table"]
+__all__ = ["DataVersion", "dump_json", "load_json", "read_table", "understanding", "write_table"]
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 
@@ -68,6 +69,21 @@ def _parse(name: str, data: bytes) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise StoreFormatError(f"{name} holds {type(table).__name__}, expected an object; restore it from {name}.bak")
     return table
+
+
+@contextmanager
+def understanding(name: str) -> Iterator[None]:
+    """Take the values out of a table that was read.
+
+    Raises:
+        StoreFormatError: They are of other kinds than they should be.
+    """
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as exc:
+        raise StoreFormatError(
+            f"{name} does not hold what it should ({exc}); restore it from {name}.bak, or delete it to begin anew"
+        ) from exc
 
 
 def write_table(home: Home, name: str, table: Mapping[str, Any]) -> None:

@@ -20,11 +20,8 @@ __all__ = ["MappedFileQueue"]
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
 
-class _Run(NamedTuple):
-    """The files at one moment; never changed, only replaced."""
-
-    starts: list[int]
-    files: list[MappedFile]
+_Run = tuple[list[int], list[MappedFile]]
+"""Starts and files at one moment; never changed, only replaced. A plain tuple, which `find` takes apart quickest."""
 
 
 class _Found(NamedTuple):
@@ -52,6 +49,9 @@ class MappedFileQueue:
         file_size: Bytes of each.
         lasting: New files' names last from the start; else `flush` sees to that, for files that can be made again.
 
+    Attributes:
+        is_short: Files were dropped at its end, or there was a folder and nothing in it.
+
     Raises:
         StoreFormatError: The folder holds a file of another size or another name, or a gap.
     """
@@ -61,8 +61,9 @@ class MappedFileQueue:
         self._lasting = lasting
         self._disk = disk or Disk()
         self._has_new_names = False
+        self.is_short = False
         self.file_size = file_size
-        self._run = _Run([], [])
+        self._run: _Run = ([], [])
         if folder is not None and folder.is_dir():
             self._load(folder)
 
@@ -93,7 +94,8 @@ class MappedFileQueue:
                 file.close()
             raise
         self._has_new_names = not self._lasting and bool(files)
-        self._run = _Run([int(each.path.name) for each in kept], files)
+        self.is_short = len(kept) < len(found) or not found
+        self._run = [int(each.path.name) for each in kept], files
 
     def _count_usable(self, found: Sequence[_Found]) -> int:
         """How many files from the first on are kept.
@@ -127,22 +129,22 @@ class MappedFileQueue:
     @property
     def starts(self) -> list[int]:
         """Offset of each file's first byte."""
-        return self._run.starts
+        return self._run[0]
 
     @property
     def files(self) -> list[MappedFile]:
-        return self._run.files
+        return self._run[1]
 
     @property
     def begin(self) -> int:
         """Offset of the first byte that is still there."""
-        starts = self._run.starts
+        starts = self._run[0]
         return starts[0] if starts else 0
 
     @property
     def end(self) -> int:
         """Offset behind the last file."""
-        starts = self._run.starts
+        starts = self._run[0]
         return starts[-1] + self.file_size if starts else 0
 
     def find(self, offset: int) -> tuple[MappedFile, int] | None:
@@ -164,7 +166,7 @@ class MappedFileQueue:
         starts, files = self._run
         start = self.end if starts or start is None else start
         file = self.new_file(start) if make is None else make(self.path_of(start))
-        self._run = _Run([*starts, start], [*files, file])
+        self._run = [*starts, start], [*files, file]
         return file
 
     def path_of(self, start: int) -> Path | None:
@@ -192,7 +194,7 @@ class MappedFileQueue:
         """
         starts, files = self._run
         count = bisect_right(starts, end - 1)
-        self._run = _Run(starts[:count], files[:count])
+        self._run = starts[:count], files[:count]
         for file in reversed(files[count:]):
             file.close()
             self.remove([file])
@@ -210,7 +212,7 @@ class MappedFileQueue:
         starts, files = self._run
         count = max(min(bisect_right(starts, begin), len(starts)) - 1, 0)
         if count:
-            self._run = _Run(starts[count:], files[count:])
+            self._run = starts[count:], files[count:]
         return files[:count]
 
     def remove(self, files: Sequence[MappedFile]) -> None:
@@ -252,7 +254,7 @@ class MappedFileQueue:
             raise
 
     def close(self) -> None:
-        files, self._run = self._run.files, _Run([], [])
+        files, self._run = self._run[1], ([], [])
         for file in files:
             file.close()
 

@@ -22,6 +22,7 @@ from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.dispatch_again import DispatchAgain
 from mqtemplate.store.flush import GroupCommit, WhenFlushed
 from mqtemplate.store.flush_service import AllocateService, FlushService
+from mqtemplate.store.foreign_forms import refuse_foreign_forms
 from mqtemplate.store.home import Home
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.layout import CQ_UNIT_SIZE
@@ -115,6 +116,7 @@ class MessageStore:
             raise
 
     def _open(self, followers: Sequence[LogFollower]) -> None:
+        refuse_foreign_forms(self.home)
         was_clean = not self.home.was_left_open()
         settings = self.settings
         files = open_files(self.home, "commitlog", settings.mapped_file_size_commit_log, "mapped-file-size-commit-log")
@@ -394,6 +396,15 @@ class MessageStore:
         self._commit_log.flush(self.group_commit.flushed, end)
         self._flush_ns.observe(perf_counter_ns() - started)
         return end
+
+    def flush(self) -> None:
+        """Return when all that was written by now is on the disk.
+
+        Raises:
+            StoreError: The disk refused, or took longer than a minute.
+        """
+        if not self.group_commit.wait(self.end_offset, 60_000):
+            raise StoreError("flushing the commit log took longer than a minute; it is tried again")
 
     def take_checkpoint(self) -> None:
         """Make log, queues and the followers' progress durable, and note how far they agree."""

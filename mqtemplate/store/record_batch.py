@@ -38,7 +38,7 @@ _HEAD = np.dtype(
 _HEAD_BYTES = np.arange(_HEAD.itemsize)
 _CHECK_BYTES = np.arange(CHECK_SIZE)
 _CHECK_START = np.frombuffer(CHECK_START, np.uint8)
-_HEX_VALUE = np.full(256, 1 << 40, np.int64)  # no digit: larger than any sum of eight can be
+_HEX_VALUE = np.full(256, 1 << 33, np.int64)  # no digit: larger than eight digits are, eight of it fit into 64 bits
 _HEX_VALUE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 _HEX_WEIGHT = 16 ** np.arange(7, -1, -1, dtype=np.int64)
 

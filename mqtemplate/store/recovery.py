@@ -47,6 +47,8 @@ class Recovery:
         self._followers = followers
         self._checkpoint = 0
         self._was_clean = self._may_have_holes = self._was_cut = False
+        self._newest_ms = 0  # store timestamp, of what was read since the last beginning
+        self._reported: set[int] = set()
 
     def run(self, checkpoint_offset: int, *, was_clean: bool, may_have_holes: bool = False) -> None:
         """Recover.
@@ -79,6 +81,8 @@ class Recovery:
             self._log.truncate(end)
         else:
             self._log.open_at(end)
+        for queue in queues:
+            queue.mended()
         if not was_clean:
             _log.info("store.recovered", end_offset=end, replayed_from=replay_from)
 
@@ -108,6 +112,7 @@ class Recovery:
 
     def _read_once(self, replay_from: int, start: int) -> bool:
         self._dispatch.begin(start)
+        self._newest_ms = 0
         while True:
             reason = ""
             try:
@@ -122,8 +127,8 @@ class Recovery:
             start = behind
 
     def _take_in(self, batch: RecordBatch, replay_from: int) -> None:
-        newest = int(batch.store_timestamp.max())
-        self._log.last_store_timestamp = max(self._log.last_store_timestamp, newest)
+        self._newest_ms = max(self._newest_ms, int(batch.store_timestamp.max()))
+        self._log.last_store_timestamp = max(self._log.last_store_timestamp, self._newest_ms)
         self._dispatch.dispatch(batch)
         if self._followers:
             for row in _copies(batch).tolist():
@@ -144,7 +149,7 @@ class Recovery:
         place = None if self._may_have_holes and bad >= self._checkpoint else self._dispatch.place_of(bad)
         if not reason and self._was_clean and place is None and bad >= self._checkpoint:
             return None
-        whole = next(self._log.records_behind(bad, self._log.last_store_timestamp), None)
+        whole = next(self._log.records_behind(bad, self._newest_ms), None)
         next_whole = None if whole is None else whole.physical_offset
         if self._is_unflushed(bad, next_whole) or self._is_end(bad, reason, next_whole):
             self._log_cut(bad, reason)
@@ -189,6 +194,7 @@ class Recovery:
     def _end_by_checkpoint(self, bad: int) -> list[int]:
         if self._log.find(self._checkpoint - 1) is not None:
             return [self._checkpoint]
+        self._was_cut = True
         _log.error(
             "store.records_lost",
             file=str(self._log.path_of(bad)),
@@ -202,7 +208,7 @@ class Recovery:
         """Say what is cut off: a torn record, or all that the power failure left of what was not flushed."""
         self._was_cut = True
         path = self._log.path_of(bad)
-        dropped = sum(1 for _ in self._log.records_behind(bad, self._log.last_store_timestamp))
+        dropped = sum(1 for _ in self._log.records_behind(bad, self._newest_ms))
         if dropped:
             _log.warning("store.unflushed_tail_cut", file=path.name, physical_offset=bad, whole_records_dropped=dropped)
         elif reason:
@@ -217,6 +223,9 @@ class Recovery:
         elif (record := self._read_unchecked(damaged)) is not None:
             where = {"topic": record.topic, "queue": record.queue_id, "offset": record.queue_offset}
             self._dispatch.append_damaged(record, damaged)
+        if damaged.begin in self._reported:
+            return  # the log is read a second time
+        self._reported.add(damaged.begin)
         _log.error(
             "store.damaged_record",
             file=str(self._log.path_of(damaged.begin)),

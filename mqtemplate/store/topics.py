@@ -7,7 +7,7 @@ from typing import Any
 
 from mqtemplate.clock import Clock
 from mqtemplate.store.home import Home
-from mqtemplate.store.json_files import DataVersion, read_table, write_table
+from mqtemplate.store.json_files import DataVersion, read_table, understanding, write_table
 
 __all__ = ["TopicTable"]
 
@@ -29,8 +29,11 @@ class TopicTable:
 
     def load(self) -> None:
         table = read_table(self._home, self._NAME)
-        self._version = DataVersion.of(table)
-        self._table = dict(table.pop("topicConfigTable", {}))
+        with understanding(self._NAME):
+            self._version = DataVersion.of(table)
+            self._table = dict(table.pop("topicConfigTable", {}))
+            for config in self._table.values():
+                int(config.get("writeQueueNums", 0)), int(config.get("readQueueNums", 0))
         self._other = table
 
     def names(self) -> list[str]:

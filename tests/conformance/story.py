@@ -13,6 +13,7 @@ ORDERS = "orders"
 BATCHES = "batches"
 BIG = "big"
 LATER = "later"
+MUCH_LATER = "much-later"
 IPV6 = "ipv6"
 LONG_TOPIC = "%RETRY%" + "long-group-name-" * 12
 """199 characters: more than the one byte of a V1 record can tell."""

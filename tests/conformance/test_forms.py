@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
+from bench.peer.rocketmq import JavaClient, NameServer, PeerError, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.message import MessageQueue
-from tests.conformance.story import LATER, ORDERS, read_all, settings
+from mqtemplate.message import Message, MessageQueue
+from tests.conformance.story import LATER, ORDERS, read_all, send, settings
 from tests.conformance.theirs import send_later
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(180)]
@@ -56,10 +56,25 @@ def test_queues_in_rocksdb_are_refused_and_made_anew_as_the_error_says(
         java.send(*({"topic": ORDERS, "body": b"%d" % number} for number in range(10)))
         theirs.stop()
 
-    with pytest.raises(StoreFormatError, match=r"storeType=defaultRocksDB.*Move the folder consumequeue away"):
+    with pytest.raises(StoreFormatError, match=r"RocksDB.*move consumequeue and the file checkpoint away"):
         EmbeddedBroker(tmp_path, settings(port)).start()
-    (tmp_path / "consumequeue").rename(tmp_path / "moved-away")
+    for name in ("consumequeue", "checkpoint"):
+        (tmp_path / name).rename(tmp_path / f"{name}-moved-away")
     with EmbeddedBroker(tmp_path, settings(port)) as ours:
         found = read_all(ours, ORDERS)
 
     assert sorted(message.body for message in found) == [b"%d" % number for number in range(10)]
+
+
+def test_rocketmq_does_not_open_a_folder_that_is_open_here(tmp_path: Path, name_server: NameServer, port: int) -> None:
+    with EmbeddedBroker(tmp_path, settings(port)) as ours:
+        send(ours, Message(ORDERS, b"before"), 0)
+
+        with (
+            pytest.raises(PeerError, match="MQ already started"),
+            RocketMQ(tmp_path, name_server, broker_options(settings(port))),
+        ):
+            pass
+
+        send(ours, Message(ORDERS, b"after"), 0)
+        assert [message.body for message in read_all(ours, ORDERS)] == [b"before", b"after"]

@@ -18,6 +18,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.selector import TagSelector
 from mqtemplate.store import FlushDiskType
+from mqtemplate.waiting import SteerStatus
 from tests.conformance.story import BATCHES, BIG, IPV6, LATER, LONG_TOPIC, ORDERS, READERS, Sent, send, settings
 
 __all__ = ["Written", "write"]
@@ -70,6 +71,9 @@ def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
         _later(broker, "timer before the end", delay_ms=700),
     ]
     _await_in_topic(broker, LATER, len(delivered))
+    # in the first tenth of a slot that is open when the process ends
+    delivered.append(_later(broker, "timer of an open slot", delay_ms=1_100 - broker.clock.now_ms() % 1_000))
+    _await_in_topic(broker, LATER, 1)
     broker.store.take_checkpoint()
     waiting = [
         _later(broker, "level 1", level=1),
@@ -79,6 +83,8 @@ def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
         _later(broker, "timer beyond the window", delay_ms=(8 * 1_000) + 777),
         _later(broker, "timer beyond two windows", delay_ms=13 * 1_000),
     ]
+    _cancel_some(broker)
+    waiting += _reschedule_some(broker)
     return broker, Written(stored, delivered, waiting, 4)
 
 
@@ -88,7 +94,7 @@ def _store_with_ipv6_hosts(folder: Path, port: int) -> list[Sent]:
 
 
 def _order(broker: EmbeddedBroker, number: int, queue_id: int) -> Sent:
-    properties = {"TAGS": "paid" if number % 2 else "öffen", "KEYS": f"order-{number} all", "user": f"héllo {number}"}
+    properties = {"TAGS": "paid" if number % 2 else "öffen", "KEYS": f"order-{number}", "user": f"héllo {number}"}
     return send(broker, Message(ORDERS, f"örder {number}".encode(), properties, flag=number), queue_id)
 
 
@@ -103,7 +109,7 @@ def _batch(broker: EmbeddedBroker) -> list[Sent]:
     ]
 
 
-_LEVEL_MS = (0, 1_000, 2_000, 12_000)
+_LEVEL_MS = (0, 1_000, 2_000, 12_000, 7_200_000)
 
 
 def _later(broker: EmbeddedBroker, text: str, level: int = 0, delay_ms: int = 0) -> Sent:
@@ -112,10 +118,31 @@ def _later(broker: EmbeddedBroker, text: str, level: int = 0, delay_ms: int = 0)
     return send(broker, message, delay_ms=_LEVEL_MS[level] or delay_ms)
 
 
+def _cancel_some(broker: EmbeddedBroker) -> None:
+    """Send messages that wait for some seconds, and take them back."""
+    for text, option in (("level", {"level": 3}), ("timer", {"delay_ms": 9_100}), ("far timer", {"delay_ms": 16_000})):
+        sent = _later(broker, f"cancelled {text}", **option)
+        assert broker.cancel(key=sent.keys, topic=LATER).status is SteerStatus.CANCELLED
+
+
+def _reschedule_some(broker: EmbeddedBroker) -> list[Sent]:
+    """Send messages that would wait for hours, and let them come sooner."""
+    rescheduled = []
+    for text, option in (("level", {"level": 4}), ("timer", {"delay_ms": 7_000_000})):
+        sent = _later(broker, f"rescheduled {text}", **option)
+        due_ms = broker.clock.now_ms() + 10_500
+        assert broker.reschedule(deliver_ms=due_ms, key=sent.keys, topic=LATER).status is SteerStatus.RESCHEDULED
+        rescheduled.append(sent._replace(due_ms=due_ms))
+    return rescheduled
+
+
 def _await_in_topic(broker: EmbeddedBroker, topic: str, count: int) -> None:
     watcher = broker.subscribe(ConsumerSpec(group="watcher", subscriptions={topic: TagSelector()}))
     while count > 0:
-        count -= len(watcher.poll(32, 1_000))
+        messages = watcher.poll(32, 1_000)
+        for message in messages:
+            watcher.commit(message.message_queue, message.queue_offset + 1)
+        count -= len(messages)
     watcher.close()
 
 
@@ -126,7 +153,7 @@ def main() -> None:
         broker.close()
     told = written._asdict()
     for name in Written._fields[:3]:
-        told[name] = [sent._replace(body=sent.body.decode()) for sent in told[name]]  # type: ignore[arg-type]
+        told[name] = [sent._replace(body=sent.body.decode()) for sent in told[name]]
     print("\n" + json.dumps(told), flush=True)
     os.kill(os.getpid(), signal.SIGKILL if how == "killed" else 0)
 

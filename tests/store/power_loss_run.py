@@ -299,8 +299,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 report = run(Path(folder), number, mode, lives=3, length=20, most=10)
             moments, cases, failures = moments + report.moments, cases + report.cases, failures + len(report.failures)
+            print(f"seed {number}, {mode.value}: {report.cases} images, {len(report.failures)} wrong", flush=True)
             for failure in report.failures[:3]:
-                print(f"seed {number}, {mode.value}: {failure[:1_500]}")
+                print(f"  {failure[:1_500]}")
     print(f"{cases} different images of {moments} moments, {failures} wrong")
 
 

@@ -285,6 +285,30 @@ def test_names_that_could_not_be_flushed_are_flushed_the_next_time(tmp_path: Pat
     queue.close()
 
 
+def test_names_made_in_haste_last_before_the_next_file_is_made(tmp_path: Path) -> None:
+    """Else a power failure could leave the second file alone, and it would be taken for one whose elders retention
+    deleted."""
+    disk = FaultyDisk()
+    queue = queue_of(tmp_path / "topic" / "0", lasting=False, disk=disk)
+    queue.append_file()
+    before = len(disk.calls)
+
+    queue.append_file()
+
+    assert disk.calls[before:] == ["sync_folder"] * 3 + ["open", "allocate", "map"]
+    queue.close()
+
+
+def test_the_folder_above_all_queues_lasts_before_there_is_a_queue(tmp_path: Path) -> None:
+    """Those below it last from a queue's first flush on."""
+    disk = FaultyDisk()
+
+    queue = FolderHome(tmp_path, disk).mapped_queue("consumequeue/orders/0", SIZE, lasting=False)
+
+    assert disk.calls == ["make_folder", "sync_folder"]
+    queue.close()
+
+
 def test_a_table_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
     disk = FaultyDisk()
     home = FolderHome(tmp_path, disk)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
@@ -22,16 +23,19 @@ from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.results import SendStatus
 from mqtemplate.selector import TagSelector
-from mqtemplate.store import FlushDiskType, FolderHome
+from mqtemplate.store import FlushDiskType, FolderHome, MessageStore
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, during, never, once
+from tests.store.small_store import bodies, draft, kill, small
 
 RETRY_MS = 1_000
 
 
 @pytest.fixture(autouse=True)
-def small_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real one has 38 MB, made and read in each of a thousand starts."""
+def small_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A timer wheel has 38 MB, and a thousand starts have a lot to say."""
     monkeypatch.setattr("mqtemplate.brokers.embedded.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
+    with capture_logs():
+        yield
 
 
 def settings(mode: FlushDiskType, **changes: Any) -> EmbeddedSettings:
@@ -211,8 +215,15 @@ def calls_of_a_life(folder: Path, mode: FlushDiskType) -> list[str]:
     return owner.disk.calls
 
 
-@pytest.mark.parametrize("mode", FlushDiskType)
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=lambda code: errno.errorcode[code])
+@pytest.mark.parametrize(
+    ("mode", "code"),
+    [
+        (FlushDiskType.SYNC_FLUSH, errno.EIO),
+        (FlushDiskType.ASYNC_FLUSH, errno.EIO),
+        (FlushDiskType.SYNC_FLUSH, errno.ENOSPC),
+    ],
+    ids=["sync-EIO", "async-EIO", "sync-ENOSPC"],
+)
 def test_a_call_that_fails_once_costs_nothing_that_was_acknowledged(
     quick_folder: Path, mode: FlushDiskType, code: int
 ) -> None:
@@ -244,3 +255,117 @@ def test_a_disk_that_fails_for_a_while_stops_nothing_for_good(
         owner.live()
 
         check(owner)
+
+
+# --- what is done again -----------------------------------------------------------------------------
+
+
+def fail_next(disk: FaultyDisk, kind: str) -> None:
+    """The next call of a kind, and no other."""
+    left = [errno.EIO]
+    disk.judge = lambda number, asked: left.pop() if asked == kind and left else 0
+
+
+def test_a_checkpoint_that_fails_is_tried_again_a_second_later(quick_folder: Path) -> None:
+    """Without a further send."""
+    owner = Owner(quick_folder, FlushDiskType.ASYNC_FLUSH)
+    owner.start()
+    assert owner.broker is not None
+    store = owner.broker.store
+    owner.send(10)
+    fail_next(owner.disk, "flush")
+    owner.advance(1_000)
+    assert "Input/output error" in str(owner.refusals)
+
+    owner.advance(2_000)
+
+    assert store._checkpoint.fields.logics_physical_offset == store.end_offset
+    assert store.group_commit.flushed == store.end_offset
+    owner.close()
+
+
+def test_consumer_offsets_that_could_not_be_written_are_written_later(quick_folder: Path) -> None:
+    owner = Owner(quick_folder, FlushDiskType.SYNC_FLUSH)
+    owner.start()
+    owner.send(10)
+    owner.consume()
+    owner.advance(2_000)  # a checkpoint writes files of its own
+    fail_next(owner.disk, "replace")
+    owner.advance(3_000)
+    assert "Input/output error" in str(owner.refusals)
+
+    owner.advance(5_000)
+
+    assert '"orders@billing":' in (quick_folder / "config" / "consumerOffset.json").read_text(encoding="utf-8")
+    owner.close()
+
+
+def test_a_message_whose_flush_failed_is_shown_when_a_later_one_succeeds(quick_folder: Path) -> None:
+    """Its sender was told that it is not safe; readers are not shown it before it is, and are woken then."""
+    store = MessageStore(FolderHome(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
+    store.load()
+    put = store.put(draft(b"in doubt"))
+    rings: list[int] = []
+    store.watch("orders", lambda: rings.append(store.confirm_offset))
+    disk.judge = lambda number, kind: errno.EIO if kind == "flush" else 0
+    for _ in range(2):
+        with pytest.raises(StoreError, match="Input/output error; the message is written, but not safe"):
+            store.settle(put.end, ["orders"])
+    assert store.confirm_offset == 0
+    assert rings == []
+    disk.judge = never
+
+    store.take_checkpoint()
+
+    assert store.confirm_offset == put.end
+    assert rings[0] == put.end
+    store.close()
+
+
+def test_an_asynchronous_send_brings_the_refusal_in_its_future(quick_folder: Path) -> None:
+    owner = Owner(quick_folder, FlushDiskType.ASYNC_FLUSH)
+    owner.start()
+    assert owner.broker is not None
+    owner.broker.queues("orders")
+    fail_next(owner.disk, "allocate")
+
+    future = owner.broker.send_async([Message("orders", b"x")])
+
+    with pytest.raises(SendError, match="not stored: the disk refused to make .*Input/output error.*send again"):
+        future.result(0)
+    owner.close()
+
+
+def test_a_batch_that_was_torn_by_an_error_leaves_nothing_to_come_alive(quick_folder: Path) -> None:
+    """Its first records were written whole; what is written over them is shorter."""
+    store = MessageStore(FolderHome(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
+    store.load()
+    store.put(draft(b"before"))
+    disk.judge = once(len(disk.calls), errno.EIO)
+    with pytest.raises(StoreError, match="the disk refused to write to"):
+        store.put_all([draft(b"torn %d" % number) for number in range(6)])
+    store.put(draft(b""))
+    kill(store)
+
+    again = MessageStore(FolderHome(quick_folder), small(), VirtualClock())
+    again.load()
+
+    assert bodies(again) == [b"before", b""]
+    again.close()
+
+
+def test_a_roll_over_that_stops_halfway_goes_on_where_it_was(quick_folder: Path) -> None:
+    """The next file was made, and the full one could not be ended."""
+    store = MessageStore(FolderHome(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
+    store.load()
+    for number in range(3):
+        store.put(draft(b"%d" % number + bytes(1_000)))
+    fail_next(disk, "write")
+    with pytest.raises(StoreError, match="the disk refused to write to"):
+        store.put(draft(b"3" + bytes(1_000)))
+
+    store.put(draft(b"4" + bytes(1_000)))
+
+    assert [body[:1] for body in bodies(store)] == [b"0", b"1", b"2", b"4"]
+    assert len(list((quick_folder / "commitlog").iterdir())) == 2
+    store.close()

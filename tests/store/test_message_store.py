@@ -17,7 +17,7 @@ from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record import pack_host
 from mqtemplate.store import FolderHome, MemoryHome, MessageStore
-from tests.store.small_store import OpenStore, bodies, draft, kill, small
+from tests.store.small_store import OpenStore, bodies, draft, small
 
 
 def test_records_read_back_in_the_order_of_their_queue(open_store: OpenStore) -> None:
@@ -225,7 +225,9 @@ def test_a_folder_made_with_other_file_sizes_is_refused(open_store: OpenStore) -
     store.close()
 
     with pytest.raises(
-        StoreFormatError, match=r"has 4096 bytes, but the settings ask for 8192; open the folder with the sizes"
+        StoreFormatError,
+        match=r"the files in commitlog have 4096 bytes, but mapped-file-size-commit-log is 8192; .* "
+        r"set mapped-file-size-commit-log to 4096\. If 8192 is right, a file was cut: restore it$",
     ):
         open_store(small(mapped_file_size_commit_log=8_192))
 
@@ -255,22 +257,3 @@ def test_a_damaged_record_is_named_with_file_and_offset_when_it_is_read(open_sto
         store.read(puts[1].physical_offset, puts[1].size)
 
     assert store.read(puts[2].physical_offset, puts[2].size).body == b"c" * 50
-
-
-def test_damage_in_the_middle_of_the_log_stops_the_start_and_is_named(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store()
-    puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
-    kill(store)
-    file = tmp_path / "commitlog" / f"{0:020d}"
-    damaged = bytearray(file.read_bytes())
-    damaged[puts[1].physical_offset + 100] ^= 1
-    file.write_bytes(damaged)
-
-    with pytest.raises(
-        CorruptRecordError,
-        match=rf"{0:020d}: bad record at physical offset {puts[1].physical_offset}: "
-        rf".*whole records follow at {puts[2].physical_offset}",
-    ):
-        open_store()
-
-    assert file.read_bytes() == damaged  # left as it was, for whoever repairs it

@@ -146,6 +146,14 @@ def test_a_missing_last_separator_and_empty_values_are_tolerated() -> None:
     assert find_property(b"TRACE_CONTEXT\x01\x02TAGS\x01a", b"TAGS") == "a"
 
 
+def test_a_property_is_not_taken_for_one_whose_name_ends_like_it() -> None:
+    data = b"MY_TAGS\x01mine\x02NOTE\x01see TAGS\x02TAGS\x01paid\x02"
+
+    assert find_property(data, b"TAGS") == "paid"
+    assert find_property(data[: data.index(b"TAGS\x01paid")], b"TAGS") is None
+    assert find_property(b"TAGS\x01first\x02MY_TAGS\x01mine\x02", b"TAGS") == "first"
+
+
 def test_ipv6_hosts_make_the_header_longer() -> None:
     host6 = pack_host(HostAddress("::1", 10911))
     tail = b"hello" + b"\x06TopicA" + struct.pack(">h", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.record import StoredRecord
+from mqtemplate.errors import StoreFormatError
+from mqtemplate.record import RecordDraft, StoredRecord, SysFlag
 from mqtemplate.store import FolderHome, MessageStore
+from mqtemplate.store.checkpoint import StoreCheckpoint
+from tests.delay.foreign_records import ForeignDraft
+from tests.store.power_loss_disk import RestartedDisk
 from tests.store.small_store import OpenStore, bodies, draft, kill, small
 
 
@@ -103,6 +108,11 @@ def test_a_preallocated_file_that_was_never_used_is_no_harm(open_store: OpenStor
     assert bodies(open_store()) == [b"x"]
 
 
+def linked(body: bytes) -> RecordDraft:
+    """A record that took a waiting one's place."""
+    return replace(draft(body), prepared_transaction_offset=1)
+
+
 class Follower:
     """Remembers the records it was shown."""
 
@@ -127,10 +137,10 @@ def test_followers_see_the_log_from_the_checkpoint_or_from_where_they_ask(
 ) -> None:
     store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
     store.load()
-    store.put(draft(b"a"))
-    store.put(draft(b"b"))
+    store.put(linked(b"a"))
+    store.put(linked(b"b"))
     store.take_checkpoint()
-    store.put(draft(b"c"))
+    store.put(linked(b"c"))
     kill(store)
     follower = Follower(wanted=wanted)
 
@@ -141,10 +151,32 @@ def test_followers_see_the_log_from_the_checkpoint_or_from_where_they_ask(
     assert follower.seen == shown
 
 
+def test_followers_see_what_took_a_waiting_ones_place_and_what_another_broker_may_have_released(
+    tmp_path: Path,
+) -> None:
+    """RocketMQ's copies have no link: the records that it wrote and that asked for a delay are shown, too."""
+    foreign = b"REAL_TOPIC\x01orders\x02DELAY\x013\x02"
+    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store.load()
+    store.put(draft(b"plain"))
+    store.put(draft(b"ours, delayed", properties=foreign))
+    store.put(ForeignDraft("orders", 0, b"theirs", b"TAGS\x01paid\x02"))
+    store.put(ForeignDraft("orders", 0, b"theirs, delayed", foreign))
+    store.put(linked(b"a copy"))
+    kill(store)
+    follower = Follower()
+
+    again = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    again.load([follower])
+    again.close()
+
+    assert follower.seen == [b"theirs, delayed", b"a copy"]
+
+
 def test_the_checkpoint_waits_for_the_follower_that_lags_behind(tmp_path: Path) -> None:
     store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
     store.load([Follower(persisted=0)])
-    store.put(draft(b"a"))
+    store.put(linked(b"a"))
     store.take_checkpoint()
     kill(store)
     follower = Follower()
@@ -186,3 +218,372 @@ def test_any_mix_of_puts_closes_and_kills_loses_nothing(
         assert {queue_id: bodies(store, queue_id=queue_id) for queue_id in model} == model
     store.close()
     shutil.rmtree(folder)
+
+
+# --- queues that do not agree with the log ---------------------------------------------------------
+
+
+def test_d21_every_record_is_dispatched_however_many_files_there_are(open_store: OpenStore, tmp_path: Path) -> None:
+    """Upstream's clean start passes over the first record without a unit, and looks into ten files at most."""
+    store = open_store()
+    for number in range(60):
+        store.put(draft(b"%02d" % number * 400, queue_id=number % 2))
+    assert len(list((tmp_path / "commitlog").iterdir())) > 12
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue")
+
+    again = open_store()
+
+    assert [body[:2] for body in bodies(again)] == [b"%02d" % number for number in range(0, 60, 2)]
+    assert again.put(draft(b"next", queue_id=1)).queue_offset == 30
+
+
+def test_d21_a_unit_that_is_missing_at_the_end_is_written_at_a_clean_start(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = open_store()
+    for number in range(3):
+        store.put(draft(b"%d" % number))
+    store.close()
+    file = tmp_path / "consumequeue" / "orders" / "0" / f"{0:020d}"
+    file.write_bytes(file.read_bytes()[:40].ljust(200, b"\0"))
+
+    assert bodies(open_store()) == [b"0", b"1", b"2"]
+
+
+def test_d22_only_the_queue_that_lacks_units_is_made_anew(open_store: OpenStore, tmp_path: Path) -> None:
+    """Upstream goes on at the queue's end, so that from there on each message is found one place too early."""
+    store = open_store()
+    for number in range(30):
+        store.put(draft(bytes(300) + b"%d" % number, queue_id=number % 3))
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue" / "orders" / "1")
+    others = {queue_id: tmp_path / "consumequeue" / "orders" / queue_id / f"{0:020d}" for queue_id in "02"}
+    before = {queue_id: file.stat().st_mtime_ns for queue_id, file in others.items()}
+
+    with capture_logs() as logs:
+        again = open_store()
+
+    rebuilt = [line for line in logs if line["event"] == "store.queue_rebuilt"]
+    assert [line["reason"] for line in rebuilt] == ["queue 1 of orders ends at 0, the log goes on with 9"]
+    assert [body[300:] for body in bodies(again, queue_id=1)] == [b"%d" % number for number in range(1, 30, 3)]
+    assert {queue_id: file.stat().st_mtime_ns for queue_id, file in others.items()} == before
+
+
+def test_d22_units_that_upstream_put_one_place_too_early_are_put_right(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    for number in range(4):
+        store.put(draft(b"%d" % number))
+    store.close()
+    file = tmp_path / "consumequeue" / "orders" / "0" / f"{0:020d}"
+    units = file.read_bytes()
+    file.write_bytes((units[:20] + units[40:80]).ljust(200, b"\0"))
+
+    with capture_logs() as logs:
+        again = open_store()
+
+    assert bodies(again) == [b"0", b"1", b"2", b"3"]
+    assert {line["offset"] for line in logs if line["event"] == "store.queue_unit_mended"} == {1, 2}
+
+
+def test_d17_a_queue_that_ends_with_its_file_goes_on_in_the_next(open_store: OpenStore) -> None:
+    """Upstream looks for the last unit before the end of the newest file, where a full one has none."""
+    store = open_store()
+    for number in range(10):
+        store.put(draft(b"%d" % number))
+    kill(store)
+
+    again = open_store()
+
+    assert again.put(draft(b"10")).queue_offset == 10
+    assert bodies(again) == [b"%d" % number for number in range(11)]
+
+
+def test_d24_records_of_a_tail_that_was_cut_do_not_come_alive(open_store: OpenStore, tmp_path: Path) -> None:
+    """Upstream leaves them: behind a later record that ends where one of them begins they would be good again."""
+    store = open_store()
+    _, torn, third = (store.put(draft(body * 50)) for body in (b"a", b"b", b"c"))
+    kill(store)
+    shutil.rmtree(tmp_path / "consumequeue")
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[torn.physical_offset : torn.physical_offset + 4] = bytes(4)
+    data[third.physical_offset : third.physical_offset + 4] = bytes(4)
+    file.write_bytes(data)
+
+    again = open_store()
+    assert bodies(again) == [b"a" * 50]
+    assert again.put(draft(b"d" * 50)).end == torn.end
+    assert not any(file.read_bytes()[torn.end :])
+    kill(again)
+
+    assert bodies(open_store()) == [b"a" * 50, b"d" * 50]
+
+
+def test_d24_what_upstream_left_behind_its_end_is_no_message(open_store: OpenStore, tmp_path: Path) -> None:
+    """It cut a tail, wrote a shorter record over its begin, and was killed: older records lie behind that one."""
+    clock = VirtualClock()
+    store = MessageStore(FolderHome(tmp_path), small(), clock)
+    store.load()
+    puts = [store.put(ForeignDraft("orders", 0, body * 50, b"")) for body in (b"a", b"b", b"c")]
+    kill(store)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    newer = ForeignDraft("orders", 0, b"n" * 20, b"").encode(1, puts[1].physical_offset, clock.now_ms() + 9, _HOST)
+    data = bytearray(file.read_bytes())
+    data[puts[1].physical_offset : puts[1].physical_offset + len(newer)] = newer
+    file.write_bytes(data)
+    shutil.rmtree(tmp_path / "consumequeue")
+
+    again = open_store()
+
+    assert bodies(again) == [b"a" * 50, b"n" * 20]
+    assert again.put(draft(b"next")).physical_offset == puts[1].physical_offset + len(newer)
+
+
+def test_d15_a_message_whose_flush_took_too_long_is_there_once(open_store: OpenStore) -> None:
+    """Upstream's services append such a message again. The answer tells of the disk, not of the log."""
+    store = open_store()
+    put = store.put(draft(b"slow disk"))
+    store.group_commit.wait = lambda end, timeout_ms: False  # type: ignore[method-assign]
+    assert not store.settle(put.end, ["orders"], timeout_ms=0)
+    kill(store)
+
+    assert bodies(open_store()) == [b"slow disk"]
+
+
+def test_a_topic_that_was_deleted_and_made_anew_begins_at_its_new_messages(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    """RocketMQ deletes the queues of a topic, and counts from 0 again; its old records stay in the log."""
+    store = open_store()
+    for number in range(3):
+        store.put(draft(b"old %d" % number))
+    store._queues["orders", 0].clear()
+    for number in range(2):
+        store.put(draft(b"new %d" % number))
+    kill(store)
+    shutil.rmtree(tmp_path / "consumequeue")
+
+    assert bodies(open_store()) == [b"new 0", b"new 1"]
+
+
+# --- the power failed ------------------------------------------------------------------------------
+
+
+def restart_machine(folder: Path) -> MessageStore:
+    """Open the store as after a power failure."""
+    store = MessageStore(FolderHome(folder, RestartedDisk("another boot")), small(), VirtualClock())
+    store.load()
+    return store
+
+
+@pytest.mark.parametrize("sector", [512, 4_096])
+def test_a_sector_that_never_came_to_the_disk_ends_the_log(tmp_path: Path, sector: int) -> None:
+    """Nothing behind it was acknowledged: whoever flushes, flushes all of the file."""
+    settings = small(mapped_file_size_commit_log=16_384)
+    store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+    store.load()
+    puts = [store.put(draft(b"%02d" % number * 100)) for number in range(30)]
+    kill(store)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[4_096 : 4_096 + sector] = bytes(sector)
+    file.write_bytes(data)
+    lost = [number for number, put in enumerate(puts) if put.end > 4_096]
+
+    again = MessageStore(FolderHome(tmp_path, RestartedDisk("another boot")), settings, VirtualClock())
+    with capture_logs() as logs:
+        again.load()
+
+    cut = next(line for line in logs if line["event"] == "store.unflushed_tail_cut")
+    whole = [number for number, put in enumerate(puts) if put.physical_offset >= 4_096 + sector]
+    assert (cut["physical_offset"], cut["whole_records_dropped"]) == (puts[lost[0]].physical_offset, len(whole))
+    assert bodies(again) == [b"%02d" % number * 100 for number in range(lost[0])]
+    assert not any(file.read_bytes()[puts[lost[0]].physical_offset :])
+    again.close()
+
+
+def test_damage_before_the_checkpoint_is_damage_though_the_power_failed(tmp_path: Path) -> None:
+    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store.load()
+    puts = [store.put(draft(b"%d" % number * 700)) for number in range(4)]
+    store.take_checkpoint()
+    kill(store)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[1_024:1_536] = bytes(512)
+    file.write_bytes(data)
+
+    with capture_logs() as logs:
+        again = restart_machine(tmp_path)
+
+    told = [line["physical_offset"] for line in logs if line["event"] == "store.damaged_record"]
+    assert told == [puts[1].physical_offset]
+    assert again.consume_queue("orders", 0).max_offset == 4
+    again.close()
+
+
+def test_queues_that_lost_units_to_a_power_failure_get_them_from_the_log(tmp_path: Path) -> None:
+    """A page of zeros in the middle, and a file that is gone: those before the checkpoint were on the disk."""
+    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store.load()
+    for number in range(5):
+        store.put(draft(b"%d" % number))
+    store.take_checkpoint()
+    for number in range(5, 25):
+        store.put(draft(b"%d" % number))
+    kill(store)
+    queue = tmp_path / "consumequeue" / "orders" / "0"
+    first = bytearray((queue / f"{0:020d}").read_bytes())
+    first[120:160] = bytes(40)
+    (queue / f"{0:020d}").write_bytes(first)
+    (queue / f"{400:020d}").unlink()
+
+    again = restart_machine(tmp_path)
+
+    assert bodies(again) == [b"%d" % number for number in range(25)]
+    again.close()
+
+
+# --- what RocketMQ leaves --------------------------------------------------------------------------
+
+_HOST = b"\x7f\x00\x00\x01\x00\x00*\x9f"
+_HOST_V6 = bytes(15) + b"\x01\x00\x00*\x9f"
+
+
+def test_a_store_of_rocketmqs_opens(tmp_path: Path) -> None:
+    """No check behind the records, long topics, IPv6, transactions, a blank, files made ahead; the first ones gone."""
+    drafts = [
+        ForeignDraft("orders", 0, b"expired" * 100, b"TAGS\x01paid\x02"),
+        *(ForeignDraft("orders", 0, b"%d" % number * 600, b"TAGS\x01paid") for number in range(3)),
+        ForeignDraft("%RETRY%" + "g" * 130, 0, b"long topic", b""),
+        ForeignDraft("orders", 0, b"six", b"", born_host=_HOST_V6),
+        ForeignDraft("HALF", 0, b"prepared", b"", sys_flag=SysFlag.TRANSACTION_PREPARED),
+        ForeignDraft("HALF", 0, b"rolled back", b"", sys_flag=SysFlag.TRANSACTION_ROLLBACK),
+        ForeignDraft("orders", 0, b"committed", b"", sys_flag=SysFlag.TRANSACTION_COMMIT),
+    ]
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    write_log(folder, drafts, file_size=1_000)
+    (folder / f"{0:020d}").unlink()
+    end = max(folder.iterdir())
+    for ahead in (1, 2):
+        (folder / f"{int(end.name) + ahead * 1_000:020d}").write_bytes(bytes(1_000))
+    (tmp_path / "checkpoint").write_bytes(bytes(4_096))
+    (tmp_path / "abort").write_bytes(b"4711")
+
+    store = MessageStore(FolderHome(tmp_path), small(mapped_file_size_commit_log=1_000), VirtualClock())
+    store.load()
+
+    queue = store.consume_queue("orders", 0)
+    assert (queue.min_offset, queue.max_offset) == (1, 6)
+    assert bodies(store) == [b"0" * 600, b"1" * 600, b"2" * 600, b"six", b"committed"]
+    assert bodies(store, topic="%RETRY%" + "g" * 130) == [b"long topic"]
+    assert store.read(*queue.unit(4)[:2]).born_host == _HOST_V6
+    assert store.queue_ids("HALF") == []
+    assert store.put(draft(b"ours")).queue_offset == 6
+    store.close()
+
+
+def write_log(folder: Path, drafts: list[ForeignDraft], file_size: int) -> None:
+    """Commit log files as RocketMQ makes them: a blank where the next record does not fit."""
+    files, offsets = [bytearray()], dict.fromkeys(("orders", "%RETRY%" + "g" * 130, "HALF"), 0)
+    for item in drafts:
+        size = item.size(_HOST)
+        if len(files[-1]) + size + 8 > file_size:
+            files[-1] += (file_size - len(files[-1])).to_bytes(4, "big") + b"\xcb\xd4\x31\x94" + b"rest of another file"
+            files.append(bytearray())
+        at = (len(files) - 1) * file_size + len(files[-1])
+        files[-1] += item.encode(offsets[item.topic], at, 1_000 + at, _HOST)
+        offsets[item.topic] += item.topic != "HALF"
+    for number, data in enumerate(files):
+        (folder / f"{number * file_size:020d}").write_bytes(data.ljust(file_size, b"\0")[:file_size])
+
+
+def test_a_queue_that_begins_with_upstreams_mark_opens(open_store: OpenStore, tmp_path: Path) -> None:
+    """The first places of a queue whose first messages are gone hold no message."""
+    store = open_store()
+    queue = store.consume_queue("orders", 0)
+    queue.begin_at(13)
+    store.put(draft(b"the 13th"))
+    store.close()
+
+    again = open_store()
+
+    assert (again.consume_queue("orders", 0).min_offset, again.consume_queue("orders", 0).max_offset) == (13, 14)
+    assert bodies(again) == [b"the 13th"]
+
+
+# --- the checkpoint --------------------------------------------------------------------------------
+
+
+def checkpoint_of(folder: Path) -> StoreCheckpoint:
+    return StoreCheckpoint(FolderHome(folder))
+
+
+def test_a_checkpoint_is_ours_until_rocketmq_writes_its_own(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    end = store.put(draft(b"x")).end
+    store.close()
+    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (end, True)
+
+    page = bytearray((tmp_path / "checkpoint").read_bytes())
+    page[40:48] = (9_999).to_bytes(8, "big")
+    (tmp_path / "checkpoint").write_bytes(page)
+
+    assert checkpoint_of(tmp_path).fields.logics_physical_offset == 9_999
+    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (end, False)
+
+
+def test_a_checkpoint_that_was_never_ours_says_to_read_the_whole_log(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_bytes((9_999).to_bytes(8, "big") * 6 + bytes(4_048))
+
+    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (0, False)
+
+
+def test_what_rocketmq_did_since_our_checkpoint_is_replayed(open_store: OpenStore, tmp_path: Path) -> None:
+    """It moves its own mark on; what it handed over lies between ours and that."""
+    store = open_store()
+    store.put(linked(b"known"))
+    store.take_checkpoint()
+    end = store.put(linked(b"done by RocketMQ")).end
+    kill(store)
+    (tmp_path / "abort").unlink()
+    page = bytearray((tmp_path / "checkpoint").read_bytes())
+    page[40:48] = end.to_bytes(8, "big")
+    (tmp_path / "checkpoint").write_bytes(page)
+    follower = Follower()
+
+    again = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    again.load([follower])
+    again.close()
+
+    assert follower.seen == [b"done by RocketMQ"]
+
+
+def test_a_log_that_ends_before_the_checkpoint_is_told(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    for number in range(3):
+        put = store.put(draft(b"%d" % number * 2_500))
+    store.close()
+    (tmp_path / "commitlog" / f"{8_192:020d}").unlink()
+
+    with capture_logs() as logs:
+        again = open_store()
+
+    lost = next(line for line in logs if line["event"] == "store.records_lost")
+    assert (lost["physical_offset"], lost["end_offset"]) == (8_192, put.end)
+    assert bodies(again) == [b"0" * 2_500, b"1" * 2_500]
+
+
+def test_queue_files_of_another_size_are_refused_with_the_key_and_a_way_out(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put(draft(b"x"))
+    store.close()
+
+    with pytest.raises(
+        StoreFormatError,
+        match="the files in consumequeue/orders/0 have 200 bytes, but mapped-file-size-consume-queue is 400; .* set "
+        "mapped-file-size-consume-queue to 200. .* or delete the folder consumequeue, which is made again",
+    ):
+        open_store(small(mapped_file_size_consume_queue=400))

@@ -77,3 +77,47 @@ def test_topics_only_ever_grow_and_keep_what_upstream_wrote(tmp_path: Path) -> N
 
     config = json.loads((tmp_path / "config/topics.json").read_text())["topicConfigTable"]["orders"]
     assert (config["perm"], config["order"], config["readQueueNums"]) == (4, True, 8)
+
+
+def test_a_topic_whose_queues_were_closed_to_writing_keeps_those_that_are_read(tmp_path: Path) -> None:
+    """Upstream shrinks a topic in two steps: fewer queues are written first, then fewer are read."""
+    home, clock = FolderHome(tmp_path), VirtualClock()
+    home.write_bytes(
+        "config/topics.json",
+        b'{"topicConfigTable":{"orders":{"topicName":"orders","readQueueNums":16,"writeQueueNums":2,"perm":6}}}',
+    )
+    topics = TopicTable(home, clock)
+    topics.load()
+
+    topics.create("orders", 8)
+
+    config = json.loads((tmp_path / "config/topics.json").read_text())["topicConfigTable"]["orders"]
+    assert (config["readQueueNums"], config["writeQueueNums"]) == (16, 8)
+
+
+def test_tables_go_on_with_the_version_they_have_and_keep_members_nobody_here_knows(tmp_path: Path) -> None:
+    """Upstream's brokers compare versions, and its next releases have members of their own."""
+    home, clock = FolderHome(tmp_path), VirtualClock()
+    version = b'"dataVersion":{"counter":41,"stateVersion":7,"timestamp":5}'
+    home.write_bytes("config/topics.json", b'{%b,"other":[1],"topicConfigTable":{}}' % version)
+    home.write_bytes(
+        "config/consumerOffset.json",
+        b'{%b,"groupTopicMap":{"g":["t"]},"offsetTable":{"t@g":{0:3}},"pullOffsetTable":{"t@g":{1:2}}}' % version,
+    )
+    topics, offsets = TopicTable(home, clock), ConsumerOffsets(home, clock)
+    topics.load()
+    offsets.load()
+
+    topics.create("orders", 2)
+    offsets.commit("g", "t", 0, 4)
+    offsets.persist()
+
+    topics_table = json.loads((tmp_path / "config/topics.json").read_text())
+    offsets_table = json.loads((tmp_path / "config/consumerOffset.json").read_text())
+    expected = {"counter": 42, "stateVersion": 7, "timestamp": clock.now_ms()}
+    assert (topics_table["dataVersion"], topics_table["other"]) == (expected, [1])
+    assert offsets_table == {
+        "dataVersion": expected,
+        "offsetTable": {"t@g": {"0": 4}},
+        "pullOffsetTable": {"t@g": {"1": 2}},
+    }

@@ -1,0 +1,459 @@
+"""Bytes that went bad: what is damaged is reported and never served as good, and its neighbours are served."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.brokers.queue_reader import QueueReader
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
+from mqtemplate.message import MessageQueue
+from mqtemplate.record import CHECK_SIZE
+from mqtemplate.store import ConsumerOffsets, FolderHome, MessageStore, StoreSettings, TopicTable
+from mqtemplate.store.disk import Disk
+from mqtemplate.store.json_files import read_table, write_table
+from tests.store.small_store import bodies, draft, kill, small
+
+LOG_FILE = 400
+TOPIC, QUEUES = "orders", 2
+
+
+class NoSync(Disk):
+    """Nothing here depends on the power."""
+
+    def flush(self, fd: int) -> None:
+        return
+
+    def sync_folder(self, folder: Path) -> None:
+        return
+
+
+@dataclass
+class Sent:
+    """Where a message lies."""
+
+    body: bytes
+    file: str
+    begin: int
+    end: int
+
+
+Places = dict[tuple[int, int], Sent]  # (queue id, queue offset) -> message
+
+
+class Folder:
+    """A store's folder that is damaged and put back, again and again."""
+
+    def __init__(self, root: Path, settings: StoreSettings) -> None:
+        self.root = root
+        self.settings = settings
+        self.sent: Places = {}
+        self.kept: dict[Path, bytes] = {}
+
+    def open(self) -> MessageStore:
+        store = MessageStore(FolderHome(self.root, NoSync()), self.settings, VirtualClock())
+        store.load()
+        return store
+
+    def fill(self, count: int, body_of: Callable[[int], bytes], *, stop: Callable[[MessageStore], None]) -> None:
+        store = self.open()
+        for number in range(count):
+            put = store.put(draft(body_of(number), TOPIC, number % QUEUES, b"TAGS\x01t\x02"))
+            file_start = put.physical_offset - put.physical_offset % self.settings.mapped_file_size_commit_log
+            place = number % QUEUES, put.queue_offset
+            self.sent[place] = Sent(body_of(number), f"{file_start:020d}", put.physical_offset, put.end)
+        stop(store)
+        self.kept = {Path(path): Path(path).read_bytes() for path in _files(self.root)}
+
+    def kept_in(self, folder: str) -> list[tuple[Path, bytes]]:
+        return [(path, data) for path, data in sorted(self.kept.items()) if path.is_relative_to(self.root / folder)]
+
+    def put_back(self, path: Path, data: bytes) -> None:
+        """All as it was, but one file, which gets *data*."""
+        for other in set(_files(self.root)) - {str(kept) for kept in self.kept}:
+            Path(other).unlink()
+        for kept, content in self.kept.items():
+            fd = os.open(kept, os.O_WRONLY | os.O_CREAT)
+            wanted = data if kept == path else content
+            os.pwrite(fd, wanted, 0)
+            os.truncate(fd, len(wanted))
+            os.close(fd)
+
+    def hits(self, path: Path, bit: int) -> set[tuple[int, int]]:
+        """The messages that a flipped bit of the log or of a queue belongs to."""
+        place = int(path.name) + bit // 8
+        if path.parent.name != "commitlog":
+            return {(int(path.parent.name), place // 20)}
+        return {key for key, sent in self.sent.items() if sent.begin <= place < sent.end}
+
+    def read(self) -> Seen:
+        """Open the store and read every message."""
+        with capture_logs() as logs:
+            store = self.open()
+        seen = Seen(logs)
+        reader = QueueReader(store, "broker-a")
+        for queue_id, offset in self.sent:
+            queue = MessageQueue(TOPIC, "broker-a", queue_id)
+            try:
+                found, _ = reader.read(queue, offset, 1, None)
+            except CorruptRecordError as exc:
+                seen.errors[queue_id, offset] = exc
+            else:
+                seen.bodies[queue_id, offset] = found[0].body if found else None
+        store.release()
+        return seen
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            yield from _files(Path(entry.path))
+        else:
+            yield entry.path
+
+
+class Seen:
+    """What a reader got, and what the start had to say."""
+
+    def __init__(self, logs: list[Any]) -> None:
+        self.logs = logs
+        self.bodies: dict[tuple[int, int], bytes | None] = {}
+        self.errors: dict[tuple[int, int], CorruptRecordError] = {}
+
+    def told(self, event: str) -> list[tuple[str, int]]:
+        """File and offset in each line of that name."""
+        return [(Path(line["file"]).name, line["physical_offset"]) for line in self.logs if line["event"] == event]
+
+
+def check(sent: Places, seen: Seen, *, hit: set[tuple[int, int]]) -> None:
+    """Nobody got another message than the one that belongs there, and all but the *hit* ones were served."""
+    for place, message in sent.items():
+        if place in seen.bodies:
+            assert seen.bodies[place] in {message.body, None} if place in hit else {message.body}
+            assert seen.bodies[place] == message.body or place in hit
+        else:
+            assert place in hit, f"{place} was not hit: {seen.errors[place]}"
+            assert seen.errors[place].queue_offset == place[1]
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """For four messages over two log files, in two queues."""
+    return Folder(tmp_path / "store", small(mapped_file_size_commit_log=LOG_FILE, mapped_file_size_consume_queue=40))
+
+
+STOPS = [pytest.param(MessageStore.close, id="clean"), pytest.param(kill, id="killed")]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("part", range(4))
+def test_every_flipped_bit_of_the_log_hits_one_message_at_most_and_is_told(
+    folder: Folder, stop: Callable[[MessageStore], None], part: int
+) -> None:
+    """Exhaustive: every bit that was ever written, and the first ones behind the end. In four parts."""
+    folder.fill(4, lambda number: b"%d" % number, stop=stop)
+    for path, data in folder.kept_in("commitlog"):
+        for bit in range(part, (len(data.rstrip(b"\0")) + 4) * 8, 4):
+            folder.put_back(path, flipped(data, bit))
+
+            seen = folder.read()
+
+            hit = folder.hits(path, bit)
+            check(folder.sent, seen, hit=hit)
+            for key in hit:
+                sent, is_served = folder.sent[key], key in seen.bodies
+                errors = [(exc.path.name, exc.physical_offset) for exc in seen.errors.values()]
+                assert is_served or (path.name, sent.begin) in [*seen.told("store.damaged_record"), *errors]
+                assert not is_served or sent.end - CHECK_SIZE <= int(path.name) + bit // 8  # the check itself was hit
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_every_flipped_bit_of_a_queue_leads_nobody_to_another_message(
+    folder: Folder, stop: Callable[[MessageStore], None]
+) -> None:
+    folder.fill(4, lambda number: b"%d" % number, stop=stop)
+    for path, data in folder.kept_in("consumequeue"):
+        for bit in range(len(data) * 8):
+            folder.put_back(path, flipped(data, bit))
+
+            check(folder.sent, folder.read(), hit=folder.hits(path, bit))
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_every_flipped_bit_of_the_checkpoint_is_harmless(folder: Folder, stop: Callable[[MessageStore], None]) -> None:
+    folder.fill(4, lambda number: b"%d" % number, stop=stop)
+    path = folder.root / "checkpoint"
+    for bit in range(68 * 8):
+        folder.put_back(path, flipped(folder.kept[path], bit))
+
+        check(folder.sent, folder.read(), hit=set())
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("kind", ["commitlog", "consumequeue", "checkpoint"])
+def test_a_file_cut_at_any_byte_opens_or_says_what_is_wrong(
+    folder: Folder, stop: Callable[[MessageStore], None], kind: str
+) -> None:
+    folder.fill(4, lambda number: b"%d" % number, stop=stop)
+    refused, opened = set(), 0
+    for path, data in folder.kept_in(kind):
+        for length in range(len(data) if len(data) < 1_000 else 100):
+            folder.put_back(path, data[:length])
+            is_log = kind == "commitlog"
+            hit = {key for key, sent in folder.sent.items() if is_log and sent.end > int(path.name) + length}
+            try:
+                seen = folder.read()
+            except StoreError as exc:
+                refused.add((f"{length} bytes" in str(exc), kind in str(exc)))
+            else:
+                opened += 1
+                check(folder.sent, seen, hit={key for key in hit if folder.sent[key].file == path.name})
+    assert refused <= {(True, True)}
+    assert opened
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_flips_in_a_bigger_store_cost_only_what_they_hit(tmp_path: Path, seed: int) -> None:
+    """Eight flips at once, anywhere in log and queues, after a kill."""
+    chance = random.Random(seed)
+    sizes = [chance.randrange(2_000) for _ in range(300)]
+    contents = [chance.randbytes(size) for size in sizes]
+    folder = Folder(tmp_path / "store", small(mapped_file_size_commit_log=65_536, mapped_file_size_consume_queue=2_000))
+    folder.fill(300, contents.__getitem__, stop=kill)
+    hit = set()
+    paths = [path for kind in ("commitlog", "consumequeue") for path, _ in folder.kept_in(kind)]
+    for _ in range(8):
+        path = chance.choice(paths)
+        bit = chance.randrange(max(1, len(path.read_bytes().rstrip(b"\0"))) * 8)
+        path.write_bytes(flipped(path.read_bytes(), bit))
+        hit |= folder.hits(path, bit)
+
+    seen = folder.read()
+
+    check(folder.sent, seen, hit=hit)
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> FolderHome:
+    home, clock = FolderHome(tmp_path / "store", NoSync()), VirtualClock()
+    topics, offsets = TopicTable(home, clock), ConsumerOffsets(home, clock)
+    topics.create("orders", 4)
+    offsets.commit("billing", "orders", 0, 7)
+    offsets.persist()
+    write_table(home, "config/delayOffset.json", {"offsetTable": {"3": 1}})
+    return home
+
+
+def load_tables(home: FolderHome) -> None:
+    TopicTable(home, VirtualClock()).load()
+    ConsumerOffsets(home, VirtualClock()).load()
+    read_table(home, "config/delayOffset.json")
+
+
+@pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "delayOffset.json"])
+def test_a_table_cut_or_flipped_anywhere_is_read_or_named(tables: FolderHome, name: str) -> None:
+    """JSON has no sum: a flipped digit is read as another. What is no table any more is said, with a way out."""
+    path = tables.root / "config" / name
+    whole = path.read_bytes()
+    damaged = [whole[:length] for length in range(1, len(whole))]
+    damaged += [flipped(whole, bit) for bit in range(len(whole) * 8)]
+    told = []
+    for data in damaged:
+        path.write_bytes(data)
+        try:
+            load_tables(tables)
+        except StoreFormatError as exc:
+            told.append(str(exc))
+    assert len(told) >= len(whole) - 1
+    assert all(name in text and ("delete it to begin anew" in text or "expected an object" in text) for text in told)
+
+
+# --- one case each, told in full -------------------------------------------------------------------
+
+
+def damage(folder: Path, physical_offset: int, file_size: int = 4_096) -> Path:
+    """Flip a bit of the commit log."""
+    file = folder / "commitlog" / f"{physical_offset - physical_offset % file_size:020d}"
+    data = file.read_bytes()
+    file.write_bytes(flipped(data, physical_offset % file_size * 8))
+    return file
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Three messages in one queue of a killed store; the one in the middle is damaged in its body."""
+    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store.load()
+    puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
+    kill(store)
+    damage(tmp_path, puts[1].physical_offset + 100)
+    return tmp_path
+
+
+def test_a_damaged_record_is_named_and_passed_over_and_nothing_is_touched(three: Path) -> None:
+    before = (three / "commitlog" / f"{0:020d}").read_bytes()
+
+    store = MessageStore(FolderHome(three), small(), VirtualClock())
+    with capture_logs() as logs:
+        store.load()
+
+    told = next(line for line in logs if line["event"] == "store.damaged_record")
+    second = store.consume_queue("orders", 0).unit(1)
+    assert told["file"] == str(three / "commitlog" / f"{0:020d}")
+    assert (told["physical_offset"], told["size"]) == (second.physical_offset, second.size)
+    assert (told["topic"], told["queue"], told["offset"]) == ("orders", 0, 1)
+    assert told["reason"] == "its body does not match its CRC-32"
+    assert (three / "commitlog" / f"{0:020d}").read_bytes() == before  # as it was, for whoever repairs it
+    assert store.put(draft(b"next")).queue_offset == 3
+    store.close()
+
+
+def test_a_reader_is_told_of_a_damaged_message_and_gets_those_beside_it(three: Path) -> None:
+    store = MessageStore(FolderHome(three), small(), VirtualClock())
+    store.load()
+    reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
+
+    assert [message.body[:1] for message in reader.read(queue, 0, 32, None)[0]] == [b"a"]
+    with pytest.raises(CorruptRecordError, match=rf"{0:020d}: bad record at physical offset \d+: its body") as caught:
+        reader.read(queue, 1, 32, None)
+    assert caught.value.queue_offset == 1
+    assert [message.body[:1] for message in reader.read(queue, 2, 32, None)[0]] == [b"c"]
+    store.close()
+
+
+def test_a_damaged_message_keeps_its_place_when_the_queues_are_made_anew(three: Path) -> None:
+    """D22: the messages behind it keep their queue offsets, which consumers have written down."""
+    shutil.rmtree(three / "consumequeue")
+
+    store = MessageStore(FolderHome(three), small(), VirtualClock())
+    store.load()
+
+    reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
+    assert store.consume_queue("orders", 0).max_offset == 3
+    assert reader.read(queue, 2, 1, None)[0][0].queue_offset == 2
+    with pytest.raises(CorruptRecordError):
+        reader.read(queue, 1, 1, None)
+    store.close()
+
+
+def test_places_are_kept_for_damaged_records_that_nobody_can_read(tmp_path: Path) -> None:
+    """Their heads are gone, and so are the queues: the queue offsets behind tell how many there were."""
+    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store.load()
+    puts = [store.put(draft(b"%d" % number * 30)) for number in range(6)]
+    kill(store)
+    file = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(file.read_bytes())
+    data[puts[2].physical_offset : puts[4].end] = b"\xaa" * (puts[4].end - puts[2].physical_offset)
+    file.write_bytes(data)
+    shutil.rmtree(tmp_path / "consumequeue")
+
+    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    with capture_logs() as logs:
+        store.load()
+
+    filled = next(line for line in logs if line["event"] == "store.queue_gap_filled")
+    assert (filled["offset"], filled["count"]) == (2, 3)
+    reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
+    assert [message.body[:1] for message in reader.read(queue, 0, 32, None)[0]] == [b"0", b"1"]
+    for offset in (2, 3, 4):
+        with pytest.raises(CorruptRecordError, match=f"physical offset {puts[2].physical_offset}"):
+            reader.read(queue, offset, 32, None)
+    assert reader.read(queue, 5, 32, None)[0][0].body == b"5" * 30
+    store.close()
+
+
+def test_damage_is_passed_over_again_when_the_log_is_read_a_second_time(tmp_path: Path) -> None:
+    """A queue that ends too early makes the recovery begin anew; the damage is no older than what lies behind it."""
+    clock = VirtualClock()
+    store = MessageStore(FolderHome(tmp_path), small(mapped_file_size_commit_log=700), clock)
+    store.load()
+    puts = []
+    for number in range(12):
+        puts.append(store.put(draft(b"%02d" % number * 20, queue_id=number % 2)))
+        clock.move_ms(1_000)
+    store.take_checkpoint()
+    kill(store)
+    damage(tmp_path, puts[1].physical_offset + 100, 700)
+    shutil.rmtree(tmp_path / "consumequeue" / "orders" / "0")
+
+    store = MessageStore(FolderHome(tmp_path), small(mapped_file_size_commit_log=700), VirtualClock())
+    with capture_logs() as logs:
+        store.load()
+
+    assert len(bodies(store, queue_id=0)) == 6
+    assert [line["physical_offset"] for line in logs if line["event"] == "store.damaged_record"] == [
+        puts[1].physical_offset
+    ]
+    assert store.consume_queue("orders", 1).max_offset == 6
+    store.close()
+
+
+def test_a_unit_that_leads_to_another_message_is_named(tmp_path: Path) -> None:
+    """In a file that no start looks into, so that only the reader can find out."""
+    settings = small(mapped_file_size_commit_log=700, mapped_file_size_consume_queue=40)
+    store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+    store.load()
+    for number in range(12):
+        store.put(draft(b"%02d" % number * 20, queue_id=number % 2))
+    store.close()
+    file = tmp_path / "consumequeue" / "orders" / "0" / f"{0:020d}"
+    other = tmp_path / "consumequeue" / "orders" / "1" / f"{0:020d}"
+    file.write_bytes(other.read_bytes()[:20] + file.read_bytes()[20:])
+
+    store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+    store.load()
+
+    reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
+    with pytest.raises(
+        CorruptRecordError,
+        match="queue offset 0 points at the message with queue offset 0 of queue 1 of orders",
+    ):
+        reader.read(queue, 0, 1, None)
+    assert reader.read(queue, 1, 1, None)[0][0].body == b"02" * 20
+    store.close()
+
+
+def test_a_damaged_blank_at_a_files_end_is_still_its_end(tmp_path: Path) -> None:
+    settings = small(mapped_file_size_commit_log=700)
+    store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+    store.load()
+    while store.end_offset < 700:
+        end = store.put(draft(b"x" * 60)).end if store.end_offset < 500 else end_of_file(store)
+    kill(store)
+    for place in (end, end + 4):
+        damage(tmp_path, place, 700)
+        store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+        with capture_logs() as logs:
+            store.load()
+        assert "store.damaged_blank" in {line["event"] for line in logs}
+        assert "store.damaged_record" not in {line["event"] for line in logs}
+        assert bodies(store)[-1] == b"behind"
+        kill(store)
+        damage(tmp_path, place, 700)
+
+
+def end_of_file(store: MessageStore) -> int:
+    """Begin the next file; gives where the blank of the last one is."""
+    end = store.end_offset
+    store.put(draft(b"y" * 200))
+    store.put(draft(b"behind"))
+    return end

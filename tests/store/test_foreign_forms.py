@@ -1,0 +1,48 @@
+"""What RocketMQ can be told to write and what cannot be read here is named, and so is the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.errors import StoreFormatError
+from mqtemplate.store import FolderHome
+from mqtemplate.store.foreign_forms import refuse_foreign_forms
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        (
+            "consumequeue/CURRENT",
+            r"in RocksDB \(consumequeue/CURRENT.*storeType.*move consumequeue and the file checkpoint",
+        ),
+        (
+            "consumequeue_rocksdb/CURRENT",
+            r"move consumequeue_rocksdb and the file checkpoint away.*made anew from the commit",
+        ),
+        (
+            "consumequeue_ext/orders/0/00000000000000000000",
+            r"extension \(consumequeue_ext/orders/0/.*enableConsumeQueueExt.*move consumequeue and consumequeue_ext",
+        ),
+        (
+            "batchconsumequeue/orders/0/00000000000000000000",
+            r"in batches \(batchconsumequeue/orders/0/.*queue.type BatchCQ.*open it with RocketMQ",
+        ),
+    ],
+)
+def test_a_form_that_cannot_be_read_is_refused_with_what_to_do(tmp_path: Path, file: str, told: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_bytes(b"x")
+
+    with pytest.raises(StoreFormatError, match=told):
+        refuse_foreign_forms(FolderHome(tmp_path))
+
+
+def test_folders_without_files_are_no_reason(tmp_path: Path) -> None:
+    """RocketMQ makes some of them whatever its options say."""
+    for folder in ("consumequeue/orders/0", "consumequeue_ext/orders", "batchconsumequeue"):
+        (tmp_path / folder).mkdir(parents=True)
+
+    refuse_foreign_forms(FolderHome(tmp_path))
