@@ -107,8 +107,8 @@ class OffsetOutOfRangeError(BrokerError):
 class RemoteProtocolError(BrokerError):
     """The peer sent bytes, a header or a body that RocketMQ's protocol does not have.
 
-    A broken frame ends its connection; over a new one a retry may help, if the peer does speak the protocol. A header or
-    a body that cannot be read ends that one request; the same request fails again.
+    A broken frame ends its connection; over a new one a retry may help, if the peer does speak the protocol. A header
+    or a body that cannot be read ends that one request; the same request fails again.
     """
 
 
