@@ -288,9 +288,14 @@ class LevelQueue:
             mark_all(self._queue, segment.marked_to, cursor)
             segment.marked_to = cursor
         for queue_offset in marks.withdrawn:
-            mark_all(self._queue, queue_offset, queue_offset + 1)
+            self.strike_out(queue_offset)
         if marks.cursors or marks.withdrawn:
             self._queue.flush()
+
+    def strike_out(self, queue_offset: int) -> None:
+        """Mark one unit now; again does no harm, and has the next flush write it."""
+        if queue_offset >= self._queue.min_offset:
+            self._queue.mark_done(queue_offset)
 
     def forget(self, marks: Marks) -> None:
         """With the lock: these are marked, so they need not be known by heart."""

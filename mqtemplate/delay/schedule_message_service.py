@@ -268,6 +268,10 @@ class ScheduleMessageService:
         self._queues[level_of_queue(record.queue_id)].withdraw(record.queue_offset)
         self._release_end = max(self._release_end, self._store.end_offset)
 
+    def strike_out(self, record: StoredRecord) -> None:
+        """See `Keeper`. RocketMQ knows no recall of a level; it only passes over a unit that is marked."""
+        self._queues[level_of_queue(record.queue_id)].strike_out(record.queue_offset)
+
     def count_waiting(self) -> int:
         """How many messages wait."""
         with self.lock:

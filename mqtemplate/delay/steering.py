@@ -152,7 +152,8 @@ class Steering:
 
     def _try(self, records: Iterable[StoredRecord], wish: _Wish) -> SteerResult:
         """Carry the wish out on those that wait."""
-        count, end, handles = 0, 0, []
+        end, handles = 0, []
+        steered: list[StoredRecord] = []
         topics: set[str] = set()
         for record in records:
             keeper = self._keepers[record.topic]
@@ -163,14 +164,23 @@ class Steering:
                 drafts = self._drafts(record, keeper, wish)
                 puts = self._store.put_all(drafts, though_full=wish.deliver_ms is None)
                 keeper.withdraw(record)
-            count, end = count + 1, puts[-1].end
+            steered.append(record)
+            end = puts[-1].end
             topics |= {draft.topic for draft in drafts}
             if wish.deliver_ms is not None and drafts[0].topic == TIMER_TOPIC:
                 handles.append(self._handle(drafts[0], wish.deliver_ms, puts[0].physical_offset))
-        if count:
+        if steered:
             self._store.settle(end, topics)
-            (self._cancelled if wish.deliver_ms is None else self._rescheduled).add(count)
-        return SteerResult(wish.status, count, tuple(handles))
+            if wish.deliver_ms is None or self._store.group_commit.flushed >= end:
+                self._strike_out(steered)
+            (self._cancelled if wish.deliver_ms is None else self._rescheduled).add(len(steered))
+        return SteerResult(wish.status, len(steered), tuple(handles))
+
+    def _strike_out(self, records: Iterable[StoredRecord]) -> None:
+        for record in records:
+            keeper = self._keepers[record.topic]
+            with keeper.lock:
+                keeper.strike_out(record)
 
     def _handle(self, draft: RecordDraft, due_ms: int, physical_offset: int) -> str:
         topic = find_property(draft.properties, b"REAL_TOPIC") or ""

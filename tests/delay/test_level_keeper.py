@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 from mqtemplate.delay import DelayLevels
 from mqtemplate.delay.keeper import WAITING_DTYPE, Keeper
 from mqtemplate.message import SCHEDULE_TOPIC
 from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
-from mqtemplate.store import PutResult
+from mqtemplate.store import FlushDiskType, PutResult
+from mqtemplate.store.layout import DONE_SIZE_MARK
 from tests.delay.waiting_room import WaitingRoom
 
 SECOND, MINUTE = 1_000, 60_000
@@ -132,3 +134,27 @@ def test_a_message_that_another_thread_withdraws_is_not_handed_over(room: Waitin
     stepping.join()
 
     assert room.bodies() == []
+
+
+def test_a_cancel_is_struck_out_before_it_is_answered(tmp_path: Path) -> None:
+    """RocketMQ, which knows no recall of levels, may open the folder of a process that is killed right afterwards."""
+    room = WaitingRoom(tmp_path / "store")
+    handle = room.send_for(b"gone", DELAY=5)
+    room.send_for(b"kept", DELAY=5)
+
+    room.steering.cancel(handle)
+
+    sizes = room.store.consume_queue(SCHEDULE_TOPIC, 4).units(0, 2)["size"].tolist()
+    assert sizes[0] == DONE_SIZE_MARK
+    assert sizes[1] > DONE_SIZE_MARK
+
+
+def test_a_reschedule_is_struck_out_once_its_copy_is_on_the_disk(tmp_path: Path) -> None:
+    """Before that a power failure could take the copy and leave the mark."""
+    for flush, is_struck_out in ((FlushDiskType.SYNC_FLUSH, True), (FlushDiskType.ASYNC_FLUSH, False)):
+        room = WaitingRoom(tmp_path / flush.value, flush=flush)
+
+        room.steering.reschedule(room.send_for(b"moved", DELAY=5), room.clock.now_ms() + 90_000)
+
+        [size] = room.store.consume_queue(SCHEDULE_TOPIC, 4).units(0, 1)["size"].tolist()
+        assert (size == DONE_SIZE_MARK) is is_struck_out

@@ -7,7 +7,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -208,14 +208,16 @@ class StoreModel(RuleBasedStateMachine):
         return sorted(found)
 
     def teardown(self) -> None:
-        if hasattr(self, "room"):
-            for _ in range(3):
-                self.room.advance(LONGEST_MS)
-            self.take_over_arrivals()
-            assert self.waiting == {}
-            self.room.close()
-        shutil.rmtree(self.folder)
-        self.logs.__exit__(None, None, None)
+        """Whatever waits comes in the end."""
+        with ExitStack() as last:
+            last.callback(self.logs.__exit__, None, None, None)
+            last.callback(shutil.rmtree, self.folder)
+            if hasattr(self, "room"):
+                last.callback(self.room.crash)
+                for _ in range(3):
+                    self.room.advance(LONGEST_MS)
+                self.take_over_arrivals()
+                assert self.waiting == {}
 
 
 StoreModel.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
