@@ -100,3 +100,15 @@ def test_every_bench_says_in_the_table_what_it_measures() -> None:
     table = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
 
     assert [name for name in programs if f"| `{name}` |" not in table] == []
+
+
+def test_tests_that_the_documents_name_exist() -> None:
+    """``tests/…/test_x.py`` is a file, and ``::test_y`` a test in it."""
+    missing = []
+    for page in sorted(ROOT.glob("docs/**/*.md")):
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8")):
+            file = ROOT / path
+            if not file.is_file() or (name and f"def {name}(" not in file.read_text(encoding="utf-8")):
+                missing.append(f"{page.name} -> {path}::{name}")
+
+    assert missing == []
