@@ -59,8 +59,8 @@ class Keeper(Protocol):
         """
 
     def strike_out(self, record: StoredRecord) -> None:
-        """With the lock, once nothing is lost if the mark outlives what took the place of *record*: write into the files
-        that it is withdrawn, where RocketMQ would find out by nothing else."""
+        """With the lock, once nothing is lost if the mark outlives what took the place of *record*: write into the
+        files that it is withdrawn, where RocketMQ would find out by nothing else."""
 
     def waiting(self, after_ms: int, before_ms: int) -> Iterator[WaitingPiece]:
         """What waits now and is due in ``after_ms <= due < before_ms``, floors ascending.

@@ -348,6 +348,9 @@ class TimerMessageStore:
         self._metrics.add(Counter([_real_topic(record)]), self._store.clock.now_ms(), -1)
         self._progress.release_end = max(self._progress.release_end, self._store.end_offset)
 
+    def strike_out(self, record: StoredRecord) -> None:
+        """See `Keeper`. RocketMQ finds the marker in the slot."""
+
     def count_waiting(self) -> int:
         """How many messages wait. The first call looks at every unit of the timer log, see `TimerBacklog.count`."""
         with self.lock:
