@@ -356,6 +356,31 @@ def test_d6_what_waits_outlives_the_file_it_was_sent_to(tmp_path: Path, ends: st
     broker.close()
 
 
+def test_a_delay_of_more_than_a_year_outlives_files_that_are_kept_for_an_hour(tmp_path: Path) -> None:
+    """X12: 400 days and three hours, beside traffic that lets files expire; on time to the millisecond, once."""
+    clock = VirtualClock()
+    settings = dataclasses.replace(SMALL, file_reserved_time=1, timer_max_delay_sec=500 * 86_400)
+    start_ms = clock.now_ms()
+    with EmbeddedBroker(tmp_path, settings, clock) as broker:
+        harness = Harness(broker)
+        for days in (400, 1, 0):
+            delay_ms = days * 86_400_000 + 10_800_000
+            broker.send(Message("later", b"%d" % days, {"TIMER_DELAY_MS": str(delay_ms)}))
+        for _ in range(81):
+            send(broker, 7)
+            harness.advance("5d")
+
+        arrived = broker.pull(LATER, broker.min_offset(LATER), 100).messages
+        last = broker.store.read_at(arrived[-1].physical_offset)
+        total = broker.max_offset(LATER)
+
+    assert total == 3
+    assert [message.body for message in arrived] == [b"400"], "the other two went with their files, long delivered"
+    assert last is not None
+    assert last.store_timestamp == start_ms + 400 * 86_400_000 + 10_800_000
+    assert int(arrived[-1].properties["TIMER_ROLL_TIMES"]) > 100
+
+
 def test_a_folder_that_was_cleaned_opens_again(tmp_path: Path) -> None:
     clock = VirtualClock()
     with open_broker(tmp_path, clock) as broker:
