@@ -21,6 +21,7 @@
     │   └── CorruptRecordError     a record inside a file is damaged
     │       └── DeletedRecordError     it is not damaged: retention deleted it with its file
     ├── ListenerError              a listener or its subscription is declared wrongly
+    │   └── SelectorError              an SQL92 expression that cannot be read, with the column of the mistake
     ├── ConfigurationError         application.yml, the environment, or a setting
     ├── DependencyError            an object of the application cannot be built
     └── SparkError                 Spark, its Java, or the state of a query
@@ -28,6 +29,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "MessageError",
     "OffsetOutOfRangeError",
     "RemoteProtocolError",
+    "SelectorError",
     "SendError",
     "SendTimeoutError",
     "SparkError",
@@ -171,6 +174,26 @@ class DeletedRecordError(CorruptRecordError):
 
 class ListenerError(MQTemplateError):
     """A listener or its subscription is declared wrongly; found when the application starts."""
+
+
+class SelectorError(ListenerError):
+    """An SQL92 expression cannot be read, or compares what cannot be compared. The same text fails again.
+
+    Attributes:
+        expression: The whole text.
+        line: Of the mistake, from 1.
+        column: Of the mistake in its line, from 1; behind the end where something is missing.
+        reason: What is wrong there, and what to write.
+    """
+
+    def __init__(self, expression: str, at: int, reason: str) -> None:
+        lines = re.split(r"\r\n|\r|\n", expression[:at])
+        self.expression, self.reason = expression, reason
+        self.line, self.column = len(lines), len(lines[-1]) + 1
+        place = f"line {self.line}, column" if re.search(r"[\r\n]", expression) else "column"
+        first, last = max(0, at - 60), at + 60
+        shown = f"{'…' if first else ''}{expression[first:last]}{'…' if last < len(expression) else ''}"
+        super().__init__(f"SQL92 expression {shown!r}, {place} {self.column}: {reason}")
 
 
 class ConfigurationError(MQTemplateError):

@@ -25,6 +25,7 @@ FLOORS: dict[str, int] = {
     "mqtemplate.waiting": 1,
     "mqtemplate.results": 1,
     "mqtemplate.selector": 1,
+    "mqtemplate.sql92": 1,
     "mqtemplate.record": 2,
     "mqtemplate.converter": 2,
     "mqtemplate.broker": 2,
