@@ -43,6 +43,7 @@ def fill(folder: Path, count: int, *, dies: bool) -> None:
         broker.send(Message("probe", b"on the wheel", {"TIMER_DELAY_MS": "1"}), queue)
         while broker.max_offset(queue) < 1:  # enqueued in order, so all are on the wheel then
             time.sleep(0.05)
+        broker.store.index.catch_up()  # what is done behind the senders comes to rest
         growth_mib = resident_mib(anonymous_only=True) - before
         print(json.dumps({"growth_mib": growth_mib, "sends": send_rate(broker)}), flush=True)
         if dies:

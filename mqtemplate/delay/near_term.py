@@ -17,22 +17,24 @@ NEAR_DTYPE = np.dtype(
         ("physical_offset", "i8"),
         ("size", "i4"),
         ("enqueue_ms", "i8"),
+        ("position", "i8"),
         ("rolls", "?"),
         ("is_poison", "?"),
         ("is_gone", "?"),
     ]
 )
-"""The fields of `WaitingRecord`, and whether it was taken out: 31 bytes a message. For one that is parked ``due_ms`` is
-when it is set on again."""
+"""The fields of `WaitingRecord`, where its unit stands in the timer log, whether it was taken out: 39 bytes a message.
+For one that is parked ``due_ms`` is when it is set on again."""
 _RECORD_FIELDS = list(WaitingRecord._fields)
 
 
 class NearTerm:
     """An ordered queue of timers: by due time, then in the order they came.
 
-    - Slots come as sorted arrays, not as objects, so that a slot of a million messages is 40 MB.
+    - Slots come as sorted arrays, not as objects, so that a slot of a million messages is 50 MB.
     - Messages that arrive while their slot is open already lie in a small heap beside.
     - ``take`` shows the next ones, ``drop`` forgets them; in between they are handed over.
+    - Of what was dropped the units' positions are kept until `take_left`.
     """
 
     def __init__(self) -> None:
@@ -41,8 +43,10 @@ class NearTerm:
         self._at = 0  # the rows before it are dropped
         self._gone_count = 0  # of those behind it
         self._late: list[WaitingRecord] = []
-        self._late_offsets: set[int] = set()  # of those in the heap that wait; the others were taken out
+        # of those in the heap that wait, with their positions; the others were taken out
+        self._late_offsets: dict[int, int] = {}
         self._in_hand: list[WaitingRecord] = []  # late-comers between `take` and `drop`
+        self._left: list[np.ndarray] = []  # positions of what was dropped
 
     def __len__(self) -> int:
         return len(self._rows) - self._at - self._gone_count + len(self._late_offsets)
@@ -66,10 +70,10 @@ class NearTerm:
         self._rows, self._at, self._gone_count = rows, 0, 0
         self._due_ms = np.ascontiguousarray(rows["due_ms"])
 
-    def add(self, item: WaitingRecord) -> None:
-        """Take one late-comer in."""
+    def add(self, item: WaitingRecord, position: int) -> None:
+        """Take one late-comer in, whose unit stands at *position*."""
         heapq.heappush(self._late, item)
-        self._late_offsets.add(item.physical_offset)
+        self._late_offsets[item.physical_offset] = position
 
     # --- going out -----------------------------------------------------------------------------
 
@@ -103,13 +107,16 @@ class NearTerm:
     def drop(self, taken: list[WaitingRecord]) -> None:
         """Forget messages: the first of those that `take` gave."""
         late_count = bisect_right(self._in_hand, taken[-1]) if taken else 0
-        self._late_offsets.difference_update(item.physical_offset for item in self._in_hand[:late_count])
-        del self._in_hand[:late_count]
+        if late_count:
+            positions = [self._late_offsets.pop(item.physical_offset) for item in self._in_hand[:late_count]]
+            self._left.append(np.array(positions, np.int64))
+            del self._in_hand[:late_count]
         self._put_back()
         self._advance(len(taken) - late_count)
 
     def _advance(self, count: int) -> None:
         """Pass over so many messages that are not gone, and those that are."""
+        begin = self._at
         while self._gone_count and self._at < len(self._rows):
             if self._rows["is_gone"][self._at]:
                 self._gone_count -= 1
@@ -120,8 +127,15 @@ class NearTerm:
             self._at += 1
         if not self._gone_count:
             self._at += count
+        passed = self._rows[begin : self._at]
+        self._left.append(passed["position"][~passed["is_gone"]])
         if self._at >= len(self._rows):
             self._put(np.empty(0, NEAR_DTYPE))
+
+    def take_left(self) -> np.ndarray:
+        """Where the units stand of all that was dropped since the last call."""
+        left, self._left = self._left, []
+        return np.concatenate([np.empty(0, np.int64), *left])
 
     def _put_back(self) -> None:
         for item in self._in_hand:
@@ -147,7 +161,7 @@ class NearTerm:
             self._gone_count += 1
             self._advance(0)
         elif physical_offset in self._late_offsets:
-            self._late_offsets.remove(physical_offset)
+            del self._late_offsets[physical_offset]
             self._skip_withdrawn()
 
     def _find(self, due_ms: int, physical_offset: int) -> int | None:

@@ -15,7 +15,7 @@ from mqtemplate.delay.timer_unit import MAGIC_DELETE, MAGIC_DONE, MAGIC_ROLL, TI
 from mqtemplate.delay.timer_wheel import Slot
 from mqtemplate.store import MessageStore
 
-__all__ = ["SlotContent", "contains", "read_slot", "units_of_slots", "waiting_rows"]
+__all__ = ["SlotContent", "contains", "due_times", "read_slot", "units_of_slots", "waiting_rows"]
 
 _DENSE = 32
 """Up to so many foreign units to one of the slot's, reading everything beats walking the chain."""
@@ -28,12 +28,14 @@ class SlotContent:
 
     Attributes:
         rows: Its messages, as `NearTerm` takes them.
+        left: Positions of the units of those that something took the place of, and that do not say so.
         markers: Physical offset and size of each delete marker that was not written here.
         parked_markers: Physical offsets of those of them that are parked, and among the messages.
     """
 
     def __init__(self) -> None:
         self._pieces: list[np.ndarray] = []
+        self._left: list[np.ndarray] = []
         self.markers: list[tuple[int, int]] = []
         self.parked_markers: list[int] = []
 
@@ -41,8 +43,13 @@ class SlotContent:
     def rows(self) -> np.ndarray:
         return np.concatenate(self._pieces) if self._pieces else np.empty(0, NEAR_DTYPE)
 
-    def add(self, rows: np.ndarray) -> None:
+    @property
+    def left(self) -> np.ndarray:
+        return np.concatenate([np.empty(0, np.int64), *self._left])
+
+    def add(self, rows: np.ndarray, left: np.ndarray) -> None:
         self._pieces.append(rows)
+        self._left.append(left)
 
 
 def read_slot(
@@ -60,15 +67,19 @@ def read_slot(
     slot = files.wheel.get(slot_ms)
     if slot is None:
         return content
-    for units in _units_of(files, slot, slot_ms):
-        units = units[units["magic"] & MAGIC_DONE == 0]
-        units = units[~is_done(units)]
+    for positions, units in _units_of(files, slot, slot_ms):
+        chosen = units["magic"] & MAGIC_DONE == 0
+        positions, units = positions[chosen], units[chosen]
+        done = is_done(units)
         # a marker that is parked itself is set on again like a message
         is_marker = (units["magic"] & (MAGIC_DELETE | MAGIC_ROLL)) == MAGIC_DELETE
-        content.markers += units[["physical_offset", "record_size"]][is_marker].tolist()
-        rest = units[~is_marker]
+        content.markers += units[["physical_offset", "record_size"]][is_marker & ~done].tolist()
+        is_row = ~(is_marker | done)
+        rest = units[is_row]
         content.parked_markers += rest["physical_offset"][rest["magic"] & MAGIC_DELETE != 0].tolist()
-        content.add(_rows_of(rest, store, files.settings.precision_ms))
+        rows = _rows_of(rest, store, files.settings.precision_ms)
+        rows["position"] = positions[is_row]
+        content.add(rows, positions[done & ~is_marker])
     return content
 
 
@@ -81,7 +92,8 @@ def contains(sorted_values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.asarray(sorted_values[places] == wanted)
 
 
-def _units_of(files: TimerFiles, slot: Slot, slot_ms: int) -> Iterator[np.ndarray]:
+def _units_of(files: TimerFiles, slot: Slot, slot_ms: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The units of one slot, each piece with where they stand."""
     span = (slot.last_pos - slot.first_pos) // TIMER_UNIT_SIZE + 1
     if span <= _DENSE * max(slot.num, 1):
         yield from files.log.scan(slot.first_pos, slot.last_pos, slot_ms)
@@ -99,7 +111,7 @@ def units_of_slots(log: TimerLog, slots: np.ndarray, precision_ms: int) -> np.nd
     is_scanned = (slots["num"] > _MANY) & (span <= _DENSE * slots["num"].astype(np.int64))
     pieces = [log.chains(slots["last_pos"][~is_scanned].astype(np.int64))]
     for time, first_pos, last_pos, _, _ in slots[is_scanned].tolist():
-        pieces += [units.copy() for units in log.scan(first_pos, last_pos, time * precision_ms)]
+        pieces += [units for _, units in log.scan(first_pos, last_pos, time * precision_ms)]
     return np.concatenate(pieces)
 
 
@@ -110,7 +122,7 @@ def _rows_of(units: np.ndarray, store: MessageStore, precision_ms: int) -> np.nd
     rows["enqueue_ms"] = units["write_time_ms"]
     rows["rolls"] = (units["magic"] & MAGIC_ROLL) != 0
     slots_ms = _slots_ms(units)
-    times = _times_of(units, store, precision_ms)
+    times = due_times(units, store, precision_ms)
     rows["is_poison"] = times == NO_TIME_MS
     rows["due_ms"] = np.where(rows["rolls"], slots_ms + precision_ms, np.where(rows["is_poison"], slots_ms, times))
     return rows
@@ -122,7 +134,7 @@ def waiting_rows(units: np.ndarray, store: MessageStore, precision_ms: int) -> n
     rows["physical_offset"] = units["physical_offset"]
     rows["size"] = units["record_size"]
     rows["topic_hash"] = units["topic_hash"]
-    times = _times_of(units, store, precision_ms)
+    times = due_times(units, store, precision_ms)
     rows["due_ms"] = np.where(times == NO_TIME_MS, _slots_ms(units), times)
     return rows
 
@@ -131,7 +143,7 @@ def _slots_ms(units: np.ndarray) -> np.ndarray:
     return np.asarray(units["write_time_ms"].astype(np.int64) + units["delay_ms"])
 
 
-def _times_of(units: np.ndarray, store: MessageStore, precision_ms: int) -> np.ndarray:
+def due_times(units: np.ndarray, store: MessageStore, precision_ms: int) -> np.ndarray:
     """When units are due; `NO_TIME_MS` where nobody can tell. Asks the records of those that do not say, as upstream's
     do not."""
     times = deliver_times(units)

@@ -12,6 +12,7 @@ from mqtemplate.delay.release import WaitingRecord
 from mqtemplate.delay.slot_reader import contains, read_slot, units_of_slots, waiting_rows
 from mqtemplate.delay.timer_files import TimerFiles
 from mqtemplate.delay.timer_intake import NO_TIME_MS, delete_keys, deliver_time, roll_slots
+from mqtemplate.delay.timer_recalls import TimerRecalls
 from mqtemplate.delay.timer_replay import TimerReplay
 from mqtemplate.delay.timer_unit import (
     LATEST_DELIVER_MS,
@@ -58,9 +59,11 @@ class TimerBacklog:
         self.next_slot_ms = files.wheel.oldest_live(read_ms)  # the first live slot that is not open
         self.must_open_ms = read_ms if files.wheel.get(read_ms) is not None else None  # late-comers are linked there
         self.withdrawn: dict[int, int] = {}  # physical offset -> position of the unit
-        self._deleted: dict[str, int] = {}  # key that a marker of RocketMQ's names -> its slot
+        self._left = np.empty(0, np.int64)  # positions of units of open slots that are handed over and do not say so
+        self._deleted: dict[int, set[str]] = {}  # open slot -> keys that RocketMQ's markers there name
         self._parked_markers: set[int] = set()  # of those in the near term
-        self._count: int | None = None
+        self._recalls = TimerRecalls(files, store)
+        self._count: int | None = None  # of all that are neither done nor markers, whether they are recalled or not
 
     # --- coming in -----------------------------------------------------------------------------
 
@@ -95,13 +98,14 @@ class TimerBacklog:
         units["previous_pos"] = links.previous
         self.files.log.append(units, positions)
         self.files.wheel.link(links)
+        self._recalls.note(positions, units)
         if is_late.any() and self.read_ms not in self.open:
             self.must_open_ms = self.read_ms  # though it may begin later, if the clock was set back
         if self._count is not None:
             self._count += int((magic & MAGIC_DELETE == 0).sum())
         is_open = np.isin(slots_ms, list(self.open))
         for index in np.flatnonzero(is_open & (magic & MAGIC_DONE == 0)).tolist():
-            self._add_late(units[index], int(arrivals["deliver_ms"][index]))
+            self._add_late(units[index], int(positions[index]), int(arrivals["deliver_ms"][index]))
         if not is_open.all():
             first = int(slots_ms[~is_open].min())
             self.next_slot_ms = first if self.next_slot_ms is None else min(self.next_slot_ms, first)
@@ -137,7 +141,7 @@ class TimerBacklog:
         units["tail"] = np.where(known, arrivals["deliver_ms"], 0)
         return units
 
-    def _add_late(self, unit: np.void, deliver_ms: int) -> None:
+    def _add_late(self, unit: np.void, position: int, deliver_ms: int) -> None:
         """A message for a slot that was read already."""
         _, _, magic, write_ms, delay_ms, physical_offset, size, _, _ = unit.tolist()
         slot_ms, rolls = write_ms + delay_ms, bool(magic & MAGIC_ROLL)
@@ -148,11 +152,10 @@ class TimerBacklog:
             self._parked_markers.add(physical_offset)
         is_poison = deliver_ms == NO_TIME_MS
         due_ms = slot_ms + self._settings.precision_ms if rolls else slot_ms if is_poison else deliver_ms
-        self.near.add(WaitingRecord(due_ms, physical_offset, size, write_ms, rolls, is_poison))
+        self.near.add(WaitingRecord(due_ms, physical_offset, size, write_ms, rolls, is_poison), position)
 
     def _delete_by_key(self, physical_offset: int, size: int, slot_ms: int) -> None:
-        for key in delete_keys(self._store, physical_offset, size):
-            self._deleted[key] = slot_ms
+        self._deleted.setdefault(slot_ms, set()).update(delete_keys(self._store, physical_offset, size))
 
     def _slot_at(self, time_ms: int) -> int:
         return time_ms // self._settings.precision_ms * self._settings.precision_ms
@@ -176,6 +179,7 @@ class TimerBacklog:
         content = read_slot(self.files, self._store, slot_ms, self._is_done)
         self.open[slot_ms] = log_end
         self.near.add_slot(content.rows)
+        self._left = np.concatenate([self._left, content.left])
         self._parked_markers.update(content.parked_markers)
         for physical_offset, size in content.markers:
             self._delete_by_key(physical_offset, size, slot_ms)
@@ -200,7 +204,11 @@ class TimerBacklog:
                 break
             del self.open[slot_ms]
             self.read_ms = max(self.read_ms, end_ms)
-            self._deleted = {key: slot for key, slot in self._deleted.items() if slot != slot_ms}
+            self._deleted.pop(slot_ms, None)
+            self._recalls.forget_before(self.read_ms)
+            if not self.open:  # who opens the files begins behind all that was handed over
+                self.near.take_left()
+                self._left = np.empty(0, np.int64)
         self.leave_empty_slots(now_ms)
 
     # --- going out -----------------------------------------------------------------------------
@@ -224,11 +232,15 @@ class TimerBacklog:
     def _is_deleted(self, item: WaitingRecord) -> bool:
         if item.rolls:
             return False
+        own_ms = item.due_ms if item.is_poison else slot_of(item.due_ms, self._settings.precision_ms)
+        keys = self._deleted.get(max(own_ms, self.read_ms))  # late-comers are linked to the slot at read_ms
+        if keys is None:
+            return False
         try:
             record = self._store.read(item.physical_offset, item.size)
         except CorruptRecordError:
             return False  # the releaser reports it
-        return find_property(record.properties_bytes, b"UNIQ_KEY") in self._deleted
+        return find_property(record.properties_bytes, b"UNIQ_KEY") in keys
 
     def drop(self, taken: list[WaitingRecord]) -> None:
         """Forget messages that `take` gave: they are handed over."""
@@ -243,12 +255,14 @@ class TimerBacklog:
     # --- one message ---------------------------------------------------------------------------
 
     def is_waiting(self, record: StoredRecord) -> bool:
-        """Whether a record of the timer topic is on the wheel, and to be handed over."""
+        """Whether a record of the timer topic is on the wheel, and to be handed over: neither done nor recalled."""
         found = self.files.log.find(record.physical_offset)
         if found is None:
             return False
         unit = found[1]
         if unit.magic & (MAGIC_DONE | MAGIC_DELETE) or unit.slot_ms < self.read_ms:
+            return False
+        if self._recalls.names(self._final_slot(unit, record), record, self.read_ms):
             return False
         if unit.slot_ms in self.open:
             return self.near.contains(self._leaves_ms(unit, record), record.physical_offset)
@@ -261,6 +275,12 @@ class TimerBacklog:
             return unit.slot_ms + self._settings.precision_ms
         deliver_ms = deliver_time(record, self._settings.precision_ms)
         return unit.slot_ms if deliver_ms is None else deliver_ms
+
+    def _final_slot(self, unit: TimerUnit, record: StoredRecord) -> int:
+        """The slot that a message leaves for its real topic."""
+        if not unit.magic & MAGIC_ROLL:
+            return unit.slot_ms
+        return slot_of(deliver_time(record, self._settings.precision_ms) or 0, self._settings.precision_ms)
 
     def slot_of(self, record: StoredRecord) -> int:
         """The slot that a record's unit stands in."""
@@ -306,7 +326,7 @@ class TimerBacklog:
         """Those of some units that wait, as `WAITING_DTYPE`.
 
         Args:
-            with_markers: RocketMQ's delete markers count, too.
+            with_markers: RocketMQ's delete markers count, too, and what they name, which still has to meet them.
         """
         units = units[units["magic"] & (MAGIC_DONE if with_markers else MAGIC_DONE | MAGIC_DELETE) == 0]
         slots_ms = units["write_time_ms"].astype(np.int64) + units["delay_ms"]
@@ -314,6 +334,9 @@ class TimerBacklog:
         is_open = np.isin(slots_ms, list(self.open)) & (units["magic"] & (MAGIC_DELETE | MAGIC_ROLL) != MAGIC_DELETE)
         if is_open.any():
             waits &= ~is_open | contains(self.near.physical_offsets(), units["physical_offset"])
+        if not with_markers:
+            recalled = self._recalls.named(self.read_ms)
+            waits &= ~contains(recalled["physical_offset"], units["physical_offset"])
         return waiting_rows(units[waits], self._store, self._settings.precision_ms)
 
     def units_between(self, physical_begin: int, physical_end: int) -> Iterator[np.ndarray]:
@@ -329,7 +352,8 @@ class TimerBacklog:
         """How many messages wait. The first call looks at every unit of the log, a twentieth of a microsecond each."""
         if self._count is None:
             self._count = sum([self._count_waiting(units) for _, units in self.files.log.pieces(0, self.files.log.end)])
-        return self._count
+        positions = self._recalls.named(self.read_ms)["position"]
+        return self._count - self._count_waiting(self.files.log.gather(positions[positions >= self.files.log.begin]))
 
     def _count_waiting(self, units: np.ndarray) -> int:
         slots_ms = units["write_time_ms"].astype(np.int64) + units["delay_ms"]
@@ -357,12 +381,25 @@ class TimerBacklog:
             kept = end
         return log.delete_before(kept)
 
-    def marks(self) -> np.ndarray:
-        """Positions of the units of withdrawn messages."""
-        return np.sort(np.fromiter(self.withdrawn.values(), np.int64, len(self.withdrawn)))
+    # --- marks ---------------------------------------------------------------------------------
 
-    def mark(self, marks: np.ndarray) -> None:
-        """Write that these units are done."""
-        self.files.log.mark_done(marks)
-        done = set(marks.tolist())
+    def marks(self) -> np.ndarray:
+        """Where the units stand, ascending, of what was withdrawn, and of what was handed over from open slots.
+
+        Their messages are gone, and the commit log says so. RocketMQ does not read it there: it empties a slot that is
+        open when it takes over, all of it but the units that say themselves that they are done.
+        """
+        self._left = np.unique(np.concatenate([self._left, self.near.take_left()]))
+        if not self.withdrawn:
+            return self._left
+        return np.union1d(self._left, np.fromiter(self.withdrawn.values(), np.int64, len(self.withdrawn)))
+
+    def mark(self, marks: np.ndarray, from_ms: int) -> None:
+        """Write that some of these units are done; those of slots before *from_ms* need not say so."""
+        self.files.log.mark_done(marks, from_ms)
+
+    def forget_marks(self, marks: np.ndarray) -> None:
+        """All of these are written."""
+        self._left = self._left[~contains(marks, self._left)]
+        done = set(marks.tolist()) if self.withdrawn else set()
         self.withdrawn = {offset: position for offset, position in self.withdrawn.items() if position not in done}

@@ -254,6 +254,7 @@ class TimerFiles:
         end = self.log.end
         while (position := self.log.last_position(end)) >= 0:
             unit = self.log.read(position)
+            # of a unit that is done the size is 1, and that is enough: its record was whole when it was marked
             if unit is not None and unit.physical_offset + unit.record_size <= physical_end:
                 break
             end = position

@@ -17,7 +17,16 @@ from mqtemplate.message import TIMER_TOPIC, Property
 from mqtemplate.record import MAGIC_V1, StoredRecord, SysFlag, find_property
 from mqtemplate.store import MessageStore
 
-__all__ = ["ARRIVAL_DTYPE", "NO_TIME_MS", "delete_keys", "deliver_time", "read_arrivals", "roll_slots", "topic_names"]
+__all__ = [
+    "ARRIVAL_DTYPE",
+    "NO_TIME_MS",
+    "delete_keys",
+    "deliver_time",
+    "neighbours",
+    "read_arrivals",
+    "roll_slots",
+    "topic_names",
+]
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
@@ -72,7 +81,7 @@ def read_arrivals(
     Bodies and sums are left to the release. One whose head is no record's is left out, with a line in the log.
     """
     rows = []
-    for first, behind in _runs(physical_offsets, sizes):
+    for first, behind in neighbours(physical_offsets, sizes):
         begin = physical_offsets[first]
         data = store.read_bytes(begin, physical_offsets[behind - 1] + sizes[behind - 1] - begin)
         for physical_offset, size in zip(physical_offsets[first:behind], sizes[first:behind], strict=True):
@@ -84,8 +93,8 @@ def read_arrivals(
     return np.array(rows, ARRIVAL_DTYPE)
 
 
-def _runs(physical_offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Which of them are read together, from an index up to another: neighbours, if not too much lies between them."""
+def neighbours(physical_offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Which records are read together, from an index up to another: neighbours, if not too much lies between them."""
     first, wanted = 0, 0
     for index, (physical_offset, size) in enumerate(zip(physical_offsets, sizes, strict=True)):
         span = physical_offset + size - physical_offsets[first]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mqtemplate.delay.timer_unit import (
+    DONE_RECORD_SIZE,
     MAGIC_DONE,
     TIMER_UNIT_DTYPE,
     TIMER_UNIT_SIZE,
@@ -29,6 +30,7 @@ _BLANK_SIZE = _BLANK.size
 assert _BLANK_SIZE == 16
 
 _SCAN_UNITS = 1 << 16  # at once: bounds the memory that reading much of the log takes
+_MARK_GAP = 4_096  # bytes between two marks that are cheaper written along than skipped
 
 
 class TimerLogDamageError(StoreError):
@@ -59,7 +61,7 @@ class TimerLog:
         self._files = files
         self._per_file = (files.file_size - _BLANK_SIZE) // TIMER_UNIT_SIZE
         self._units_end = self._per_file * TIMER_UNIT_SIZE  # within a file
-        self._marked: set[int] = set()  # positions of units changed since the last `flush`
+        self._marked: set[int] = set()  # first positions of files with units changed since the last `flush`
         self.end = end
 
     @property
@@ -103,20 +105,35 @@ class TimerLog:
             file.write(int(positions[first]) - start, units[first:behind].tobytes())
         self.end = int(positions[-1]) + TIMER_UNIT_SIZE
 
-    def mark_done(self, positions: np.ndarray) -> None:
-        """Note in units that nobody need look at them any more. It lasts from the next `flush` on."""
-        units = self._gather(positions)
-        units["magic"] |= MAGIC_DONE
-        seal_units(units)
-        for position, unit in zip(positions.tolist(), units, strict=True):
-            file, start = self._file_at(position)
-            file.write(position - start, unit.tobytes())
-            self._marked.add(position)
+    def mark_done(self, positions: np.ndarray, from_ms: int = 0) -> None:
+        """Note in units that nobody need look at them any more, RocketMQ neither. It lasts from the next `flush` on.
 
-    @property
-    def has_marks(self) -> bool:
-        """Whether units were changed since the last `flush`."""
-        return bool(self._marked)
+        Args:
+            positions: Ascending. Where the log was cleaned away, or a unit is damaged, nothing is noted.
+            from_ms: Units of slots before it are left as they are.
+        """
+        positions = positions[positions >= self.begin]
+        units = self.gather(positions)
+        chosen = (units["write_time_ms"] + units["delay_ms"] >= from_ms) & are_sound(units)
+        positions, units = positions[chosen], units[chosen]
+        units["magic"] |= MAGIC_DONE
+        units["record_size"] = DONE_RECORD_SIZE
+        seal_units(units)
+        self._overwrite(positions, units)
+
+    def _overwrite(self, positions: np.ndarray, units: np.ndarray) -> None:
+        """Put units in the place of others, with what stands between those that are close together."""
+        starts = positions - positions % self._files.file_size
+        is_cut = (np.diff(positions) > _MARK_GAP) | (np.diff(starts) > 0)
+        for first, behind in itertools.pairwise([0, *(np.flatnonzero(is_cut) + 1).tolist(), len(units)]):
+            if first == behind:
+                return  # there are none
+            begin, end = int(positions[first]), int(positions[behind - 1]) + TIMER_UNIT_SIZE
+            file, start = self._file_at(begin)
+            run = np.frombuffer(bytearray(file.view[begin - start : end - start]), TIMER_UNIT_DTYPE)
+            run[(positions[first:behind] - begin) // TIMER_UNIT_SIZE] = units[first:behind]
+            file.write(begin - start, run.tobytes())
+            self._marked.add(start)
 
     # --- single units --------------------------------------------------------------------------
 
@@ -178,8 +195,11 @@ class TimerLog:
 
     # --- many units ----------------------------------------------------------------------------
 
-    def chain(self, last_pos: int, slot_ms: int) -> np.ndarray:
-        """The units of one slot, newest first, by walking back. Ends where the log was cleaned away."""
+    def chain(self, last_pos: int, slot_ms: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where the units of one slot stand, and they themselves, newest first, by walking back.
+
+        Ends where the log was cleaned away.
+        """
         found: list[int] = []
         position = last_pos
         while position >= self.begin and position >= 0:
@@ -188,14 +208,15 @@ class TimerLog:
                 raise TimerLogDamageError(f"timerlog: the unit at {position} is no part of the slot of {slot_ms}")
             found.append(position)
             position = unit.previous_pos
-        return self._gather(np.array(found, np.int64))
+        positions = np.array(found, np.int64)
+        return positions, self.gather(positions)
 
     def chains(self, last_positions: np.ndarray) -> np.ndarray:
         """The units of several slots, by walking all of them back side by side."""
         pieces = []
         positions = last_positions[last_positions >= self.begin]
         while len(positions):
-            units = self._gather(positions)
+            units = self.gather(positions)
             if not (are_sound(units).all() and (units["previous_pos"] < positions).all()):
                 raise TimerLogDamageError("timerlog: a chain of units is damaged")
             pieces.append(units)
@@ -203,8 +224,8 @@ class TimerLog:
             positions = positions[(positions >= self.begin) & (positions >= 0)]
         return np.concatenate(pieces) if pieces else np.empty(0, TIMER_UNIT_DTYPE)
 
-    def _gather(self, positions: np.ndarray) -> np.ndarray:
-        """The units at some positions, in any order."""
+    def gather(self, positions: np.ndarray) -> np.ndarray:
+        """The units at some positions, in any order, damaged or not."""
         units = np.empty(len(positions), TIMER_UNIT_DTYPE)
         starts = positions - positions % self._files.file_size
         for start in np.unique(starts).tolist():
@@ -226,8 +247,8 @@ class TimerLog:
             yield position, np.frombuffer(file.view, TIMER_UNIT_DTYPE, count, at)
             position += count * TIMER_UNIT_SIZE
 
-    def scan(self, first_pos: int, last_pos: int, slot_ms: int) -> Iterator[np.ndarray]:
-        """The units of one slot, oldest first and in pieces, by reading everything from its first to its last.
+    def scan(self, first_pos: int, last_pos: int, slot_ms: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The same, oldest first and in pieces, by reading everything from the slot's first unit to its last.
 
         Cheaper than a walk where the units of a slot lie close together.
         """
@@ -237,7 +258,8 @@ class TimerLog:
                 raise TimerLogDamageError(
                     f"timerlog: the unit at {position + int(np.argmin(sound)) * TIMER_UNIT_SIZE} is damaged"
                 )
-            yield units[units["write_time_ms"] + units["delay_ms"] == slot_ms]
+            places = np.flatnonzero(units["write_time_ms"] + units["delay_ms"] == slot_ms)
+            yield position + places * TIMER_UNIT_SIZE, units[places]
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -257,11 +279,10 @@ class TimerLog:
     def flush(self, start: int, end: int) -> None:
         """Return when the units of ``start..end``, and all marks, are on the disk."""
         marked, self._marked = self._marked, set()
-        file_size = self._files.file_size
         try:
             self._files.flush(start, end)
-            for file_start in sorted({position - position % file_size for position in marked}):
-                if file_start + file_size <= start or file_start >= end:
+            for file_start in sorted(marked):
+                if file_start + self._files.file_size <= start or file_start >= end:
                     self._files.flush(file_start, file_start + 1)
         except BaseException:
             self._marked |= marked

@@ -16,6 +16,7 @@ from mqtemplate.store import MessageStore
 __all__ = ["TimerProgress"]
 
 _FLUSH_TIMEOUT_MS = 60_000
+_MARKED_AT_ONCE = 1_024  # less than a millisecond, in which nothing is handed over
 
 
 class _State(NamedTuple):
@@ -124,8 +125,11 @@ class TimerProgress:
         files = backlog.files
         if not len(marks) and not changes and _tells_the_same(checkpoint, files.checkpoint):
             return
+        for begin in range(0, len(marks), _MARKED_AT_ONCE):
+            with self._lock:
+                backlog.mark(marks[begin : begin + _MARKED_AT_ONCE], checkpoint.last_read_time_ms)
         with self._lock:
-            backlog.mark(marks)
+            backlog.forget_marks(marks)
         files.save(checkpoint, changes)
         self._metrics.write(self._store.clock.now_ms())
         with self._lock:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 __all__ = [
+    "DONE_RECORD_SIZE",
     "LATEST_DELIVER_MS",
     "MAGIC_DEFAULT",
     "MAGIC_DELETE",
@@ -29,6 +30,8 @@ MAGIC_DELETE = 4
 MAGIC_DONE = 8
 """Ours: nobody here need look at the unit. Upstream allows the bit and gives it no meaning."""
 _MAGIC_MASK = 0xF
+DONE_RECORD_SIZE = 1
+"""Ours, beside that bit: of one byte upstream reads no record, so it passes over the unit as over a lost message."""
 
 
 class TimerUnit(NamedTuple):
@@ -41,7 +44,7 @@ class TimerUnit(NamedTuple):
     16  i8  write_time_ms    the clock when it was written, rounded down to a tick
     24  i4  delay_ms         slot time minus ``write_time_ms``
     28  i8  physical_offset  the record in the timer topic
-    36  i4  record_size      bytes of that record
+    36  i4  record_size      bytes of that record; `DONE_RECORD_SIZE` once it is marked as done
     40  i4  topic_hash       Java hash of the real topic, 0 if there is none
     44  i8  tail             ours, see `seal_units`; upstream writes 0 and reads nothing here
     ==  ==  ===============  =================================================================

@@ -105,7 +105,7 @@ def state_of(folder: Path) -> object:
             return None
         read_ms = files.checkpoint.last_read_time_ms
         slots = np.concatenate(list(files.wheel.live(read_ms, 1 << 50)))
-        units = [files.log.chain(int(slot["last_pos"]), int(slot["time"]) * 1_000).tobytes() for slot in slots]
+        units = [files.log.chain(int(slot["last_pos"]), int(slot["time"]) * 1_000)[1].tobytes() for slot in slots]
         return files.checkpoint, files.log.end, slots.tolist(), units
     finally:
         files.close()

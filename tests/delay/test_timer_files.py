@@ -16,6 +16,7 @@ from mqtemplate.delay.timer_checkpoint import (
 from mqtemplate.delay.timer_files import TimerFiles, TimerSettings
 from mqtemplate.delay.timer_log import TimerLog, TimerLogDamageError
 from mqtemplate.delay.timer_unit import (
+    DONE_RECORD_SIZE,
     MAGIC_DEFAULT,
     MAGIC_DONE,
     TIMER_UNIT_DTYPE,
@@ -278,12 +279,15 @@ def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
     log.truncate(0)
     append(log, units([WRITE_MS + 1 + number % 2 for number in range(30)], list(range(30)), previous))
 
-    walked = log.chain(positions[28], WRITE_MS + 1)
-    scanned = np.concatenate(list(log.scan(0, positions[28], WRITE_MS + 1)))
+    stood, walked = log.chain(positions[28], WRITE_MS + 1)
+    pieces = list(log.scan(0, positions[28], WRITE_MS + 1))
+    scanned = np.concatenate([found for _, found in pieces])
     both = log.chains(np.array(positions[28:]))
 
     assert walked["physical_offset"].tolist() == list(range(28, -1, -2))
     assert scanned["physical_offset"].tolist() == list(range(0, 30, 2))
+    assert [place for places, _ in pieces for place in places.tolist()] == positions[:29:2]
+    assert stood.tolist() == positions[28::-2]
     assert sorted(both["physical_offset"].tolist()) == list(range(30))
 
 
@@ -318,7 +322,41 @@ def test_a_unit_that_is_done_says_so_and_is_whole() -> None:
 
     log.mark_done(np.array([52]))
 
-    assert [unit.magic for unit in map(log.read, (0, 52, 104)) if unit] == [1, MAGIC_DEFAULT | MAGIC_DONE, 1]
+    read = [(unit.magic, unit.record_size) for unit in map(log.read, (0, 52, 104)) if unit]
+    assert read == [(1, 100), (MAGIC_DEFAULT | MAGIC_DONE, DONE_RECORD_SIZE), (1, 100)]
+
+
+@pytest.mark.parametrize("numbers", [[], [0], [29], [0, 29], [9, 10, 11], list(range(30)), list(range(0, 30, 3))])
+def test_units_are_marked_wherever_they_stand_and_no_others(numbers: list[int]) -> None:
+    """In runs and alone, on both sides of a file's end; the rest of each file, blanks too, keeps its bytes."""
+    log = TimerLog(MappedFileQueue(None, 600))
+    positions = append(log, units([WRITE_MS] * 30, list(range(30))))
+    before = [bytes(file.view) for file in log._files.files]
+
+    log.mark_done(np.array(positions, np.int64)[numbers])
+
+    marked = [number for number, at in enumerate(positions) if (unit := log.read(at)) and unit.magic & MAGIC_DONE]
+    assert marked == numbers
+    for at in (positions[number] for number in numbers):
+        file, within = log._files.files[at // 600], at % 600
+        file.view[within : within + 52] = before[at // 600][within : within + 52]
+    assert [bytes(file.view) for file in log._files.files] == before
+
+
+def test_only_units_that_are_there_sound_and_of_slots_to_come_are_marked() -> None:
+    """A mark has a check of its own, which must not make a damaged unit look whole."""
+    log = TimerLog(MappedFileQueue(None, 600))
+    positions = append(log, units([WRITE_MS + number for number in range(30)], list(range(30))))
+    log._files.files[1].view[3 * 52 + 30] ^= 1
+    log.delete_before(600)
+
+    log.mark_done(np.array(positions), WRITE_MS + 13)
+
+    assert log.read(positions[14]) is None
+    assert [number for number, at in enumerate(positions) if (unit := log.read(at)) and unit.magic & MAGIC_DONE] == [
+        13,
+        *range(15, 30),
+    ]
 
 
 # --- checkpoint -------------------------------------------------------------------------------------
@@ -379,7 +417,7 @@ SLOTS = [WRITE_MS // 1_000 * 1_000 + 1_000 * (number % 7) for number in range(30
 
 def offsets_of(files: TimerFiles, slot_ms: int) -> list[int]:
     slot = files.wheel.get(slot_ms)
-    return [] if slot is None else files.log.chain(slot.last_pos, slot_ms)["physical_offset"].tolist()
+    return [] if slot is None else files.log.chain(slot.last_pos, slot_ms)[1]["physical_offset"].tolist()
 
 
 def tells_of(files: TimerFiles, count: int) -> None:
@@ -455,6 +493,16 @@ def test_units_of_records_that_the_log_lost_are_cut(tmp_path: Path) -> None:
     assert files.cut(files.cut_behind(1_799))
     tells_of(files, 17)
     assert files.cut_behind(0) == 0
+
+
+def test_a_unit_that_is_done_stays_as_long_as_its_record(tmp_path: Path) -> None:
+    """D14 Its size is not told any more; where it begins is enough."""
+    files = TimerFiles(FolderHome(tmp_path), SMALL)
+    fill(files, SLOTS)
+    files.log.mark_done(np.array([files.log.last_position()]))
+
+    assert files.cut_behind(2_901) == files.log.end
+    assert files.cut_behind(2_900) == files.log.last_position()
     files.close()
 
 

@@ -1,0 +1,212 @@
+"""What RocketMQ took back does not wait: its marker meets the message in its slot, and drops it when it is due."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.delay.timer_files import TIMER_LOG_FOLDER
+from mqtemplate.waiting import PendingQuery, SteerStatus
+from tests.delay.conftest import OpenRoom
+from tests.delay.waiting_room import WaitingRoom
+
+HOUR_MS = 3_600_000
+DUE_MS = 30 * 60_000
+
+
+def recall(room: WaitingRoom, key: str, due_ms: int, topic: str = "orders") -> None:
+    """As RocketMQ does: a message like any other, whose property names the one to drop."""
+    own = key.removeprefix(f"{topic}+")
+    room.send(b"0", topic, UNIQ_KEY=own, BORN_TIMESTAMP=1, TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key)
+
+
+def waiting(room: WaitingRoom) -> list[str]:
+    """The ids that are listed; the counts tell the same."""
+    listed = [message.msg_id for message in room.view.page(PendingQuery(), 100, None).messages]
+    assert room.view.count(PendingQuery(), 1_000).total == len(listed)
+    assert room.timer.count_waiting() == len(listed)
+    assert room.store.metrics.snapshot()["delay.waiting.timer"] == len(listed)
+    return listed
+
+
+@pytest.mark.parametrize("key", ["taken-back", "orders+taken-back"])
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_recalled_message_is_not_listed(room: WaitingRoom, key: str, asked_before: bool) -> None:
+    due_ms = room.clock.now_ms() + DUE_MS
+    room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
+    room.send_for(b"in another slot", TIMER_DELIVER_MS=due_ms + 5_000)
+    if asked_before:
+        assert waiting(room) == ["taken-back", "kept", "in another slot"]
+
+    recall(room, key, due_ms)
+
+    assert waiting(room) == ["kept", "in another slot"]
+
+
+def test_a_marker_that_was_there_first_takes_what_comes_later(room: WaitingRoom) -> None:
+    due_ms = room.clock.now_ms() + DUE_MS
+    recall(room, "taken-back", due_ms)
+    assert waiting(room) == []
+
+    room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
+
+    assert waiting(room) == ["kept"]
+
+
+def test_a_body_that_looks_like_the_key_is_not_taken_for_it(room: WaitingRoom) -> None:
+    due_ms = room.clock.now_ms() + DUE_MS
+    room.send(b"\x02UNIQ_KEY\x01taken-back\x02", UNIQ_KEY="kept", TIMER_DELIVER_MS=due_ms)
+    recall(room, "taken-back", due_ms)
+
+    assert waiting(room) == ["kept"]
+
+
+def test_a_marker_in_another_slot_takes_nothing(room: WaitingRoom) -> None:
+    due_ms = room.clock.now_ms() + DUE_MS
+    room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
+    recall(room, "kept", due_ms + 1_000)
+
+    assert waiting(room) == ["kept"]
+    room.advance(HOUR_MS)
+    assert room.bodies() == [b"kept"]
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_restart_finds_the_markers_again(open_room: OpenRoom, kill: bool) -> None:
+    room = open_room()
+    due_ms = room.clock.now_ms() + DUE_MS
+    room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
+    recall(room, "taken-back", due_ms)
+    room.settle()
+    room.store.take_checkpoint()
+    room.crash() if kill else room.close()
+
+    room = open_room()
+
+    assert waiting(room) == ["kept"]
+
+
+def test_it_is_told_right_before_during_and_after_its_slot(room: WaitingRoom) -> None:
+    """In the slot the message is dropped at its time; the count goes with it, and not twice."""
+    due_ms = (room.clock.now_ms() + DUE_MS) // 1_000 * 1_000 + 500
+    for name, at_ms in (("first", 100), ("taken-back", 400), ("last", 450)):
+        room.send_for(name.encode(), TIMER_DELIVER_MS=due_ms - 500 + at_ms)
+    recall(room, "taken-back", due_ms)
+    begin_ms = due_ms - 500
+
+    found = []
+    for at_ms in (-60_000, -50, 50, 200, 420, 500, 5_000):
+        room.advance(begin_ms + at_ms - room.clock.now_ms())
+        found.append(waiting(room))
+
+    assert found == [["first", "last"]] * 3 + [["last"]] * 2 + [[]] * 2
+    assert room.bodies() == [b"first", b"last"]
+
+
+def test_a_marker_that_comes_while_the_slot_is_open_takes_what_is_left_of_it(room: WaitingRoom) -> None:
+    due_ms = (room.clock.now_ms() + 5_000) // 1_000 * 1_000
+    for name, at_ms in (("gone", 100), ("taken-back", 800)):
+        room.send_for(name.encode(), TIMER_DELIVER_MS=due_ms + at_ms)
+    room.advance(due_ms + 300 - room.clock.now_ms())
+
+    recall(room, "gone", due_ms + 900)
+    recall(room, "taken-back", due_ms + 900)
+
+    assert waiting(room) == []
+    room.advance(5_000)
+    assert room.bodies() == [b"gone"]
+    assert waiting(room) == []
+
+
+@pytest.mark.parametrize("marker_at_ms", [0, 30 * 60_000, 150 * 60_000], ids=["at once", "later", "in its slot"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_parked_ones_do_not_wait_wherever_their_marker_is(
+    open_room: OpenRoom, marker_at_ms: int, restarts: bool
+) -> None:
+    """Both will come to the same slot. They are set on again several times on the way, which tells nothing new."""
+    room = open_room()
+    due_ms = room.clock.now_ms() + 3 * HOUR_MS
+    room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
+    before = waiting(room)
+    room.advance(marker_at_ms)
+    recall(room, "taken-back", due_ms)
+    if restarts:
+        room.settle()
+        room.crash()
+        room = open_room()
+
+    found = []
+    while room.clock.now_ms() < due_ms - 60_000:
+        found.append(waiting(room))
+        room.advance(9 * 60_000)
+
+    assert before == ["taken-back", "kept"]
+    assert found
+    assert all(ids == ["kept"] for ids in found)
+    room.advance(HOUR_MS)
+    assert room.bodies() == [b"kept"]
+    assert waiting(room) == []
+
+
+def test_units_of_rocketmqs_making_are_asked_for_their_time(open_room: OpenRoom, tmp_path: Path) -> None:
+    """They do not tell it; a parked one's slot is not the one that its marker means."""
+    room = open_room()
+    due_ms = room.clock.now_ms() + 3 * HOUR_MS
+    room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
+    recall(room, "taken-back", due_ms)
+    room.settle()
+    room.close()
+    for path in (tmp_path / TIMER_LOG_FOLDER).iterdir():
+        data = bytearray(path.read_bytes())
+        for at in range(44, 3 * 52, 52):
+            data[at : at + 8] = bytes(8)
+        path.write_bytes(data)
+
+    room = open_room()
+
+    assert waiting(room) == ["kept"]
+
+
+def test_a_recalled_message_cannot_be_cancelled_once_more(room: WaitingRoom) -> None:
+    """It is cancelled, which is the answer; a reschedule does not bring it back."""
+    due_ms = room.clock.now_ms() + DUE_MS
+    handle = room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    kept = room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
+    recall(room, "taken-back", due_ms)
+    room.settle()
+
+    again = room.steering.cancel(handle)
+    moved = room.steering.reschedule(handle, due_ms + 60_000)
+    other = room.steering.cancel(kept)
+
+    assert (again.status, again.count) == (SteerStatus.CANCELLED, 0)
+    assert (moved.status, moved.count) == (SteerStatus.CANCELLED, 0)
+    assert (other.status, other.count) == (SteerStatus.CANCELLED, 1)
+    assert waiting(room) == []
+    room.advance(HOUR_MS)
+    assert room.bodies() == []
+
+
+def test_what_we_take_back_beside_a_recalled_one_is_counted_once(room: WaitingRoom) -> None:
+    """Retention copies both forward, the marker and what it names; they meet again."""
+    due_ms = room.clock.now_ms() + DUE_MS
+    room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    kept = room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
+    room.send_for(b"cancelled", TIMER_DELIVER_MS=due_ms)
+    recall(room, "taken-back", due_ms)
+    before = waiting(room)
+
+    assert room.steering.copy_forward(0, room.store.end_offset)
+
+    assert before == ["kept", "cancelled"]
+    assert waiting(room) == ["kept", "cancelled"]
+    assert room.steering.cancel(kept).count == 1
+    assert waiting(room) == ["cancelled"]
+    room.advance(HOUR_MS)
+    assert room.bodies() == [b"cancelled"]
