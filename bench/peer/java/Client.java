@@ -290,12 +290,21 @@ public final class Client {
             left.countDown();
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(question.getLongValue("timeout_ms"));
+        member.setAwaitTerminationMillisWhenShutdown(5_000);
         member.start();
         left.await(question.getLongValue("timeout_ms"), TimeUnit.MILLISECONDS);
         if (question.getBooleanValue("linger")) Thread.sleep(1_000); // see whether more than expected comes
+        // what was handled last may not count yet, and what was given back may still be on its way
+        while (System.nanoTime() < deadline && isBusy(member)) Thread.sleep(10);
         member.getDefaultMQPushConsumerImpl().persistConsumerOffset();
         member.shutdown();
         return new ArrayList<>(handled);
+    }
+
+    private static boolean isBusy(DefaultMQPushConsumer member) {
+        return member.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().values().stream()
+            .anyMatch(queue -> queue.getMsgCount().get() > 0);
     }
 
     private Object committed(String group, String topic) throws Exception {

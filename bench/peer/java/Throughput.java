@@ -27,6 +27,7 @@ public final class Throughput {
         producer.setCompressMsgBodyOverHowmuch(Integer.MAX_VALUE);
         producer.setSendMsgTimeout(10_000);
         producer.start();
+        send(producer, topic, body, batch); // alone, so that the topic is made once
         for (int round = 0; round <= Integer.parseInt(args[6]); round++) {
             double rate = round(producer, topic, threads, body, batch, roundNs);
             if (round > 0) System.out.printf("%.1f%n", rate);

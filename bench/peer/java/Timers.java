@@ -45,16 +45,14 @@ public final class Timers {
         producer.setSendMsgTimeout(10_000);
         producer.start();
         int threads = Math.min(32, count);
-        AtomicInteger next = new AtomicInteger();
+        send(producer, topic, body, first); // alone, so that the topic is made once
+        AtomicInteger next = new AtomicInteger(1);
         CountDownLatch ended = new CountDownLatch(threads);
         for (int i = 0; i < threads; i++) {
             Thread sender = new Thread(() -> {
                 try {
                     for (int number = next.getAndIncrement(); number < count; number = next.getAndIncrement()) {
-                        Message message = new Message(topic, body);
-                        message.setDeliverTimeMs(first + span * number / count);
-                        SendStatus status = producer.send(message).getSendStatus();
-                        if (status != SendStatus.SEND_OK) throw new IllegalStateException("not sent: " + status);
+                        send(producer, topic, body, first + span * number / count);
                     }
                 } catch (Exception error) {
                     error.printStackTrace();
@@ -67,6 +65,13 @@ public final class Timers {
         }
         ended.await();
         producer.shutdown();
+    }
+
+    private static void send(DefaultMQProducer producer, String topic, byte[] body, long due) throws Exception {
+        Message message = new Message(topic, body);
+        message.setDeliverTimeMs(due);
+        SendStatus status = producer.send(message).getSendStatus();
+        if (status != SendStatus.SEND_OK) throw new IllegalStateException("not sent: " + status);
     }
 
     /** Waits for all messages, and gives the newest store timestamp among them. */
