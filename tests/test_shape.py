@@ -27,6 +27,7 @@ FLOORS: dict[str, int] = {
     "mqtemplate.selector": 1,
     "mqtemplate.sql92": 1,
     "mqtemplate.record": 2,
+    "mqtemplate.record_run": 2,
     "mqtemplate.converter": 2,
     "mqtemplate.broker": 2,
     "mqtemplate.store": 3,

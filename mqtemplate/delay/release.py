@@ -7,13 +7,15 @@ which waiting records were handed over already, and appending the copy *is* the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import structlog
 
+from mqtemplate.delay.release_run import read_rows
 from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property, check_topic
@@ -27,6 +29,7 @@ from mqtemplate.record import (
     encode_properties,
     find_property,
 )
+from mqtemplate.record_run import RecordRun, RecordShape
 from mqtemplate.store import MessageStore
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "PoisonError",
     "Releaser",
     "WaitingRecord",
+    "count_copies",
     "dead_letter_draft",
     "observe_all",
     "released_draft",
@@ -51,6 +55,8 @@ DEAD_LETTER_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"
 MAX_RELEASE_COUNT = 1_000
 """Messages in one append; more that are due wait for the next step."""
 _MAX_RELEASE_BYTES = 4 << 20
+_SHORTEST_RUN = 32
+"""So many of one shape are worth the price of copying them together."""
 
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
 _LONGEST_TAIL = 200  # bytes of properties worth remembering
@@ -133,7 +139,7 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
     else:
         topic, queue_id, tail = promised
         properties = properties[:at] + tail
-    if b"\x02TIMER_DELIVER_MS\x01" not in properties and not properties.startswith(b"TIMER_DELIVER_MS\x01"):
+    if not _tells_due_time(properties):
         stamps += b"TIMER_DELIVER_MS\x01%d\x02" % due_ms
     return RecordDraft(
         topic,
@@ -152,6 +158,10 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
     )
 
 
+def _tells_due_time(properties: bytes) -> bool:
+    return b"\x02TIMER_DELIVER_MS\x01" in properties or properties.startswith(b"TIMER_DELIVER_MS\x01")
+
+
 def _with_stamps(properties: bytes, stamps: bytes) -> bytes:
     if not stamps or len(properties) + len(stamps) >= MAX_PROPERTIES_BYTES:
         if len(properties) > MAX_PROPERTIES_BYTES:  # RocketMQ's limit is a little higher
@@ -166,6 +176,33 @@ def timer_stamps(record: StoredRecord, enqueue_ms: int, now_ms: int) -> bytes:
     if b"TIMER_ENQUEUE_MS\x01" in record.properties_bytes:
         return b""
     return b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x01%d\x02" % (enqueue_ms, now_ms)
+
+
+def _stamps(record: StoredRecord, item: WaitingRecord, now_ms: int) -> bytes:
+    """All that the properties of a released copy have more, if there is room for it."""
+    stamps = timer_stamps(record, item.enqueue_ms, now_ms) if item.enqueue_ms >= 0 else b""
+    if not _tells_due_time(record.properties_bytes):
+        stamps += b"TIMER_DELIVER_MS\x01%d\x02" % item.due_ms
+    return stamps
+
+
+def _stamp_rows(record: StoredRecord, waiting: Sequence[WaitingRecord], now_ms: int) -> np.ndarray | None:
+    """The stamps of copies of records like *record*, one row for all or one for each; None if their lengths differ."""
+    times = [(item.due_ms, item.enqueue_ms) for item in waiting]
+    first = dict(zip(times, waiting, strict=True))
+    stamps = {each: _stamps(record, item, now_ms) for each, item in first.items()}
+    if len(set(map(len, stamps.values()))) > 1:
+        return None
+    rows = [stamps[each] for each in times] if len(set(stamps.values())) > 1 else list(stamps.values())[:1]
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
+
+
+def _gap(properties: bytes, copied: bytes, stamps: bytes) -> slice | None:
+    """Which of *properties* were left out where they were copied with *stamps*; None if more than that was changed."""
+    length = len(properties) + len(stamps) - len(copied)
+    at = properties.rfind(b"\x02__DELAY_MS\x01") + 1 if length else len(properties)
+    kept = properties[:at] + properties[at + length :]
+    return slice(at, at + length) if length >= 0 and copied == kept + stamps else None
 
 
 def rolled_draft(record: StoredRecord, enqueue_ms: int, now_ms: int) -> RecordDraft:
@@ -236,6 +273,11 @@ def observe_all(histogram: Histogram, values: np.ndarray) -> None:
         histogram.observe(mean + 1, rest)
 
 
+def count_copies(copies: Iterable[RecordDraft | RecordRun]) -> int:
+    """How many records they are."""
+    return sum([1 if isinstance(each, RecordDraft) else len(each) for each in copies])
+
+
 class Releaser:
     """Turns records that are due into copies, and appends those.
 
@@ -267,14 +309,62 @@ class Releaser:
                 return count
         return min(len(sizes), MAX_RELEASE_COUNT)
 
-    def drafts(self, waiting: Sequence[WaitingRecord], now_ms: int) -> list[RecordDraft]:
-        """The copies of these records, in their order."""
-        drafts = []
-        for item in waiting:
-            draft = self._draft(item, now_ms)
-            if draft is not None:
-                drafts.append(draft)
-        return drafts
+    def drafts(self, waiting: Sequence[WaitingRecord], now_ms: int) -> list[RecordDraft | RecordRun]:
+        """The copies of these records, in their order; those of a spike, one like the other, as runs."""
+        copies: list[RecordDraft | RecordRun] = []
+        sizes = np.array([0 if item.rolls or item.is_poison else item.size for item in waiting], np.int64)
+        bounds = np.flatnonzero(np.diff(sizes, prepend=-1, append=-1)).tolist()
+        for begin, end in pairwise(bounds):
+            of_one_size = waiting[begin:end]
+            copies += self._copies(of_one_size, now_ms) if sizes[begin] else self._one_by_one(of_one_size, now_ms)
+        return copies
+
+    def _copies(self, waiting: Sequence[WaitingRecord], now_ms: int) -> list[RecordDraft | RecordRun]:
+        """The copies of records of one size. Where runs are short or none, they are looked for less and less."""
+        copies: list[RecordDraft | RecordRun] = []
+        at, in_view, passed_over = 0, len(waiting), _SHORTEST_RUN
+        while at < len(waiting):
+            run = self._run(waiting[at : at + in_view], now_ms)
+            if run is None:
+                copies += self._one_by_one(waiting[at : at + passed_over], now_ms)
+                at += passed_over
+                in_view, passed_over = _SHORTEST_RUN, 2 * passed_over
+            else:
+                copies.append(run)
+                at += len(run)
+                in_view, passed_over = 4 * len(run), _SHORTEST_RUN
+        return copies
+
+    def _one_by_one(self, waiting: Sequence[WaitingRecord], now_ms: int) -> list[RecordDraft]:
+        drafts = [self._draft(item, now_ms) for item in waiting]
+        return [draft for draft in drafts if draft is not None]
+
+    def _run(self, waiting: Sequence[WaitingRecord], now_ms: int) -> RecordRun | None:
+        """The copies of the first of these records, all of one size, as long as they have one shape; None for few.
+
+        Whatever is wrong with one of them ends the run; `_draft` meets it then, and tells.
+        """
+        if len(waiting) < _SHORTEST_RUN:
+            return None
+        item = waiting[0]
+        try:
+            record = self._store.read(item.physical_offset, item.size)
+            stamps = timer_stamps(record, item.enqueue_ms, now_ms) if item.enqueue_ms >= 0 else b""
+            draft = released_draft(record, item.due_ms, stamps)
+        except (CorruptRecordError, PoisonError):
+            return None
+        offsets = np.array([each.physical_offset for each in waiting], np.int64)
+        rows = read_rows(self._store, offsets, item.size)
+        if rows is None or record.topic != self._source_topic:
+            return None
+        shape = RecordShape(record, rows[0].tobytes())
+        gap = _gap(record.properties_bytes, draft.properties, _stamps(record, item, now_ms))
+        count = shape.count_alike(rows, offsets) if gap is not None else 0
+        stamp_rows = _stamp_rows(record, waiting[:count], now_ms) if count >= _SHORTEST_RUN else None
+        if gap is None or stamp_rows is None:
+            return None
+        columns = slice(shape.properties_at + gap.start, shape.properties_at + gap.stop)
+        return RecordRun(draft, shape, rows[:count], columns, stamp_rows)
 
     def _draft(self, item: WaitingRecord, now_ms: int) -> RecordDraft | None:
         try:
@@ -296,12 +386,15 @@ class Releaser:
             self._report(item, record, str(exc))
             return None if item.physical_offset in self.dead else dead_letter_draft(record)
 
-    def append(self, drafts: Sequence[RecordDraft]) -> int:
+    def append(self, copies: Sequence[RecordDraft | RecordRun]) -> int:
         """Append copies, all or none; gives the physical offset behind them, for `MessageStore.settle`.
 
         Raises:
             StoreFullError: There is no room; nothing was handed over, try again.
         """
+        drafts = [each for each in copies if isinstance(each, RecordDraft)]
+        if len(drafts) < len(copies):
+            return self._store.put_runs(copies)
         try:
             return self._store.put_all(drafts)[-1].end
         except MessageError as exc:

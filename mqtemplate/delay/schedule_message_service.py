@@ -15,10 +15,18 @@ from mqtemplate.delay.keeper import WAITING_DTYPE, WaitingPiece
 from mqtemplate.delay.level_queue import NEVER_MS, DueUnits, LevelQueue
 from mqtemplate.delay.level_replay import LevelReplay
 from mqtemplate.delay.levels import DelayLevels, tags_code_of
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC, MAX_RELEASE_COUNT, Releaser, WaitingRecord, observe_all
+from mqtemplate.delay.release import (
+    DEAD_LETTER_TOPIC,
+    MAX_RELEASE_COUNT,
+    Releaser,
+    WaitingRecord,
+    count_copies,
+    observe_all,
+)
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import SCHEDULE_TOPIC
 from mqtemplate.record import RecordDraft, StoredRecord
+from mqtemplate.record_run import RecordRun
 from mqtemplate.store import MessageStore
 from mqtemplate.store.json_files import DataVersion, load_json, write_table
 
@@ -212,12 +220,13 @@ class ScheduleMessageService:
         counts = np.bincount(np.searchsorted(ends, order, "right"), minlength=len(ripe))
         return due_ms[order], physical_offsets[order], sizes[order], counts.tolist()
 
-    def _count(self, drafts: Sequence[RecordDraft], due_ms: np.ndarray) -> None:
-        self._released.add(sum([draft.topic != DEAD_LETTER_TOPIC for draft in drafts]))
+    def _count(self, copies: Sequence[RecordDraft | RecordRun], due_ms: np.ndarray) -> None:
+        count = count_copies(copies)
+        self._released.add(count - sum([each.topic == DEAD_LETTER_TOPIC for each in copies]))
         if len(due_ms):
             lags_ms = self._store.clock.now_ms() - due_ms
             observe_all(self._lag_ms, lags_ms)
-            _log.debug("delay.released", service=self.name, count=len(drafts), lag_ms=int(lags_ms[0]))
+            _log.debug("delay.released", service=self.name, count=count, lag_ms=int(lags_ms[0]))
 
     # --- what waits ----------------------------------------------------------------------------
 

@@ -11,7 +11,14 @@ import structlog
 
 from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.delay.keeper import WAITING_DTYPE, WaitingPiece
-from mqtemplate.delay.release import DEAD_LETTER_TOPIC, MAX_RELEASE_COUNT, Releaser, WaitingRecord, observe_all
+from mqtemplate.delay.release import (
+    DEAD_LETTER_TOPIC,
+    MAX_RELEASE_COUNT,
+    Releaser,
+    WaitingRecord,
+    count_copies,
+    observe_all,
+)
 from mqtemplate.delay.timer_backlog import TimerBacklog
 from mqtemplate.delay.timer_checkpoint import Writer
 from mqtemplate.delay.timer_files import (
@@ -31,6 +38,7 @@ from mqtemplate.delay.timer_wheel import DEFAULT_SLOTS_TOTAL
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record import RecordDraft, StoredRecord, find_property
+from mqtemplate.record_run import RecordRun
 from mqtemplate.store import MessageStore
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
 
@@ -300,17 +308,20 @@ class TimerMessageStore:
         backlog.drop(taken)
         self._count(drafts, taken)
 
-    def _count(self, drafts: Sequence[RecordDraft], taken: Sequence[WaitingRecord]) -> None:
-        rolled_count = sum([draft.topic == TIMER_TOPIC for draft in drafts])
-        dead_count = sum([draft.topic == DEAD_LETTER_TOPIC for draft in drafts])
-        topics = Counter([_real_topic(draft) for draft in drafts])
+    def _count(self, copies: Sequence[RecordDraft | RecordRun], taken: Sequence[WaitingRecord]) -> None:
+        rolled_count = sum([each.topic == TIMER_TOPIC for each in copies])
+        dead_count = sum([each.topic == DEAD_LETTER_TOPIC for each in copies])
+        count = count_copies(copies)
+        topics: Counter[str] = Counter()
+        for each in copies:
+            topics[_real_topic(each)] += count_copies([each])
         self._metrics.add(topics, self._store.clock.now_ms(), -1)
         self._rolled.add(rolled_count)
-        self._released.add(len(drafts) - rolled_count - dead_count)
+        self._released.add(count - rolled_count - dead_count)
         lags_ms = self._store.clock.now_ms() - np.array([item.due_ms for item in taken if not item.rolls], np.int64)
         if len(lags_ms):
             observe_all(self._lag_ms, lags_ms)
-            _log.debug("delay.released", service=self.name, count=len(drafts), lag_ms=int(lags_ms[0]))
+            _log.debug("delay.released", service=self.name, count=count, lag_ms=int(lags_ms[0]))
 
     # --- what waits ----------------------------------------------------------------------------
 
@@ -410,9 +421,9 @@ class TimerMessageStore:
             self._files.close()
 
 
-def _real_topic(record: RecordDraft | StoredRecord) -> str:
+def _real_topic(record: RecordDraft | RecordRun | StoredRecord) -> str:
     """Where a message goes in the end; of one in a real topic, that."""
-    if record.topic not in (TIMER_TOPIC, DEAD_LETTER_TOPIC):
+    if isinstance(record, RecordRun) or record.topic not in (TIMER_TOPIC, DEAD_LETTER_TOPIC):
         return record.topic
     properties = record.properties if isinstance(record, RecordDraft) else record.properties_bytes
     return find_property(properties, b"REAL_TOPIC") or ""

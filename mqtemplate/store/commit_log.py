@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
@@ -24,6 +26,7 @@ from mqtemplate.record import (
     parse_record,
     read_size_and_magic,
 )
+from mqtemplate.record_run import RecordRun
 from mqtemplate.store.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.mapped_file import MappedFile
 from mqtemplate.store.mapped_file_queue import MappedFileQueue
@@ -145,6 +148,27 @@ class CommitLog:
             size = len(record)
             results.append(PutResult(at, size, queue_offset, now))
             at += size
+        self._write(b"".join(records), through_map=False)
+        return results
+
+    def append_runs(
+        self, runs: Sequence[RecordDraft | RecordRun], queue_offsets: Sequence[NDArray[np.int64]]
+    ) -> list[PutResult]:
+        """`append_all` for records of which many come as runs; gives the place of the first of each."""
+        host = self._store_host
+        self.make_room(sum([run.size(host) for run in runs]))
+        now = self._date()
+        at = self._start + self._at
+        results, records = [], []
+        for run, offsets in zip(runs, queue_offsets, strict=True):
+            first = int(offsets[0])
+            if isinstance(run, RecordDraft):
+                data, count = run.encode(first, at, now, host), 1
+            else:
+                data, count = run.encode(offsets, at, now, host), len(run)
+            records.append(data)
+            results.append(PutResult(at, len(data) // count, first, now))
+            at += len(data)
         self._write(b"".join(records), through_map=False)
         return results
 

@@ -115,7 +115,10 @@ class ConsumeQueue:
         self.max_offset += 1
 
     def append_all(
-        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64], tags_codes: Sequence[int]
+        self,
+        physical_offsets: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        tags_codes: Sequence[int] | NDArray[np.int64],
     ) -> None:
         """`reserve` and `append` for many.
 

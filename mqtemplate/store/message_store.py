@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter_ns
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.record import Labelled, RecordDraft, StoredRecord, find_property
+from mqtemplate.record_run import RecordRun
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.cleaning import CleaningService
@@ -268,6 +271,49 @@ class MessageStore:
             self._mark_dirty()
         return results
 
+    def put_runs(self, runs: Sequence[RecordDraft | RecordRun]) -> int:
+        """`put_all` for records of which many come as runs; gives the physical offset behind them."""
+        if self.refusal is not None:
+            raise StoreFullError(self.refusal)
+        with self._lock:
+            started = perf_counter_ns()
+            offsets = self._reserve_runs(runs)
+            results = self._commit_log.append_runs(runs, offsets)
+            for run, result in zip(runs, results, strict=True):
+                self._append_units(run, result)
+            self._append_ns.observe(perf_counter_ns() - started)
+            self._appended.add(sum(map(len, offsets)))
+            end = self._commit_log.end
+        if not self._is_dirty:
+            self._mark_dirty()
+        return end
+
+    def _reserve_runs(self, runs: Sequence[RecordDraft | RecordRun]) -> list[NDArray[np.int64]]:
+        """The queue offsets of all records in each of *runs*; there is room for all of them then."""
+        ends: dict[ConsumeQueue, int] = {}
+        offsets = []
+        for run in runs:
+            places = np.empty(1 if isinstance(run, RecordDraft) else len(run), np.int64)
+            for queue_id, rows in _queues_of(run):
+                queue = self._queue(run.topic, queue_id)
+                begin = ends.get(queue, queue.max_offset)
+                ends[queue] = begin + len(rows)
+                places[rows] = np.arange(begin, begin + len(rows))
+            offsets.append(places)
+        for queue, end in ends.items():
+            queue.reserve(end - queue.max_offset)
+        return offsets
+
+    def _append_units(self, run: RecordDraft | RecordRun, first: PutResult) -> None:
+        physical_offset, size, _, timestamp = first
+        if isinstance(run, RecordDraft):
+            tags_code = run.tags_code if run.delay_ms < 0 else timestamp + run.delay_ms
+            self._queue(run.topic, run.queue_id).append(physical_offset, size, tags_code)
+            return
+        for queue_id, rows in run.queues():
+            sizes = np.full(len(rows), size)
+            self._queue(run.topic, queue_id).append_all(physical_offset + size * rows, sizes, run.tags_codes[rows])
+
     def prepare(self, topic: str, queue_id: int) -> None:
         """Have the file for the queue's next unit now: whoever knows that a message is to come may not be in a hurry.
 
@@ -458,6 +504,11 @@ class MessageStore:
             for queue in list(self._queues.values()):
                 with self._lock:
                     queue.delete_before(begin)
+
+
+def _queues_of(run: RecordDraft | RecordRun) -> Iterable[tuple[int, NDArray[np.intp]]]:
+    """Each queue, and which rows go there."""
+    return [(run.queue_id, np.zeros(1, np.intp))] if isinstance(run, RecordDraft) else run.queues()
 
 
 def _reserve(queues: Sequence[ConsumeQueue]) -> list[int]:
