@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.delay.keeper import WAITING_DTYPE, Keeper, WaitingPiece
-from mqtemplate.delay.steering import KeyIndex, handle_of
+from mqtemplate.delay.steering import KeyIndex, handle_of, has_key, is_marker
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import SCHEDULE_TOPIC, Property
@@ -192,15 +192,13 @@ def _places(rows: np.ndarray) -> Iterator[_Place]:
 def _agrees(record: StoredRecord, query: PendingQuery) -> bool:
     """Whether a waiting record is one that *query* means; its time was looked at before."""
     properties = record.properties_bytes
-    if find_property(properties, b"TIMER_DEL_UNIQKEY") is not None:
-        return False  # a marker is no message
+    if is_marker(record):
+        return False
     if query.topic is not None and find_property(properties, b"REAL_TOPIC") != query.topic:
         return False
     if query.tag is not None and find_property(properties, b"TAGS") != query.tag:
         return False
-    if query.key is None or find_property(properties, b"UNIQ_KEY") == query.key:
-        return True
-    return query.key in (find_property(properties, b"KEYS") or "").split()
+    return query.key is None or has_key(record, query.key)
 
 
 def _read_cursor(cursor: str) -> _Place:

@@ -38,6 +38,7 @@ __all__ = [
     "PoisonError",
     "Releaser",
     "WaitingRecord",
+    "copy_of",
     "count_copies",
     "dead_letter_draft",
     "observe_all",
@@ -219,7 +220,7 @@ def rolled_draft(record: StoredRecord, enqueue_ms: int, now_ms: int) -> RecordDr
     encoded = encode_properties(properties)
     if len(encoded) > MAX_PROPERTIES_BYTES:
         encoded = _with_stamps(record.properties_bytes, b"")
-    return _copy(record, TIMER_TOPIC, 0, encoded)
+    return copy_of(record, TIMER_TOPIC, 0, encoded)
 
 
 def dead_letter_draft(record: StoredRecord) -> RecordDraft:
@@ -230,10 +231,11 @@ def dead_letter_draft(record: StoredRecord) -> RecordDraft:
         while len(properties) > MAX_PROPERTIES_BYTES:
             del kept[max(kept, key=lambda name: len(kept[name]))]
             properties = encode_properties(kept)
-    return _copy(record, DEAD_LETTER_TOPIC, 0, properties)
+    return copy_of(record, DEAD_LETTER_TOPIC, 0, properties)
 
 
-def _copy(record: StoredRecord, topic: str, queue_id: int, properties: bytes) -> RecordDraft:
+def copy_of(record: StoredRecord, topic: str, queue_id: int, properties: bytes) -> RecordDraft:
+    """A copy of *record* that takes its place: elsewhere, with other properties, the rest as it is."""
     return RecordDraft(
         topic,
         queue_id,

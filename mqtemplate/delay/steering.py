@@ -17,14 +17,15 @@ from mqtemplate.delay.divert import Diverted, TimerLimits, divert
 from mqtemplate.delay.keeper import Keeper
 from mqtemplate.delay.levels import DelayLevels
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
+from mqtemplate.delay.release import copy_of
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property
-from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, encode_properties, find_property
+from mqtemplate.record import RecordDraft, StoredRecord, encode_properties, find_property
 from mqtemplate.store import MessageStore
 from mqtemplate.waiting import SteerResult, SteerStatus
 
-__all__ = ["KeyIndex", "Steering", "handle_of"]
+__all__ = ["KeyIndex", "Steering", "handle_of", "has_key", "is_marker"]
 
 _RECALL_TAG = "_RECALL_TAG_"
 """The tag of a delete marker. Source: ``RecallMessageProcessor``."""
@@ -145,7 +146,7 @@ class Steering:
             for record in self._find(waiting_topic, key)
             if _names(record, key, topic)
         ]
-        answer = self._try([record for record in family if not _is_marker(record)], wish)
+        answer = self._try([record for record in family if not is_marker(record)], wish)
         return answer if answer.count else SteerResult(self._tell(family, key, topic))
 
     # --- one message ---------------------------------------------------------------------------
@@ -236,7 +237,7 @@ class Steering:
             real = {Property.REAL_TOPIC: topic, Property.REAL_QID: str(queue_id)}  # as every released copy has them
             diverted = Diverted(topic, queue_id, wanted | real)
         encoded = encode_properties(diverted.properties | {Property.STEERED: _kind(record)})
-        return _copy_of(record, diverted.topic, diverted.queue_id, encoded)
+        return copy_of(record, diverted.topic, diverted.queue_id, encoded)
 
     # --- the truth about what does not wait ----------------------------------------------------
 
@@ -244,10 +245,10 @@ class Steering:
         """What became of a message none of whose records waits."""
         if family:
             newest = max(family, key=lambda record: record.physical_offset)
-            if _is_marker(newest) and newest.body != _MOVES and not self._was_released(newest, key):
+            if is_marker(newest) and newest.body != _MOVES and not self._was_released(newest, key):
                 return SteerStatus.CANCELLED
             return SteerStatus.ALREADY_DELIVERED
-        if topic is not None and any(_has_key(record, key) for record in self._find(topic, key)):
+        if topic is not None and any(has_key(record, key) for record in self._find(topic, key)):
             return SteerStatus.ALREADY_DELIVERED
         return SteerStatus.UNKNOWN
 
@@ -256,7 +257,7 @@ class Steering:
         if marker.prepared_transaction_offset > 0:
             return False
         topic = find_property(marker.properties_bytes, b"REAL_TOPIC") or ""
-        return any(_has_key(record, key) for record in self._find(topic, key))
+        return any(has_key(record, key) for record in self._find(topic, key))
 
     def _find(self, topic: str, key: str) -> Iterator[StoredRecord]:
         for physical_offset in self._index.find(topic, key, 0, (1 << 63) - 1, _MOST_OF_A_KEY):
@@ -326,7 +327,7 @@ class Steering:
         if record.topic == SCHEDULE_TOPIC:
             return self._copy(record, keeper.due_ms(record))
         properties = encode_properties(record.properties | {Property.STEERED: _kind(record)})
-        return _copy_of(record, TIMER_TOPIC, 0, properties)
+        return copy_of(record, TIMER_TOPIC, 0, properties)
 
 
 def _timer(deliver_ms: int) -> dict[str, str]:
@@ -338,28 +339,13 @@ def _kind(record: StoredRecord) -> str:
     return str(record.queue_id + 1) if record.topic == SCHEDULE_TOPIC else "0"
 
 
-def _copy_of(record: StoredRecord, topic: str, queue_id: int, properties: bytes) -> RecordDraft:
-    return RecordDraft(
-        topic,
-        queue_id,
-        record.body,
-        properties,
-        tags_code=tags_code(find_property(properties, b"TAGS")),
-        flag=record.flag,
-        sys_flag=record.sys_flag & ~SysFlag.TRANSACTION_MASK,
-        born_timestamp=record.born_timestamp,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
-        prepared_transaction_offset=record.physical_offset + 1,
-        body_crc=record.body_crc,
-    )
-
-
-def _is_marker(record: StoredRecord) -> bool:
+def is_marker(record: StoredRecord) -> bool:
+    """Whether a record is a delete marker, ours or RocketMQ's, and so no message."""
     return find_property(record.properties_bytes, b"TIMER_DEL_UNIQKEY") is not None
 
 
-def _has_key(record: StoredRecord, key: str) -> bool:
+def has_key(record: StoredRecord, key: str) -> bool:
+    """Whether *key* is a record's message id or one of its keys."""
     properties = record.properties_bytes
     if find_property(properties, b"UNIQ_KEY") == key:
         return True
@@ -373,4 +359,4 @@ def _names(record: StoredRecord, key: str, topic: str | None) -> bool:
     """
     real_topic = find_property(record.properties_bytes, b"REAL_TOPIC") or ""
     is_meant = not real_topic.startswith(RETRY_TOPIC_PREFIX) if topic is None else real_topic == topic
-    return is_meant and _has_key(record, key)
+    return is_meant and has_key(record, key)
