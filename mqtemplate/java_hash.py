@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["java_string_hash", "java_string_hashes", "tags_code"]
+__all__ = ["java_hash_of_rows", "java_string_hash", "java_string_hashes", "tags_code"]
 
 
 @lru_cache(maxsize=65_536)
@@ -38,6 +38,15 @@ def java_string_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
     sums = np.zeros(len(units) + 1, np.uint32)
     np.cumsum(units * powers[units_behind], dtype=np.uint32, out=sums[1:])
     hashes: NDArray[np.uint32] = sums[ends] - sums[ends - lengths]
+    return hashes.view(np.int32)
+
+
+def java_hash_of_rows(prefix: str, rows: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """`java_string_hash` of *prefix* and the ASCII text in each row: texts of one length cost next to nothing."""
+    length = rows.shape[1]
+    powers = _powers_of_31(length.bit_length())
+    begin = np.uint32(java_string_hash(prefix) & 0xFFFF_FFFF) * powers[length : length + 1]
+    hashes: NDArray[np.uint32] = rows.astype(np.uint32) @ powers[length - 1 :: -1][:length] + begin
     return hashes.view(np.int32)
 
 

@@ -58,8 +58,11 @@ class Histogram:
 
     def observe(self, value: int, count: int = 1) -> None:
         """Count *value*, *count* times; negative ones as 0."""
-        value = max(value, 0)
-        self._counts[min(value.bit_length(), self._BUCKETS - 1)] += count
+        if value <= 0:
+            self._counts[0] += count
+            return
+        bits = value.bit_length()
+        self._counts[bits if bits < self._BUCKETS else -1] += count
         self._total += value * count
 
     def snapshot(self) -> HistogramSnapshot:

@@ -7,7 +7,7 @@ which waiting records were handed over already, and appending the copy *is* the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -410,6 +410,16 @@ class Releaser:
                 reason=str(exc),
             )
             return self._store.end_offset
+
+    def settle(self, end: int, topics: Collection[str], *, has_more: bool) -> None:
+        """Wake the readers of *topics* when what lies before *end* is as safe as the flush mode says.
+
+        Amid a spike nobody waits for the disk: what is due next is copied while the last copies are flushed.
+        """
+        if has_more:
+            self._store.settle_meanwhile(end, topics)
+        else:
+            self._store.settle(end, topics)
 
     def _count_poison(self) -> None:
         self.poison_count += 1

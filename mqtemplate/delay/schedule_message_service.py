@@ -181,7 +181,7 @@ class ScheduleMessageService:
             _log.warning("delay.stalled", service=self.name, reason=str(exc))
             return now_ms + _RETRY_MS
         if topics:
-            self._store.settle(self._release_end, topics)
+            self._releaser.settle(self._release_end, topics, has_more=next_due_ms <= now_ms)
         return None if next_due_ms == NEVER_MS else next_due_ms
 
     def _hand_over(self, now_ms: int) -> set[str]:

@@ -225,7 +225,8 @@ class TimerMessageStore:
             raise self._condemned(exc) from exc
         topics, self._unsettled = self._unsettled, set()
         if topics:
-            self._store.settle(self._progress.release_end, topics)
+            has_more = next_ms is not None and next_ms <= now_ms
+            self._releaser.settle(self._progress.release_end, topics, has_more=has_more)
         return next_ms
 
     def _work(self, now_ms: int) -> int | None:

@@ -124,11 +124,13 @@ class CommitLog:
             StoreFullError: The next file could not be made; the log is as before.
             MessageError: It does not fit into a file, or its properties are too large.
         """
-        host = self._store_host
-        self.make_room(draft.size(host))
-        now = self._date()
+        host, now = self._store_host, self._date()
         at = self._start + self._at
         record = draft.encode(queue_offset, at, now, host)
+        if self._at + len(record) > self._file_size - BLANK_SIZE or self._file is None:
+            self.make_room(len(record))
+            at = self._start + self._at
+            record = draft.encode(queue_offset, at, now, host)
         self._write(record, through_map=self._maps_single)
         return PutResult(at, len(record), queue_offset, now)
 

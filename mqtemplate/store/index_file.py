@@ -22,7 +22,7 @@ from mqtemplate.store.layout import (
 )
 from mqtemplate.store.mapped_file import MappedFile
 
-__all__ = ["IndexFile", "KeyRows", "index_key_hashes"]
+__all__ = ["IndexFile", "KeyRows", "index_key_hashes", "to_index_hashes"]
 
 _MOST_SECONDS = 0x7FFF_FFFF
 _CLOCK_STEP_MS = 3_600_000
@@ -43,7 +43,12 @@ class KeyRows(NamedTuple):
 
 def index_key_hashes(keys: Sequence[str]) -> NDArray[np.int32]:
     """What an index file keeps of keys, each as ``topic#key``. Source: ``IndexFile.indexKeyHashMethod``."""
-    hashes = np.abs(java_string_hashes(keys))
+    return to_index_hashes(java_string_hashes(keys))
+
+
+def to_index_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
+    """What becomes of the hashes of keys."""
+    hashes = np.abs(hashes)
     hashes[hashes < 0] = 0  # the smallest number has no positive counterpart
     return hashes
 

@@ -2,60 +2,35 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 from mmap import mmap
 
 import numpy as np
 import structlog
 
-from mqtemplate.record import MAGIC_V1, SysFlag, find_property
+from mqtemplate.record import MAGIC_V1, SysFlag
 from mqtemplate.store.commit_log import CommitLog
-from mqtemplate.store.index_file import KeyRows, index_key_hashes
+from mqtemplate.store.index_file import KeyRows
 from mqtemplate.store.log_walk import HEAD, HOST_FLAGS, is_blank, record_in
+from mqtemplate.store.record_tails import hash_keys, tail_of
 
-__all__ = ["KeyReader", "keys_of"]
+__all__ = ["KeyReader"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
 
-def keys_of(topic: str, properties: bytes) -> list[str]:
-    """The keys that a record is indexed under, with repetitions, in RocketMQ's order.
-
-    Its id, each blank-separated word of its business keys, and its tags as ``T#tags``.
-    Source: RocketMQ ``IndexService.buildIndex`` (5.5.0).
-    """
-    keys = []
-    prefix = topic + "#"
-    if unique := find_property(properties, b"UNIQ_KEY"):
-        keys.append(prefix + unique)
-    if b"KEYS\x01" in properties and (words := find_property(properties, b"KEYS")):
-        keys += [prefix + word for word in words.split(" ") if word]
-    if b"TAGS\x01" in properties and (tags := find_property(properties, b"TAGS")):
-        keys.append(f"{prefix}T#{tags}")
-    return keys
+_Tail = tuple[bytes, int, int]
+"""Where the keys of a record are (see `record_tails`), its physical offset and its store timestamp."""
 
 
-class _Gathered:
-    """Keys, and how many of them each record has."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self.counts: list[int] = []
-        self.physical_offsets: list[int] = []
-        self.timestamps: list[int] = []
-
-    def add(self, keys: list[str], physical_offset: int, timestamp: int) -> None:
-        self.keys += keys
-        self.counts.append(len(keys))
-        self.physical_offsets.append(physical_offset)
-        self.timestamps.append(timestamp)
-
-    def rows(self) -> KeyRows:
-        return KeyRows(
-            index_key_hashes(self.keys),
-            np.repeat(np.array(self.physical_offsets, np.int64), self.counts),
-            np.repeat(np.array(self.timestamps, np.int64), self.counts),
-        )
+def _rows(tails: Sequence[_Tail]) -> KeyRows:
+    data, physical_offsets, timestamps = zip(*tails, strict=True) if tails else ((), (), ())
+    hashes, counts = hash_keys(data)
+    return KeyRows(
+        hashes,
+        np.repeat(np.array(physical_offsets, np.int64), counts),
+        np.repeat(np.array(timestamps, np.int64), counts),
+    )
 
 
 class KeyReader:
@@ -74,22 +49,22 @@ class KeyReader:
 
     def read(self, end: int, count: int) -> KeyRows:
         """The keys of up to *count* records before *end*, where a record ends."""
-        gathered = _Gathered()
+        tails: list[_Tail] = []
         while count > 0 and self.position < end:
             found = self._log.find(self.position)
             if found is None:  # its file was deleted at this moment
                 self.go_to(max(self.position, min(self._log.begin, end)))
                 break
             file, file_start = found
-            count -= self._read_plain(file.view, file_start, min(end - file_start, file.size), count, gathered)
+            count -= self._read_plain(file.view, file_start, min(end - file_start, file.size), count, tails)
             if count > 0 and self.position < end:
-                count -= self._read_other(file.view, file_start, file.size, end, gathered)
-        return gathered.rows()
+                count -= self._read_other(file.view, file_start, file.size, end, tails)
+        return _rows(tails)
 
-    def _read_plain(self, view: mmap, file_start: int, limit: int, count: int, into: _Gathered) -> int:
+    def _read_plain(self, view: mmap, file_start: int, limit: int, count: int, into: list[_Tail]) -> int:
         """Read on in one file while records are of the usual kind; gives how many."""
         at, last_start, done = self.position - file_start, self._last_start, 0
-        last_head, unpack, add = limit - HEAD.size, HEAD.unpack_from, into.add
+        last_head, unpack, add = limit - HEAD.size, HEAD.unpack_from, into.append
         while done < count and at <= last_head:
             size, magic, physical_offset, sys_flag, timestamp, body_length = unpack(view, at)
             topic_at = at + HEAD.size + 1 + body_length
@@ -101,14 +76,13 @@ class KeyReader:
             if topic_end + 2 > end or topic_end + 2 + (view[topic_end] << 8 | view[topic_end + 1]) != end:
                 break
             if sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
-                keys = keys_of(_decode(view[topic_at:topic_end]), view[topic_end + 2 : end])
-                add(keys, physical_offset, timestamp)
+                add((view[topic_at - 1 : end], physical_offset, timestamp))
             last_start, at = physical_offset, end
             done += 1
         self.position, self._last_start = file_start + at, last_start
         return done
 
-    def _read_other(self, view: mmap, file_start: int, file_size: int, end: int, into: _Gathered) -> int:
+    def _read_other(self, view: mmap, file_start: int, file_size: int, end: int, into: list[_Tail]) -> int:
         """Take what is not of the usual kind: a blank, a record with IPv6 hosts or a long topic, or damage."""
         at = self.position - file_start
         if is_blank(view, at, file_size):
@@ -119,7 +93,7 @@ class KeyReader:
             self._skip_damage(end)
             return 0
         if record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
-            into.add(keys_of(record.topic, record.properties_bytes), self.position, record.store_timestamp)
+            into.append((tail_of(record), self.position, record.store_timestamp))
         self._last_start = self.position
         self.position += record.total_size
         return 1
@@ -135,8 +109,3 @@ class KeyReader:
             physical_offset=damaged,
             goes_on_at=self.position,
         )
-
-
-@lru_cache(maxsize=4_096)
-def _decode(topic: bytes) -> str:
-    return topic.decode("utf-8", "replace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from time import perf_counter_ns
 
@@ -366,6 +366,17 @@ class MessageStore:
             finish(None)
             return
         self.group_commit.when(physical_end, finish)
+        self._flush_soon(physical_end)
+
+    def settle_meanwhile(self, physical_end: int, topics: Collection[str]) -> None:
+        """The same without waiting, for who appends more at once; the first flush that succeeds wakes the readers."""
+        if not self._flushes_first:
+            self.ring(topics)
+            return
+        self._ring_once_safe(physical_end, topics)
+        self._flush_soon(physical_end)
+
+    def _flush_soon(self, physical_end: int) -> None:
         if self.clock.is_virtual:
             self.group_commit.wait(physical_end, 0)  # no thread would
         else:

@@ -1,0 +1,77 @@
+"""Keys of many records at once are those of each one by one, whatever the records are like."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqtemplate.store.index_file import index_key_hashes
+from mqtemplate.store.record_tails import hash_keys, keys_of
+
+
+def tail(topic: str, properties: bytes) -> bytes:
+    name = topic.encode()
+    return bytes([len(name)]) + name + len(properties).to_bytes(2, "big") + properties
+
+
+def one_by_one(records: list[tuple[str, bytes]]) -> tuple[list[int], list[int]]:
+    keys = [keys_of(topic, properties) for topic, properties in records]
+    return index_key_hashes([key for each in keys for key in each]).tolist(), [len(each) for each in keys]
+
+
+def at_once(records: list[tuple[str, bytes]]) -> tuple[list[int], list[int]]:
+    hashes, counts = hash_keys([tail(topic, properties) for topic, properties in records])
+    return hashes.tolist(), counts.tolist()
+
+
+def properties(number: int, *, keys: str = "", tags: str = "") -> bytes:
+    values = {"UNIQ_KEY": f"{number:032X}", "KEYS": keys, "TAGS": tags, "user": f"{number % 7}"}
+    return "".join([f"{name}\x01{value}\x02" for name, value in values.items() if value]).encode()
+
+
+def test_records_alike_have_their_keys_in_the_order_of_the_log() -> None:
+    records = [("orders", properties(number, keys=f"A{number:03} B{number:03}", tags="paid")) for number in range(100)]
+
+    assert at_once(records) == one_by_one(records)
+    assert at_once(records)[1] == [4] * 100
+
+
+def test_records_of_several_shapes_may_lie_among_each_other() -> None:
+    records = [
+        (f"topic-{number % 3}", properties(number, keys="k" * (number % 4), tags="t" * (number % 2)))
+        for number in range(200)
+    ]
+
+    assert at_once(records) == one_by_one(records)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(b"KEYS\x01one  two\x02", id="blanks together"),
+        pytest.param("KEYS\x01größe\x02".encode(), id="not ASCII"),
+        pytest.param(b"KEYS\x01one two\x02KEYS\x01three\x02", id="a name twice"),
+        pytest.param(b"MY_KEYS\x01one two\x02KEYS\x01three\x02", id="a longer name that ends alike"),
+        pytest.param(b"KEYS\x01one two", id="no separator at the end"),
+        pytest.param(b"KEYS\x01\x02TAGS\x01\x02", id="empty values"),
+        pytest.param(b"KEYS\x01a\x01b\x02", id="a separator in the value"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_odd_properties_are_read_as_ever(odd: bytes) -> None:
+    records = [("orders", odd)] * 20
+
+    assert at_once(records) == one_by_one(records)
+
+
+_TEXT = st.text(st.sampled_from("ab 1é\x01\x02"), max_size=4).map(str.encode)
+_NAMES = st.sampled_from([b"UNIQ_KEY", b"KEYS", b"TAGS", b"user", b"XKEYS"])
+_PROPERTIES = st.lists(st.tuples(_NAMES, _TEXT), max_size=4).map(
+    lambda pairs: b"".join(name + b"\x01" + value + b"\x02" for name, value in pairs)
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "größe"]), _PROPERTIES), max_size=12), st.integers(1, 30))
+def test_whatever_the_properties_are(records: list[tuple[str, bytes]], times: int) -> None:
+    assert at_once(records * times) == one_by_one(records * times)
