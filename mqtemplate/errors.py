@@ -12,7 +12,11 @@
     ├── BrokerError                the broker cannot do what was asked now
     │   ├── BrokerClosedError      it was closed
     │   ├── OffsetOutOfRangeError  the queue offset asked for is not in the queue
+    │   ├── RequestTimeoutError    a request was sent, and no reply came in time
     │   ├── RemoteProtocolError    the peer sent what is not RocketMQ's protocol
+    │   ├── RemoteConnectError     no connection to that address, or it was lost
+    │   ├── RemoteTimeoutError     a request was not answered in time; it may have been carried out all the same
+    │   ├── ForkedError            the client was made before a fork, and this is the child
     │   └── UnsupportedError       this kind of broker cannot do it at all
     ├── StoreError                 the files under the broker
     │   ├── StoreLockedError       another process owns the folder
@@ -42,11 +46,15 @@ __all__ = [
     "DeletedRecordError",
     "DependencyError",
     "DestinationError",
+    "ForkedError",
     "ListenerError",
     "MQTemplateError",
     "MessageError",
     "OffsetOutOfRangeError",
+    "RemoteConnectError",
     "RemoteProtocolError",
+    "RemoteTimeoutError",
+    "RequestTimeoutError",
     "SelectorError",
     "SendError",
     "SendTimeoutError",
@@ -107,12 +115,32 @@ class OffsetOutOfRangeError(BrokerError):
         self.next_offset = next_offset
 
 
+class RequestTimeoutError(BrokerError, TimeoutError):
+    """A request was sent, and no reply to it came in time. Somebody may have handled it all the same."""
+
+
 class RemoteProtocolError(BrokerError):
     """The peer sent bytes, a header or a body that RocketMQ's protocol does not have.
 
     A broken frame ends its connection; over a new one a retry may help, if the peer does speak the protocol. A header
     or a body that cannot be read ends that one request; the same request fails again.
     """
+
+
+class RemoteConnectError(BrokerError):
+    """There is no connection to that address, or it was lost while an answer was awaited.
+
+    A retry may help, with another broker or name server at once. A request whose connection was lost may have been
+    carried out all the same.
+    """
+
+
+class RemoteTimeoutError(BrokerError, TimeoutError):
+    """A request was not answered in time. It may have been carried out all the same; a retry may help."""
+
+
+class ForkedError(BrokerError):
+    """The client was made before a fork, and this is the child, which must make one of its own."""
 
 
 class UnsupportedError(BrokerError):

@@ -70,6 +70,14 @@ class Property:
     TRANSACTION_PREPARED = "TRAN_MSG"
     PRODUCER_GROUP = "PGROUP"
     TRANSACTION_ID = "__transactionId__"
+    TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+    TRANSACTION_PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+    CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+    CORRELATION_ID = "CORRELATION_ID"
+    REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+    TTL = "TTL"
+    MESSAGE_TYPE = "MSG_TYPE"
+    CLUSTER = "CLUSTER"
     INSTANCE_ID = "INSTANCE_ID"
     DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
     DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
@@ -78,6 +86,8 @@ class Property:
     STEERED = "__STEERED"
     """Ours, on what takes the place of a waiting message that was cancelled or rescheduled: that one's level, 0 for a
     timer."""
+    FOLLOWED = "__FOLLOWED"
+    """Ours, on the mark that a half message is done: the id of the message that takes its place, the next in the log."""
 
 
 DELAY_PROPERTIES = (
@@ -177,6 +187,12 @@ class Message:
     def keys(self) -> str | None:
         """The business keys, separated by blanks."""
         return self.properties.get(Property.KEYS)
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The id of the transaction it was sent in; None for a message that was sent in none."""
+        is_in_transaction = self.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
+        return self.properties.get(Property.UNIQ_KEY) if is_in_transaction else None
 
     @property
     def delay_level(self) -> int:

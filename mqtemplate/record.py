@@ -37,13 +37,13 @@ from __future__ import annotations
 import re
 import socket
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from mqtemplate.errors import ConversionError, MessageError
+from mqtemplate.compression import COMPRESSED_FLAG, COMPRESSION_MASK, decompress_body
+from mqtemplate.errors import ConversionError, MessageError, UnsupportedError
 from mqtemplate.message import HostAddress, MessageExt
 
 try:
@@ -76,6 +76,7 @@ __all__ = [
     "read_size_and_magic",
     "to_message_ext",
     "unpack_host",
+    "without_check",
 ]
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
@@ -93,6 +94,7 @@ assert _HEADER_SIZE == 88
 _FIXED_FRONT = struct.Struct(">iiiiiqqiq")  # up to the born host
 _FIXED_BACK = struct.Struct(">iqi")  # behind the store host
 _I8 = struct.Struct(">q")
+_I4 = struct.Struct(">i")
 _I2 = struct.Struct(">h")
 
 
@@ -109,15 +111,14 @@ _OTHER_OFFSET = re.compile(rb"[0-9a-f]{8}\x02")
 class SysFlag:
     """Bits of ``sys_flag``. Source: ``MessageSysFlag``."""
 
-    COMPRESSED = 0x1
+    COMPRESSED = COMPRESSED_FLAG
     TRANSACTION_PREPARED = 0x4
     TRANSACTION_COMMIT = 0x8
     TRANSACTION_ROLLBACK = 0xC
     TRANSACTION_MASK = 0xC
     BORN_HOST_V6 = 0x10
     STORE_HOST_V6 = 0x20
-    COMPRESSION_MASK = 0x700
-    _ZLIB = (0x000, 0x300)
+    COMPRESSION_MASK = COMPRESSION_MASK
 
 
 _NOT_HOST_FLAGS = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
@@ -337,6 +338,16 @@ def decode_topic(name: bytes) -> str:
         raise BadRecordError("the topic is not UTF-8") from exc
 
 
+def without_check(data: bytes, record: StoredRecord) -> bytes:
+    """*data*, which *record* was read from, as other brokers write records: without the check that ours end with."""
+    properties = record.properties_bytes
+    check_at = record.total_size - CHECK_SIZE
+    length_at = check_at - len(properties) - 2
+    if not data.startswith(CHECK_START, check_at) or _I2.unpack_from(data, length_at)[0] == len(properties):
+        return data
+    return b"".join((_I4.pack(check_at), data[4:length_at], _I2.pack(len(properties)), properties))
+
+
 def _check_of(crc: int, physical_offset: int) -> bytes:
     """The last bytes of a record at *physical_offset* whose other bytes have the CRC-32 *crc*."""
     return _CHECK % (crc, physical_offset & 0xFFFF_FFFF)
@@ -387,10 +398,14 @@ def unpack_host(data: bytes) -> HostAddress:
 
 
 def to_message_ext(record: StoredRecord, broker_name: str) -> MessageExt:
-    """The message in a record, its body unpacked if it was compressed."""
-    body = record.body
-    if record.sys_flag & SysFlag.COMPRESSED:
-        body = _decompress(record)
+    """The message in a record, its body unpacked if it was compressed.
+
+    A body that cannot be unpacked stays as it is, and its message keeps the bit `SysFlag.COMPRESSED`, so that one such
+    message does not hold up its queue.
+    """
+    body, sys_flag = record.body, record.sys_flag
+    if sys_flag & SysFlag.COMPRESSED:
+        body, sys_flag = _unpacked(record)
     return MessageExt(
         record.topic,
         body,
@@ -401,7 +416,7 @@ def to_message_ext(record: StoredRecord, broker_name: str) -> MessageExt:
         queue_offset=record.queue_offset,
         physical_offset=record.physical_offset,
         store_size=record.total_size,
-        sys_flag=record.sys_flag,
+        sys_flag=sys_flag,
         body_crc=record.body_crc,
         born_timestamp=record.born_timestamp,
         born_host=unpack_host(record.born_host),
@@ -412,17 +427,9 @@ def to_message_ext(record: StoredRecord, broker_name: str) -> MessageExt:
     )
 
 
-def _decompress(record: StoredRecord) -> bytes:
-    kind = record.sys_flag & SysFlag.COMPRESSION_MASK
-    if kind not in SysFlag._ZLIB:
-        name = {0x100: "LZ4", 0x200: "ZSTD"}.get(kind, f"type {kind >> 8}")
-        raise ConversionError(
-            f"the body at physical offset {record.physical_offset} is compressed with {name}; only ZLIB can be read "
-            "here, so send it with ZLIB or uncompressed"
-        )
+def _unpacked(record: StoredRecord) -> tuple[bytes, int]:
+    """The body as it was sent, and the flags that are true of it."""
     try:
-        return zlib.decompress(record.body)
-    except zlib.error as exc:
-        raise ConversionError(
-            f"the body at physical offset {record.physical_offset} does not decompress: {exc}"
-        ) from exc
+        return decompress_body(record.body, record.sys_flag), record.sys_flag & ~SysFlag.COMPRESSED
+    except (ConversionError, UnsupportedError):
+        return record.body, record.sys_flag

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.errors import ConversionError, MessageError
+from mqtemplate.errors import MessageError
 from mqtemplate.message import HostAddress
 from mqtemplate.record import (
     MAGIC_V1,
@@ -166,12 +166,20 @@ def test_ipv6_hosts_make_the_header_longer() -> None:
     assert to_message_ext(parsed, "b").born_host == HostAddress("::1", 10911)
 
 
-def test_a_zlib_body_is_unpacked_and_another_kind_is_named() -> None:
+def test_a_compressed_body_is_unpacked_and_its_bit_cleared() -> None:
     packed = zlib.compress(b"long text" * 100)
 
-    assert to_message_ext(parse_record(record(body=packed, sys_flag=0x301)), "b").body == b"long text" * 100
-    with pytest.raises(ConversionError, match="compressed with ZSTD; only ZLIB can be read"):
-        to_message_ext(parse_record(record(body=packed, sys_flag=0x201)), "b")
+    message = to_message_ext(parse_record(record(body=packed, sys_flag=0x301)), "b")
+
+    assert (message.body, message.sys_flag) == (b"long text" * 100, 0x300)
+
+
+@pytest.mark.parametrize("flag", [0x301, 0x701])
+def test_a_body_that_cannot_be_unpacked_keeps_its_bit(flag: int) -> None:
+    """One such message must not hold up its queue."""
+    message = to_message_ext(parse_record(record(body=b"?", sys_flag=flag)), "b")
+
+    assert (message.body, message.sys_flag) == (b"?", flag)
 
 
 def check(guarded: bytes, physical_offset: int) -> bytes:

@@ -18,13 +18,12 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from mqtemplate.errors import ConversionError, MessageError, RemoteProtocolError, UnsupportedError
+from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import HostAddress, Message, MessageExt
 from mqtemplate.record import (
     SMALLEST_RECORD,
     BadRecordError,
     RecordDraft,
-    SysFlag,
     decode_properties,
     encode_properties,
     pack_host,
@@ -32,7 +31,6 @@ from mqtemplate.record import (
     read_size_and_magic,
     to_message_ext,
 )
-from mqtemplate.remoting.protocol.compression import decompress_body
 
 __all__ = ["decode_batch", "decode_messages", "decode_offset_msg_id", "encode_batch", "encode_message"]
 
@@ -70,16 +68,7 @@ def decode_messages(body: bytes, broker_name: str) -> list[MessageExt]:
 
 
 def _decode_message(data: bytes, broker_name: str) -> MessageExt:
-    record = parse_record(data)
-    if not record.sys_flag & SysFlag.COMPRESSED:
-        return to_message_ext(record, broker_name)
-    plain = record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED)
-    message = to_message_ext(plain, broker_name)
-    try:
-        message.body = decompress_body(record.body, record.sys_flag)
-    except (ConversionError, UnsupportedError):
-        message.sys_flag = record.sys_flag
-    return message
+    return to_message_ext(parse_record(data), broker_name)
 
 
 def encode_message(message: MessageExt) -> bytes:

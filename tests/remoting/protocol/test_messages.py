@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqtemplate import compression
 from mqtemplate.errors import ConversionError, MessageError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, Message, MessageExt, offset_msg_id
 from mqtemplate.record import SysFlag
-from mqtemplate.remoting.protocol import compression
 from mqtemplate.remoting.protocol.compression import CompressionType, compress_body, compression_type, decompress_body
 from mqtemplate.remoting.protocol.messages import (
     decode_batch,

@@ -1,0 +1,45 @@
+"""Addresses, as people write them and as sockets tell them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.addresses import parse_address, peer_address
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:10911", HostAddress("127.0.0.1", 10_911)),
+        (" broker-a.example.org:9876 ", HostAddress("broker-a.example.org", 9_876)),
+        ("[::1]:10911", HostAddress("::1", 10_911)),
+    ],
+)
+def test_an_address_is_host_and_port(text: str, expected: HostAddress) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "localhost", ":9876", "localhost:", "localhost:http", "::1:9876", "a:65536", "a:-1", "a:٣"]
+)
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"write host:port.*\[::1\]:10911") as raised:
+        parse_address(text)
+
+    assert repr(text) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("sockaddr", "expected"),
+    [
+        (("10.0.0.7", 51_000), "10.0.0.7:51000"),
+        (("::ffff:10.0.0.7", 51_000, 0, 0), "10.0.0.7:51000"),
+        (("::1", 51_000, 0, 0), "[::1]:51000"),
+        (("fe80::1%eth0", 51_000, 0, 2), "[fe80::1]:51000"),
+    ],
+)
+def test_a_peer_is_told_as_records_store_it(sockaddr: tuple[str, int], expected: str) -> None:
+    """A born host is 4 or 16 bytes: an IPv4 address that a dual-stack socket mapped must be the former."""
+    assert str(peer_address(sockaddr)) == expected

@@ -1,0 +1,87 @@
+"""A fork copies a client's memory and none of its threads: the copy says so, and touches nothing of the parent's."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+from mqtemplate.errors import ForkedError
+from mqtemplate.remoting import RemotingClient
+from tests.remoting.wire import EchoServer, echo
+
+LONG_MS = 60_000
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What *work* gave in a forked child; the child does nothing else, not even pytest's end."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads are running: that is the point
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writer, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        told = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return told
+
+
+def test_a_client_made_before_a_fork_says_what_to_do(server: EchoServer, client: RemotingClient) -> None:
+    address = str(server.address)
+    client.invoke(address, echo(), LONG_MS)
+
+    def use() -> str:
+        told = []
+        for call in (
+            lambda: client.invoke(address, echo(), LONG_MS),
+            lambda: client.invoke_async(address, echo(), LONG_MS, print),
+            lambda: client.invoke_one_way(address, echo()),
+        ):
+            with pytest.raises(ForkedError) as raised:
+                call()
+            told.append(str(raised.value))
+        return told[0] if len(set(told)) == 1 else repr(told)
+
+    told = in_child(use)
+
+    assert told.startswith(f"this client was made by process {os.getpid()}, and this is process ")
+    assert "Make the client after the fork" in told
+    assert client.invoke(address, echo(b"parent"), LONG_MS).body == b"parent"
+
+
+def test_closing_in_the_child_leaves_the_parents_connection_alone(server: EchoServer, client: RemotingClient) -> None:
+    address = str(server.address)
+    client.invoke(address, echo(), LONG_MS)
+
+    def close() -> str:
+        client.close()
+        server.stop()
+        return "closed"
+
+    assert in_child(close) == "closed"
+    assert client.invoke(address, echo(b"still here"), LONG_MS).body == b"still here"
+    assert len(server.connections()) == 1
+
+
+def test_a_child_may_make_a_client_of_its_own(server: EchoServer, client: RemotingClient) -> None:
+    from mqtemplate.clock import SystemClock
+    from mqtemplate.remoting import RemotingClientSettings
+
+    address = str(server.address)
+    client.invoke(address, echo(), LONG_MS)
+
+    def ask() -> str:
+        own = RemotingClient(RemotingClientSettings(), SystemClock())
+        answer = own.invoke(address, echo(b"child"), LONG_MS)
+        own.close()
+        return answer.body.decode()
+
+    assert in_child(ask) == "child"
+    assert client.invoke(address, echo(b"parent"), LONG_MS).body == b"parent"
