@@ -8,21 +8,33 @@ RocketMQ's protocol. `testing.contract` holds the promises as tests.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeAlias
 
 from mqtemplate.clock import Clock
 from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.results import PullResult, SendResult
-from mqtemplate.selector import TagSelector
+from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
+from mqtemplate.selector import Selector
 from mqtemplate.services import Service
 from mqtemplate.waiting import PendingCounts, PendingPage, PendingQuery, SteerResult
 
-__all__ = ["Broker", "Capability", "ConsumeFromWhere", "Consumer", "ConsumerSpec", "MessageModel"]
+__all__ = [
+    "Broker",
+    "Capability",
+    "CheckTransaction",
+    "ConsumeFromWhere",
+    "Consumer",
+    "ConsumerSpec",
+    "MessageModel",
+    "Registration",
+]
+
+CheckTransaction: TypeAlias = Callable[[MessageExt], TransactionState]
+"""Tells what became of the local transaction that a half message waits for. What it raises counts as ``UNKNOWN``."""
 
 
 class Capability(Enum):
@@ -35,6 +47,10 @@ class Capability(Enum):
     PENDING = "look at what waits"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a folder of this machine"
+    TRANSACTION = "transactions"
+    TRANSACTION_DELAY = "delays on a message in a transaction"
+    REQUEST_REPLY = "requests and replies"
+    SQL92 = "selectors by SQL92"
 
 
 class MessageModel(Enum):
@@ -64,7 +80,7 @@ class ConsumerSpec:
     """
 
     group: str
-    subscriptions: dict[str, TagSelector]
+    subscriptions: dict[str, Selector]
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     consume_timestamp: int | None = None
@@ -143,6 +159,13 @@ class Consumer(ABC):
         """Leave the group; the other members get the queues."""
 
 
+class Registration(Protocol):
+    """Something that goes on until it is closed."""
+
+    def close(self) -> None:
+        """End it. Closing twice is harmless."""
+
+
 class Broker(ABC):
     """Takes messages and hands them out.
 
@@ -214,6 +237,86 @@ class Broker(ABC):
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Hand the message over and ask for no answer."""
 
+    # --- transactions --------------------------------------------------------------------------
+
+    @abstractmethod
+    def send_half(
+        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> HalfMessage:
+        """Store a message that nobody sees before `end_transaction` commits it. Arguments and errors as `send`.
+
+        A delay counts from the commit. If the end never comes, the broker asks *group*; see `check_transactions`.
+
+        Args:
+            group: The producer group that knows about the transaction.
+
+        Raises:
+            UnsupportedError: This broker keeps no transactions, or no delay on a message in one.
+        """
+
+    @abstractmethod
+    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
+        """Deliver a half message, or drop it; ``UNKNOWN`` leaves it to be asked for.
+
+        Over an embedded broker the end is safe when this returns, and a second one changes nothing. A cluster is told
+        one way: an end that is lost on the way is asked for, and a second commit may deliver a second time.
+
+        Args:
+            remark: Why, for the broker's log: the text of what the local transaction raised.
+        """
+
+    @abstractmethod
+    def check_transactions(
+        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
+    ) -> Registration:
+        """Answer the broker's questions about half messages of *group* whose end did not come.
+
+        *check* gets the message with the topic it is for, and its answer ends the transaction as `end_transaction`
+        does; ``UNKNOWN`` has the broker ask again. RocketMQ asks after 6 s, then each 30 s, 15 times at most.
+
+        Args:
+            threads: How many checks run at once, in threads of their own; on a virtual clock they run as it is stepped.
+            max_waiting: Questions that may wait for a thread; one more is not answered now, and comes again.
+
+        Raises:
+            ListenerError: The group has a checker here.
+            UnsupportedError: This broker keeps no transactions.
+        """
+
+    # --- requests ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def request(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> Future[MessageExt]:
+        """Send a message that somebody replies to; the future has the reply. Arguments and errors as `send`.
+
+        The future fails with `RequestTimeoutError` after *timeout_ms*, counted from this call, whatever delay the
+        message has; or with what sending raised. The message gets ``CORRELATION_ID``, ``REPLY_TO_CLIENT`` and ``TTL``.
+
+        Raises:
+            MessageError: The message cannot be sent.
+            UnsupportedError: This broker carries no replies.
+        """
+
+    @abstractmethod
+    def reply(
+        self,
+        request: MessageExt,
+        body: bytes,
+        properties: Mapping[str, str] | None = None,
+        timeout_ms: int = 3_000,
+    ) -> None:
+        """Answer a message that somebody sent with `request`.
+
+        Args:
+            properties: The reply's own, such as its content type.
+
+        Raises:
+            MessageError: *request* is no request: it does not say where the reply goes.
+            SendError: The reply could not be brought: who asked is gone, or waits no longer where the broker can tell.
+        """
+
     # --- reading -------------------------------------------------------------------------------
 
     @abstractmethod
@@ -223,7 +326,7 @@ class Broker(ABC):
         queue_offset: int,
         max_count: int = 32,
         wait_ms: int = 0,
-        selector: TagSelector | None = None,
+        selector: Selector | None = None,
     ) -> PullResult:
         """Messages of one queue from *queue_offset* on; waits up to *wait_ms* for the first.
 

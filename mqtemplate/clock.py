@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 __all__ = ["Clock", "SystemClock", "VirtualClock"]
@@ -41,12 +42,23 @@ class VirtualClock:
 
     Args:
         start_ms: Milliseconds since the epoch; the default is 2026-01-01T00:00:00Z.
+
+    Attributes:
+        let_pass: Lets time pass until something happened, or nothing is left that could; whoever steps the services
+            of this clock says how.
     """
 
     is_virtual = True
 
     def __init__(self, start_ms: int = 1_767_225_600_000) -> None:
         self._now_ms = start_ms
+        self.let_pass: Callable[[Callable[[], bool]], None] | None = None
+
+    def wait_for(self, happened: Callable[[], bool]) -> bool:
+        """Let time pass until *happened*; False if it did not, as nobody steps anything or nothing is left to do."""
+        if self.let_pass is not None and not happened():
+            self.let_pass(happened)
+        return happened()
 
     def now_ms(self) -> int:
         return self._now_ms

@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageExt, MessageQueue
 
-__all__ = ["PullResult", "PullStatus", "SendResult", "SendStatus"]
+__all__ = [
+    "HalfMessage",
+    "PullResult",
+    "PullStatus",
+    "SendResult",
+    "SendStatus",
+    "TransactionSendResult",
+    "TransactionState",
+]
 
 
 class SendStatus(Enum):
@@ -41,6 +49,44 @@ class SendResult:
     queue_offset: int
     transaction_id: str | None = None
     handle: str | None = None
+
+
+class TransactionState(Enum):
+    """What a local transaction came to. Source: the names of ``rocketmq-spring: RocketMQLocalTransactionState``.
+
+    ``COMMIT``: deliver the message. ``ROLLBACK``: drop it. ``UNKNOWN``: nobody can tell yet; the broker asks later.
+    """
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSendResult(SendResult):
+    """The answer to a send in a transaction.
+
+    Attributes:
+        local_transaction_state: What the local transaction came to; ``UNKNOWN`` is asked for later.
+    """
+
+    local_transaction_state: TransactionState = TransactionState.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMessage:
+    """A message that the broker has and that nobody sees before its transaction ends.
+
+    Attributes:
+        message: As it was given to `Broker.send_half`.
+        group: The producer group that is asked about it if its end never comes.
+        send_result: ``queue_offset`` is the place in the half queue, ``offset_msg_id`` names the half record,
+            ``transaction_id`` is the message's id, and ``message_queue`` is where it goes when it is committed.
+    """
+
+    message: Message
+    group: str
+    send_result: SendResult
 
 
 class PullStatus(Enum):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeAlias
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.java_hash import java_string_hash
+from mqtemplate.sql92 import Sql92Selector
 
-__all__ = ["SelectorType", "TagSelector"]
+__all__ = ["Selector", "SelectorType", "TagSelector", "make_selector"]
 
 
 class SelectorType(Enum):
@@ -45,3 +48,20 @@ class TagSelector:
 
     def matches(self, tags: str | None) -> bool:
         return not self.tags or tags in self.tags
+
+    def wants(self, properties: Mapping[str, str]) -> bool:
+        """Tell whether a message with these properties is wanted."""
+        return not self.tags or properties.get("TAGS") in self.tags
+
+
+Selector: TypeAlias = TagSelector | Sql92Selector
+"""Either kind. Both tell ``selects_all``, ``wants(properties)``, and ``codes``: None where tags codes say nothing."""
+
+
+def make_selector(selector_type: SelectorType, expression: str) -> Selector:
+    """The selector that an expression of this type stands for.
+
+    Raises:
+        ListenerError: The expression cannot be read; of SQL92, a `SelectorError` with the column.
+    """
+    return Sql92Selector(expression) if selector_type is SelectorType.SQL92 else TagSelector(expression)

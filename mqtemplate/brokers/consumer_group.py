@@ -12,16 +12,16 @@ import structlog
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.queue_reader import QueueReader
 from mqtemplate.brokers.rebalance import allocate_averagely
+from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
 from mqtemplate.errors import (
     BrokerClosedError,
     CorruptRecordError,
     DeletedRecordError,
-    ListenerError,
     UnsupportedError,
 )
 from mqtemplate.message import RETRY_TOPIC_PREFIX, MessageExt, MessageQueue, Property
-from mqtemplate.selector import TagSelector
+from mqtemplate.selector import Selector
 from mqtemplate.services import Bell
 from mqtemplate.store import ConsumerOffsets, MessageStore
 
@@ -56,6 +56,10 @@ class ConsumerGroup:
         self._joined = 0
         self._queue_locks: dict[MessageQueue, EmbeddedConsumer] = {}
 
+    @property
+    def has_members(self) -> bool:
+        return bool(self._members)
+
     def join(self, member: EmbeddedConsumer) -> str:
         """Take a member in; gives its id.
 
@@ -64,7 +68,7 @@ class ConsumerGroup:
         """
         with self._lock:
             for other in self._members.values():
-                _check_same(other.spec, member.spec)
+                check_same_group(other.spec, member.spec)
             self._joined += 1
             member_id = f"{member.spec.instance_name}@{self._joined:06d}"
             self._members[member_id] = member
@@ -103,23 +107,6 @@ class ConsumerGroup:
                 del self._queue_locks[queue]
 
 
-def _check_same(one: ConsumerSpec, other: ConsumerSpec) -> None:
-    if one.subscriptions != other.subscriptions:
-        raise ListenerError(
-            f"group {one.group!r} subscribes to {_describe(one)} and to {_describe(other)}; the members of a group "
-            "share one subscription, since each gets a part of the queues. Give the second listener a group of its own"
-        )
-    if one.message_model is not other.message_model:
-        raise ListenerError(
-            f"group {one.group!r} has members with {one.message_model.value} and with {other.message_model.value}; "
-            "choose one, or give the second listener a group of its own"
-        )
-
-
-def _describe(spec: ConsumerSpec) -> str:
-    return ", ".join(f"{topic}:{selector.expression}" for topic, selector in sorted(spec.subscriptions.items()))
-
-
 class EmbeddedConsumer(Consumer):
     """A member of a group, in the broker's process. Waits on a bell that the store rings."""
 
@@ -137,7 +124,8 @@ class EmbeddedConsumer(Consumer):
         self._positions: dict[MessageQueue, int] = {}
         self._is_closed = False
         self._is_woken = False
-        self._selectors: dict[str, TagSelector | None] = {
+        self._has_passed = False  # the last read left messages out, and gave none of their queue
+        self._selectors: dict[str, Selector | None] = {
             topic: None if selector.selects_all else selector for topic, selector in spec.subscriptions.items()
         }
         self._retry_topic = RETRY_TOPIC_PREFIX + spec.group
@@ -190,16 +178,20 @@ class EmbeddedConsumer(Consumer):
         self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
     ) -> list[MessageExt]:
         deadline = time.monotonic() + wait_ms / 1_000
+        is_virtual = self._broker.clock.is_virtual
         while True:
             messages = self._read(max_count, without)
             left = deadline - time.monotonic()
-            if messages or left <= 0 or self._is_woken or self._broker.clock.is_virtual:
+            if not messages and self._has_passed and not self._is_woken and (is_virtual or left > 0):
+                continue  # a selector left out all that was read, and there may be more behind it
+            if messages or left <= 0 or self._is_woken or is_virtual:
                 self._is_woken = False
                 return messages
             self._bell.wait(left)
 
     def _read(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
         """What there is now. The queues take turns at being first, so that none starves."""
+        self._has_passed = False
         if self._is_closed:
             raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
         messages: list[MessageExt] = []
@@ -221,6 +213,7 @@ class EmbeddedConsumer(Consumer):
         selector = self._selectors[queue.topic]
         try:
             found, self._positions[queue] = reader.read(queue, at, max_count, selector)
+            self._has_passed |= not found and self._positions[queue] > at
         except DeletedRecordError:  # at this moment
             self._positions[queue] = self._pass_deleted(queue, at, max(reader.first_kept(queue), at + 1))
             self._read_queue(queue, max_count, messages)

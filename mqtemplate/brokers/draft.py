@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from mqtemplate.brokers.transaction_records import committed_properties
 from mqtemplate.delay import DelayLevels, TimerLimits, divert, strip_broker_properties
 from mqtemplate.errors import MessageError
 from mqtemplate.java_hash import tags_code
@@ -12,9 +15,10 @@ from mqtemplate.message import (
     Message,
     MessageExt,
     Property,
+    copy_properties,
     create_unique_id,
 )
-from mqtemplate.record import RecordDraft, encode_properties, pack_host
+from mqtemplate.record import RecordDraft, StoredRecord, SysFlag, encode_properties, pack_host
 
 __all__ = ["DraftMaker"]
 
@@ -58,7 +62,8 @@ class DraftMaker:
             encoded += b"UNIQ_KEY\x01%b\x02" % unique_id.encode()
         topic, delay_ms = message.topic, -1
         if may_wait:
-            topic, queue_id, encoded, delay_ms = self._set_waiting(message, queue_id, unique_id, now_ms)
+            named = message.properties | {Property.UNIQ_KEY: unique_id}
+            topic, queue_id, encoded, delay_ms = self._set_waiting(named, topic, queue_id, now_ms)
         draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
         return draft, unique_id
 
@@ -89,10 +94,54 @@ class DraftMaker:
         draft.reconsume_times = original.reconsume_times + 1
         return draft
 
-    def _set_waiting(self, message: Message, queue_id: int, unique_id: str, now_ms: int) -> tuple[str, int, bytes, int]:
+    def make_half(self, message: Message, group: str, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
+        """The record of a message in a transaction of *group*, before it becomes a half message; and its id.
+
+        Raises:
+            MessageError: It is too large.
+            DelayError: The delay it asks for could not be kept if it were committed now.
+        """
+        draft, unique_id = self.make(message, queue_id, now_ms)
+        properties = copy_properties(message.properties) | {
+            Property.UNIQ_KEY: unique_id,
+            Property.TRANSACTION_PREPARED: "true",
+            Property.PRODUCER_GROUP: group,
+        }
+        draft.topic, draft.queue_id, draft.delay_ms = message.topic, queue_id, -1
+        draft.properties = encode_properties(properties)
+        return draft, unique_id
+
+    def make_committed(self, half: StoredRecord, now_ms: int) -> RecordDraft:
+        """The record of a half message that is committed: its delay counts from *now_ms*.
+
+        Raises:
+            DelayError: The delay it asks for cannot be kept.
+        """
+        properties = committed_properties(half)
+        topic, queue_id = half.properties[Property.REAL_TOPIC], int(half.properties[Property.REAL_QID])
+        topic, queue_id, encoded, delay_ms = self._set_waiting(properties, topic, queue_id, now_ms)
+        return RecordDraft(
+            topic,
+            queue_id,
+            half.body,
+            encoded,
+            tags_code(properties.get(Property.TAGS)),
+            delay_ms,
+            half.flag,
+            half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT,
+            half.born_timestamp,
+            half.born_host,
+            half.reconsume_times,
+            half.physical_offset,
+            half.body_crc,
+        )
+
+    def _set_waiting(
+        self, properties: Mapping[str, str], topic: str, queue_id: int, now_ms: int
+    ) -> tuple[str, int, bytes, int]:
         """Topic, queue id, properties and level's delay of a message that may ask for a delay."""
-        properties = strip_broker_properties(message.properties | {Property.UNIQ_KEY: unique_id})
-        diverted = divert(properties, message.topic, queue_id, now_ms, self._levels, self._limits)
+        properties = strip_broker_properties(properties)
+        diverted = divert(properties, topic, queue_id, now_ms, self._levels, self._limits)
         if diverted is None:
-            return message.topic, queue_id, encode_properties(properties), -1
+            return topic, queue_id, encode_properties(properties), -1
         return diverted.topic, diverted.queue_id, encode_properties(diverted.properties), diverted.delay_ms

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
 
-from mqtemplate.broker import Broker, Capability, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.broker import (
+    Broker,
+    Capability,
+    CheckTransaction,
+    Consumer,
+    ConsumerSpec,
+    MessageModel,
+    Registration,
+)
+from mqtemplate.brokers.checkers import Checkers
 from mqtemplate.brokers.consumer_group import ConsumerGroup, EmbeddedConsumer
 from mqtemplate.brokers.draft import DraftMaker
-from mqtemplate.brokers.message_finder import MessageFinder
+from mqtemplate.brokers.message_finder import MessageFinder, physical_offset_in
 from mqtemplate.brokers.queue_reader import QueueReader
+from mqtemplate.brokers.replies import Replies, make_reply, received_reply
 from mqtemplate.brokers.routing import TopicRoutes
 from mqtemplate.brokers.sender import Sender
 from mqtemplate.brokers.settings import EmbeddedSettings
+from mqtemplate.brokers.transaction import TransactionCheck, TransactionService
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay import (
     DelayLevels,
@@ -28,11 +39,20 @@ from mqtemplate.delay import (
     TimerMessageStore,
     tags_code_of,
 )
-from mqtemplate.errors import BrokerClosedError
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, Message, MessageExt, MessageQueue
+from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
+from mqtemplate.message import (
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Property,
+    check_topic,
+    create_unique_id,
+)
 from mqtemplate.metrics import Metrics
-from mqtemplate.results import PullResult, SendResult
-from mqtemplate.selector import TagSelector
+from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, TransactionState
+from mqtemplate.selector import Selector
 from mqtemplate.services import AfterChangeService, Bell, Service, ServiceThread
 from mqtemplate.store import ConsumerOffsets, FolderHome, Home, MemoryHome, MessageStore, TopicTable
 from mqtemplate.waiting import PendingCounts, PendingPage, PendingQuery, SteerResult
@@ -55,6 +75,12 @@ class EmbeddedBroker(Broker):
     Args:
         path: The folder, made if missing; None keeps everything in memory.
         home: One that is ready, instead of a folder: for tests of what a disk may do.
+
+    Attributes:
+        transactions: Keeps half messages; more who can ask producers may join its checkers.
+        replies: The requests of this process that wait for a reply.
+        forward_reply: Brings a reply to a client that is not this process; False if it cannot.
+        remote_members: Tells whether clients outside this process read for a group.
     """
 
     def __init__(
@@ -85,20 +111,30 @@ class EmbeddedBroker(Broker):
             roll_window_slots=settings.timer_roll_window_slot,
             timer_log_file_size=settings.mapped_file_size_timer_log,
         )
-        self._topics = TopicTable(self._home, clock)
-        self._routes = TopicRoutes(self._topics, self.name, settings.default_topic_queue_nums, self._rebalance)
-        self._drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)
-        self._sender = Sender(self.store, self._routes, self._drafts, settings.listen_host)
+        self.topics = TopicTable(self._home, clock)
+        self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._rebalance)
+        self.drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)
+        self.sender = Sender(self.store, self.routes, self.drafts, settings.listen_host)
         keepers: list[Keeper] = [self._schedule, self._timer]
         self._steering = Steering(self.store, keepers, self.store.index, lambda: self.levels, limits, self.name)
-        self._pending = PendingView(self.store, keepers, self.store.index, self._topics.names, self.name)
+        self._pending = PendingView(self.store, keepers, self.store.index, self.topics.names, self.name)
         self._keep_what_waits()
-        self._offsets = ConsumerOffsets(self._home, clock, flush=self.store.flush)
+        self.offsets = ConsumerOffsets(self._home, clock, flush=self.store.flush)
         self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}
         self._offsets_service = AfterChangeService(
             "broker.offsets", self._persist_offsets, clock, settings.flush_consumer_offset_interval_ms
         )
-        self._offsets.on_change(self._offsets_service.changed)
+        self.offsets.on_change(self._offsets_service.changed)
+        self.transactions = TransactionService(
+            self.store, self.topics, self.offsets, self.drafts, settings.transaction_limits()
+        )
+        self._checkers = Checkers(
+            self.name, self._answer_check, self.transactions.somebody_came, has_threads=not clock.is_virtual
+        )
+        self.transactions.checkers.append(self._checkers)
+        self.replies = Replies(f"{self.name}@{create_unique_id()}", clock, self.store.metrics)
+        self.forward_reply: Callable[[MessageExt], bool] = lambda reply: False
+        self.remote_members: Callable[[str], bool] = lambda group: False
         self._groups: dict[str, ConsumerGroup] = {}
         self._threads: list[ServiceThread] = []
         self._is_open = False
@@ -117,6 +153,10 @@ class EmbeddedBroker(Broker):
             Capability.QUERY,
             Capability.STEER,
             Capability.PENDING,
+            Capability.TRANSACTION,
+            Capability.TRANSACTION_DELAY,
+            Capability.REQUEST_REPLY,
+            Capability.SQL92,
         }
         if self.settings.timer_wheel_enable:
             capabilities.add(Capability.TIMER)
@@ -140,11 +180,13 @@ class EmbeddedBroker(Broker):
         """
         if self._is_open:
             return
+        was_clean = not self._home.was_left_open()
         self.store.load([self._schedule, self._timer])
         try:
             self._load_tables()
             self._schedule.start()
             self._timer.start()
+            self.transactions.load(was_clean=was_clean)
         except BaseException:
             self._timer.close()
             self.store.release()
@@ -155,10 +197,10 @@ class EmbeddedBroker(Broker):
         _log.info("broker.started", broker=self.name, home=str(self.path or "memory"), end_offset=self.store.end_offset)
 
     def _load_tables(self) -> None:
-        self._topics.load()
-        self._topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
-        self._topics.create(TIMER_TOPIC, 1)
-        self._offsets.load()
+        self.topics.load()
+        self.topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
+        self.topics.create(TIMER_TOPIC, 1)
+        self.offsets.load()
 
     def _start_threads(self) -> None:
         self.store.start()
@@ -166,22 +208,34 @@ class EmbeddedBroker(Broker):
         self._threads = [
             ServiceThread("mqtemplate-store", keepers, self.clock, self.store.report),
             ServiceThread("mqtemplate-delay", [self._schedule, self._timer], self.clock, self.store.report),
+            ServiceThread("mqtemplate-asking", [self.transactions, self.replies], self.clock, self.store.report),
             ServiceThread("mqtemplate-cleaning", [self.store.cleaning], self.clock, self.store.report),
         ]
         for thread in self._threads:
             thread.start()
 
     def services(self) -> Sequence[Service]:
-        return [self._schedule, self._timer, *self.store.services(), self._offsets_service, self.store.cleaning]
+        return [
+            self._schedule,
+            self._timer,
+            *self.store.services(),
+            self._offsets_service,
+            self.store.cleaning,
+            self.transactions,
+            self.replies,
+        ]
 
     def close(self) -> None:
         if not self._is_open:
             return
         for group in list(self._groups.values()):
             group.close()
+        self._checkers.close()
         for thread in reversed(self._threads):
             thread.stop()
         self._is_open = False
+        self.replies.close()
+        self.transactions.note_progress()
         with ExitStack() as last:  # each, whatever the disk says to the one before; the folder is free then
             last.callback(self._timer.close)
             last.callback(self.store.close)
@@ -198,36 +252,104 @@ class EmbeddedBroker(Broker):
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         self._check_open()
-        return self._routes.route(topic).queues
+        return self.routes.queues(topic)
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         self._check_open()
-        self._routes.create(topic, queue_count)
+        self.routes.create(topic, queue_count)
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         self._check_open()
-        return self._sender.send(message, queue, timeout_ms)
+        return self.sender.send(message, queue, timeout_ms)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
         self._check_open()
-        return self._sender.send_batch(messages, queue, timeout_ms)
+        return self.sender.send_batch(messages, queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> Future[SendResult]:
         self._check_open()
-        return self._sender.send_async(messages, queue)
+        return self.sender.send_async(messages, queue)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         self._check_open()
-        self._sender.send_one_way(message, queue)
+        self.sender.send_one_way(message, queue)
 
     def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
         """Take a message that a member of *group* could not handle; see `Consumer.send_back`."""
         self._check_open()
-        self._sender.give_back(message, group, delay_level, max_reconsume_times)
+        self.sender.give_back(message, group, delay_level, max_reconsume_times)
+
+    # --- transactions and requests -------------------------------------------------------------
+
+    def send_half(
+        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> HalfMessage:
+        self._check_open()
+        result = self.sender.send_half(message, check_topic(group), queue, timeout_ms, self.transactions)
+        return HalfMessage(message, group, result)
+
+    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
+        sent = half.send_result
+        self._end_transaction(sent.queue_offset, physical_offset_in(sent.offset_msg_id), half.group, state, remark)
+
+    def _end_transaction(
+        self, half_offset: int, physical_offset: int, group: str, state: TransactionState, remark: str | None
+    ) -> None:
+        self._check_open()
+        try:
+            end = self.transactions.end(half_offset, physical_offset, group, state, remark=remark)
+            is_safe = end is None or self.store.settle(end.physical_end, end.topics)
+        except StoreError as exc:
+            raise SendError(f"the end of the transaction was not stored, or is not safe yet: {exc}") from exc
+        if not is_safe:
+            raise SendTimeoutError("the end of the transaction is stored, and was not flushed in time")
+
+    def check_transactions(
+        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
+    ) -> Registration:
+        self._check_open()
+        return self._checkers.register(check_topic(group), check, threads, max_waiting)
+
+    def _answer_check(self, check: TransactionCheck, state: TransactionState, remark: str | None) -> None:
+        half = check.half
+        self._end_transaction(half.queue_offset, half.physical_offset, check.group, state, remark)
+
+    def request(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> Future[MessageExt]:
+        self._check_open()
+        request, future = self.replies.expect(message, timeout_ms)
+
+        def sent(sending: Future[SendResult]) -> None:
+            if (error := sending.exception()) is not None:
+                self.replies.fail(request, error)
+
+        self.sender.send_async([request], queue).add_done_callback(sent)
+        if future.done() and isinstance(error := future.exception(), MessageError):
+            raise error
+        return future
+
+    def reply(
+        self,
+        request: MessageExt,
+        body: bytes,
+        properties: Mapping[str, str] | None = None,
+        timeout_ms: int = 3_000,
+    ) -> None:
+        self._check_open()
+        reply = make_reply(request, body, properties)
+        client_id = reply.properties[Property.REPLY_TO_CLIENT]
+        arrived = received_reply(reply, self.name, self.clock.now_ms(), self.settings.listen_host)
+        deliver = self.replies.arrived if client_id == self.replies.client_id else self.forward_reply
+        if not deliver(arrived):
+            raise SendError(
+                f"the reply to message {request.msg_id} of {request.topic!r} could not be brought: {client_id!r}, who "
+                "asked, is not here or waits no longer"
+            )
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -237,7 +359,7 @@ class EmbeddedBroker(Broker):
         queue_offset: int,
         max_count: int = 32,
         wait_ms: int = 0,
-        selector: TagSelector | None = None,
+        selector: Selector | None = None,
     ) -> PullResult:
         self._check_open()
         wanted = None if selector is None or selector.selects_all else selector
@@ -247,7 +369,7 @@ class EmbeddedBroker(Broker):
         return self._pull_waiting(queue, result, max_count, wait_ms, wanted)
 
     def _pull_waiting(
-        self, queue: MessageQueue, result: PullResult, max_count: int, wait_ms: int, selector: TagSelector | None
+        self, queue: MessageQueue, result: PullResult, max_count: int, wait_ms: int, selector: Selector | None
     ) -> PullResult:
         bell = Bell()
         deadline = time.monotonic() + wait_ms / 1_000
@@ -258,7 +380,8 @@ class EmbeddedBroker(Broker):
                 left = deadline - time.monotonic()
                 if result.messages or left <= 0 or not self._is_open:
                     return result
-                bell.wait(left)
+                if result.pull_status is PullStatus.NO_NEW_MSG:  # else a selector left out what there was so far
+                    bell.wait(left)
         finally:
             self.store.unwatch(queue.topic, bell.ring)
 
@@ -276,17 +399,27 @@ class EmbeddedBroker(Broker):
 
     # --- groups --------------------------------------------------------------------------------
 
+    def has_members(self, group: str) -> bool:
+        """Whether consumers of this process read for *group*."""
+        found = self._groups.get(group)
+        return found is not None and found.has_members
+
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
         self._check_open()
+        if self.remote_members(spec.group):
+            raise ListenerError(
+                f"group {spec.group!r} is read by remote clients of this broker, which share no queues with listeners "
+                "in its own process; give the listener a group of its own"
+            )
         group = self._groups.setdefault(spec.group, ConsumerGroup(spec.group))
         return EmbeddedConsumer(self, group, spec, self._offsets_of(spec))
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        return self._offsets.offset(group, queue.topic, queue.queue_id)
+        return self.offsets.offset(group, queue.topic, queue.queue_id)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         self._check_open()
-        self._offsets.commit(group, queue.topic, queue.queue_id, queue_offset)
+        self.offsets.commit(group, queue.topic, queue.queue_id, queue_offset)
 
     # --- what waits, and finding ---------------------------------------------------------------
 
@@ -317,7 +450,7 @@ class EmbeddedBroker(Broker):
             ConfigurationError: It is no such table.
         """
         self.levels = levels = DelayLevels.parse(text)
-        self._drafts.change_levels(levels)
+        self.drafts.change_levels(levels)
         self._schedule.change_levels(levels)
 
     def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
@@ -344,7 +477,7 @@ class EmbeddedBroker(Broker):
     def _offsets_of(self, spec: ConsumerSpec) -> ConsumerOffsets:
         """Where a member's progress is kept: the members of a broadcasting group each have their own."""
         if spec.message_model is MessageModel.CLUSTERING:
-            return self._offsets
+            return self.offsets
         key = (spec.instance_name, spec.group)
         offsets = self._broadcast_offsets.get(key)
         if offsets is None:
@@ -356,6 +489,6 @@ class EmbeddedBroker(Broker):
         return offsets
 
     def _persist_offsets(self) -> None:
-        self._offsets.persist()
+        self.offsets.persist()
         for offsets in list(self._broadcast_offsets.values()):
             offsets.persist()

@@ -9,7 +9,7 @@ from mqtemplate.message import HostAddress, MessageExt, Property
 from mqtemplate.record import StoredRecord, find_property, pack_host, to_message_ext, unpack_host
 from mqtemplate.store import MessageStore
 
-__all__ = ["MessageFinder"]
+__all__ = ["MessageFinder", "physical_offset_in"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
@@ -88,6 +88,15 @@ class MessageFinder:
 
     def _is_safe(self, record: StoredRecord) -> bool:
         return record.physical_offset + record.total_size <= self._store.confirm_offset
+
+
+def physical_offset_in(offset_msg_id: str) -> int:
+    """The place in the log that an id names.
+
+    Raises:
+        MessageError: It is no such id.
+    """
+    return _parse_id(offset_msg_id)[1]
 
 
 def _parse_id(offset_msg_id: str) -> tuple[bytes, int]:

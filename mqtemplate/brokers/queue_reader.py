@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.record import StoredRecord, to_message_ext
 from mqtemplate.results import PullResult, PullStatus
-from mqtemplate.selector import TagSelector
+from mqtemplate.selector import Selector
 from mqtemplate.store import ConsumeQueue, MessageStore
 
 __all__ = ["QueueReader"]
+
+_NO_LIMIT = 1 << 62
+_UNITS_AT_ONCE = 1_024
+_SCANNED_UNITS = 4_096
+"""Where a selector leaves much out, one read goes past so many units at most."""
 
 
 class QueueReader:
@@ -31,7 +38,7 @@ class QueueReader:
         return consume_queue.end_before(confirm)
 
     def read(
-        self, queue: MessageQueue, queue_offset: int, max_count: int, selector: TagSelector | None
+        self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector | None
     ) -> tuple[list[MessageExt], int]:
         """Messages from *queue_offset* on that *selector* wants, and the offset to go on from.
 
@@ -43,13 +50,33 @@ class QueueReader:
         consume_queue = self._queue(queue)
         messages: list[MessageExt] = []
         at = queue_offset
-        if at >= consume_queue.max_offset:
-            return messages, at
+        if selector is None:
+            return messages, self._read_units(queue, at, consume_queue.unit_tuples(at, max_count), None, messages)
+        end = at + max(max_count, _SCANNED_UNITS)
+        while at < end and len(messages) < max_count:
+            units = consume_queue.unit_tuples(at, min(end - at, _UNITS_AT_ONCE))
+            read_to = self._read_units(queue, at, units, selector, messages, max_count)
+            has_stopped = read_to < at + len(units)
+            at = read_to
+            if has_stopped or not units:
+                break
+        return messages, at
+
+    def _read_units(
+        self,
+        queue: MessageQueue,
+        at: int,
+        units: Sequence[tuple[int, int, int]],
+        selector: Selector | None,
+        messages: list[MessageExt],
+        max_count: int = _NO_LIMIT,
+    ) -> int:
+        """Add the messages of *units*, which begin at queue offset *at*, to *messages*; gives where to go on."""
         confirm = self._store.confirm_offset
         read, name = self._store.read, self._broker_name
         topic, queue_id = queue.topic, queue.queue_id
         codes = None if selector is None else selector.codes
-        for physical_offset, size, tags_code in consume_queue.unit_tuples(at, max_count):
+        for physical_offset, size, tags_code in units:
             if confirm < physical_offset + size <= self._store.end_offset:
                 break
             if codes is None or tags_code in codes:
@@ -63,12 +90,14 @@ class QueueReader:
                         break
                     exc.queue_offset = at
                     raise
-                if selector is None or selector.matches(message.tags):
+                if selector is None or selector.wants(message.properties):
                     messages.append(message)
             at += 1
-        return messages, at
+            if len(messages) == max_count:
+                break
+        return at
 
-    def pull(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: TagSelector | None) -> PullResult:
+    def pull(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector | None) -> PullResult:
         """`read`, as a pull answers it.
 
         Raises:

@@ -26,6 +26,10 @@ _BROKERS_OWN = frozenset(
 )
 
 
+_TO_LOOK_AT = frozenset({"TRANS_CHECK_MAX_TIME_TOPIC"})
+"""Of those, what people may read."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
     """The queues of a topic; ``next_queue`` gives them in turn, to any number of threads."""
@@ -69,12 +73,29 @@ class TopicRoutes:
         """
         return self._routes.get(topic) or self._make(topic, self._table.queue_count(topic) or self._default_queue_count)
 
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic, to send to or to read.
+
+        Raises:
+            DestinationError: The name is illegal, or the broker keeps the topic for itself.
+        """
+        if topic not in _TO_LOOK_AT:
+            return self.route(topic).queues
+        count = self._table.create(topic, 1)
+        return tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))
+
     def create(self, topic: str, queue_count: int) -> None:
         """Make *topic*, or give it more queues."""
         before = self._table.queue_count(topic)
         self._make(topic, queue_count)
         if 0 < before < queue_count:
             self._on_grow()
+
+    def refresh(self, topic: str) -> None:
+        """Read the table again: somebody changed what it says of *topic*, or deleted it."""
+        with self._lock:
+            self._routes.pop(topic, None)
+        self._on_grow()
 
     def _make(self, topic: str, queue_count: int) -> TopicRoute:
         if check_topic(topic) in _BROKERS_OWN:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from mqtemplate.brokers.draft import DraftMaker
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.brokers.routing import TopicRoutes
+from mqtemplate.brokers.transaction import TransactionService
 from mqtemplate.delay import handle_of
 from mqtemplate.errors import MessageError, SendError, StoreError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id, offset_msg_ids
@@ -75,6 +76,32 @@ class Sender:
         draft, _ = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
         put = self._put(draft, target)
         self._store.settle_later(put.end, (draft.topic,))
+
+    def send_half(
+        self,
+        message: Message,
+        group: str,
+        queue: MessageQueue | None,
+        timeout_ms: int,
+        transactions: TransactionService,
+    ) -> SendResult:
+        """Store a half message; see `Broker.send_half`."""
+        route = self._routes.route(message.topic)
+        target = route.next_queue() if queue is None else route.queue(queue)
+        draft, unique_id = self._drafts.make_half(message, group, target.queue_id, self._store.clock.now_ms())
+        try:
+            put = transactions.prepare(draft)
+        except StoreError as exc:
+            raise SendError(f"not stored: {exc}") from exc
+        is_safe = self._store.settle(put.end, (), timeout_ms)
+        return SendResult(
+            SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
+            unique_id,
+            offset_msg_id(self._host, put.physical_offset),
+            target,
+            put.queue_offset,
+            transaction_id=unique_id,
+        )
 
     def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
         """Store a message again for the group's retry topic, or for its dead letters; safe when this returns."""

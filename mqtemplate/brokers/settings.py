@@ -8,7 +8,24 @@ from mqtemplate.delay import DEFAULT_DELAY_LEVELS, TimerLimits
 from mqtemplate.message import HostAddress
 from mqtemplate.store import FlushDiskType, StoreSettings
 
-__all__ = ["EmbeddedSettings"]
+__all__ = ["EmbeddedSettings", "TransactionLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionLimits:
+    """How long a transaction may stay open, and how often it is asked for. Names of ``BrokerConfig``.
+
+    Attributes:
+        timeout_ms: From the sending to the first question.
+        check_interval_ms: From one question to the next.
+        check_max: Questions that may stay without an answer.
+        longest_wait_ms: A transaction that nobody could be asked about ends here, as the log keeps no message longer.
+    """
+
+    timeout_ms: int = 6_000
+    check_interval_ms: int = 30_000
+    check_max: int = 15
+    longest_wait_ms: int = 72 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +47,9 @@ class EmbeddedSettings:
         disk_space_clean_forcibly_ratio: Percent above which the oldest files are deleted whatever their age.
         disk_space_warning_level_ratio: Percent above which no new message is taken; 100 switches a ratio off.
         clean_file_forcibly_enable: Whether files may be deleted that are not old.
+        transaction_timeout_ms: A transaction that has not ended after so long is asked for.
+        transaction_check_interval_ms: How long after a question the next one comes.
+        transaction_check_max: Questions without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``.
         timer_roll_window_slot: A message farther away than so many slots is parked and written again on the way.
     """
 
@@ -57,6 +77,9 @@ class EmbeddedSettings:
     disk_space_clean_forcibly_ratio: int = 85
     disk_space_warning_level_ratio: int = 90
     clean_file_forcibly_enable: bool = True
+    transaction_timeout_ms: int = 6_000
+    transaction_check_interval_ms: int = 30_000
+    transaction_check_max: int = 15
 
     def store_settings(self) -> StoreSettings:
         return StoreSettings(
@@ -81,4 +104,12 @@ class EmbeddedSettings:
             precision_ms=self.timer_precision_ms,
             max_delay_ms=self.timer_max_delay_sec * 1_000,
             enabled=self.timer_wheel_enable,
+        )
+
+    def transaction_limits(self) -> TransactionLimits:
+        return TransactionLimits(
+            timeout_ms=self.transaction_timeout_ms,
+            check_interval_ms=self.transaction_check_interval_ms,
+            check_max=self.transaction_check_max,
+            longest_wait_ms=self.file_reserved_time * 3_600_000,
         )

@@ -18,6 +18,7 @@ from mqtemplate.listener.failure import FailureLog
 from mqtemplate.listener.invocation import Invocation
 from mqtemplate.listener.orderly import Orderly
 from mqtemplate.listener.process_queue import ProcessQueues
+from mqtemplate.listener.replier import Replier
 from mqtemplate.listener.worker_pool import WorkerPool
 
 __all__ = ["ContainerState", "ListenerContainer"]
@@ -109,7 +110,8 @@ class ListenerContainer:
             settings = self.endpoint.settings
             self._consumer = self._broker.subscribe(settings.consumer_spec(self._clock.now_ms()))
             self._queues = ProcessQueues(self._consumer)
-            invocation = Invocation(self.endpoint, self._converter, self._loop.run, self._failures)
+            replier = Replier(self._broker, self._converter, settings.reply_timeout_ms, self.endpoint.id)
+            invocation = Invocation(self.endpoint, self._converter, self._loop.run, self._failures, replier.reply)
             kind = Orderly if settings.is_orderly else Concurrently
             self._work = kind(self.endpoint, self._consumer, self._queues, invocation, self._failures, self._clock)
             self._next_poll_ms = 0

@@ -29,7 +29,8 @@ class ListenerSpec:
 
     Which messages (`Consumer`):
         topics: One or several. consumer_group: Who shares the work and the progress.
-        selector_type, selector_expression: ``TAG`` and tags joined by two bars; ``*`` for all.
+        selector_type, selector_expression: ``TAG`` and tags joined by two bars, ``*`` for all; or ``SQL92`` and a
+            condition over the messages' properties.
         message_model: Share the messages out in the group, or each member gets all (then failures are not retried).
         instance_name: In a broadcasting group, whose progress to go on with.
         consume_from_where, consume_timestamp: Where a group starts in a queue that it never read; the timestamp is
@@ -46,6 +47,8 @@ class ListenerSpec:
         consume_timeout: Minutes. Concurrent messages that a handler keeps for longer are sent back.
         consume_message_batch_max_size: Messages a thread takes at a time. A batch handler (``list[T]``) gets them in
             one call, and 1 means *pull_batch_size* there; any other handler is called for one after the other.
+        reply_timeout: Milliseconds for bringing a reply back. A handler of single messages that returns a value
+            replies with it to a message that was sent by ``send_and_receive``.
         batch: Whether a ``list[...]`` payload means several messages (True) or one message whose body is a JSON
             list (False). None: several, if the annotation names the type of the items.
 
@@ -59,9 +62,10 @@ class ListenerSpec:
         enabled: False leaves the listener out. auto_startup: False waits for a ``start()`` of its container.
         await_termination_millis_when_shutdown: How long a stop waits for handlers that run.
 
-    Refused with a reason when they are set, as nothing here could honour them (`unsupported.check_supported`):
-        access_key, secret_key, tls_enable, namespace, namespace_v2, enable_msg_trace, customized_trace_topic,
-        access_channel, reply_timeout, and a name_server other than the application's own.
+    Refused with a reason where they cannot be honoured (`unsupported.check_supported`):
+        access_key, secret_key, tls_enable, namespace and namespace_v2 by the embedded broker; on a cluster they are
+        the application's, and a listener may only say the same. enable_msg_trace, customized_trace_topic and
+        access_channel by both, as is a name_server other than the application's own.
     """
 
     topics: tuple[str, ...]

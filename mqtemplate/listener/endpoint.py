@@ -97,11 +97,15 @@ def _make_endpoint(spec: ListenerSpec, handler: Callable[..., object], name: str
         raise ListenerError(
             f"listener {settings.id}: the handler promises to return {inspect.formatannotation(answer)}, "
             "and nobody would hear it; return None when the message is done, ConsumeStatus.RECONSUME_LATER to get it "
-            "again" + (", or the indices of those that failed as list[int]" if plan.is_batch else "")
+            "again" + _OTHER_ANSWERS[plan.is_batch]
         )
     return Endpoint(settings, plan)
 
 
+_OTHER_ANSWERS = {
+    True: ", or the indices of those that failed as list[int]",
+    False: "; a reply to a request that is a mere truth value goes into a dict, so that it is not taken for a status",
+}
 _INDEX_COLLECTIONS = (
     list,
     set,
@@ -114,7 +118,10 @@ _INDEX_COLLECTIONS = (
 
 
 def _is_answer(annotation: Any, is_batch: bool) -> bool:
-    """Whether a return type is one that `Concurrently` and `Orderly` understand."""
+    """Whether a return type is one that `Concurrently` and `Orderly` understand, or a reply to a request.
+
+    A truth value is refused: whoever writes ``return False`` means that the message is not done.
+    """
     if annotation in (None, NoneType, Any, NoReturn, object, ConsumeStatus):
         return True
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -122,4 +129,6 @@ def _is_answer(annotation: Any, is_batch: bool) -> bool:
         return all(_is_answer(argument, is_batch) for argument in arguments)
     if origin in (collections.abc.Awaitable, collections.abc.Coroutine):
         return _is_answer(arguments[-1], is_batch)
-    return is_batch and origin in _INDEX_COLLECTIONS and int in arguments
+    if not is_batch:
+        return annotation is not bool
+    return origin in _INDEX_COLLECTIONS and int in arguments

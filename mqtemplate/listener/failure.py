@@ -68,7 +68,8 @@ class FailureLog:
         self._log.warning(
             "listener.result_ignored",
             result=repr(result)[:200],
-            hint="return nothing when done, ConsumeStatus.RECONSUME_LATER to get the message again, or raise",
+            hint="it was no request; return nothing when done, ConsumeStatus.RECONSUME_LATER to get the message "
+            "again, or raise",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from mqtemplate.converter import MessageConverter
@@ -15,7 +15,10 @@ from mqtemplate.listener.failure import HANDLER_ERRORS, FailureLog
 from mqtemplate.listener.modes import ConsumeStatus
 from mqtemplate.message import MessageExt
 
-__all__ = ["Failure", "Invocation"]
+__all__ = ["Failure", "Invocation", "Reply"]
+
+Reply = Callable[[MessageExt, object], bool]
+"""Sends what a handler returned to who asked; False if the message is no request."""
 
 
 class Failure(NamedTuple):
@@ -33,12 +36,18 @@ class Invocation:
     """The handler of one endpoint, as something that takes messages and tells which of them failed."""
 
     def __init__(
-        self, endpoint: Endpoint, converter: MessageConverter, run_coroutine: RunCoroutine, log: FailureLog
+        self,
+        endpoint: Endpoint,
+        converter: MessageConverter,
+        run_coroutine: RunCoroutine,
+        log: FailureLog,
+        reply: Reply = lambda message, answer: False,
     ) -> None:
         self._group = endpoint.settings.group
         self._is_batch = endpoint.plan.is_batch
         self._run_coroutine = run_coroutine
         self._log = log
+        self._reply = reply
         self._warned = False
         if self._is_batch:
             self._batch = endpoint.plan.batch_call(converter)
@@ -56,7 +65,7 @@ class Invocation:
         token = CURRENT.set((self._group, message))
         try:
             answer = self._call(message)
-            if answer is None or not self._is_refusal(answer):
+            if answer is None or not self._is_refusal(message, answer):
                 return None
             return Failure((message,), None)
         except HANDLER_ERRORS as error:
@@ -96,11 +105,11 @@ class Invocation:
             return Failure(messages, raised)
         return Failure([messages[index] for index in sorted(failed)], error) if failed else None
 
-    def _is_refusal(self, answer: object) -> bool:
+    def _is_refusal(self, message: MessageExt, answer: object) -> bool:
         answer = self._awaited(answer)
-        if answer is ConsumeStatus.RECONSUME_LATER:
-            return True
-        if answer is not None and answer is not ConsumeStatus.CONSUME_SUCCESS and not self._warned:
+        if answer is None or isinstance(answer, ConsumeStatus):
+            return answer is ConsumeStatus.RECONSUME_LATER
+        if not self._reply(message, answer) and not self._warned:
             self._warned = True
             self._log.result_ignored(answer)
         return False

@@ -15,6 +15,7 @@ from mqtemplate.listener.async_loop import LoopThread, PrivateLoop
 from mqtemplate.listener.container import ListenerContainer
 from mqtemplate.listener.endpoint import Endpoint, make_endpoints
 from mqtemplate.listener.resolution import ListenerSettings, Resolve, default_resolve
+from mqtemplate.selector import SelectorType, TagSelector
 
 __all__ = ["IsEnabled", "ListenerRegistry", "check_subscriptions"]
 
@@ -157,4 +158,5 @@ def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:
 
 
 def _subscription(listener: ListenerSettings) -> str:
-    return ", ".join(f"{topic}:{listener.selector.expression}" for topic in sorted(listener.topics))
+    kind = "" if isinstance(listener.selector, TagSelector) else f" ({SelectorType.SQL92.value})"
+    return ", ".join(f"{topic}:{listener.selector.expression}{kind}" for topic in sorted(listener.topics))

@@ -15,7 +15,7 @@ from mqtemplate.listener.decorator import ListenerSpec
 from mqtemplate.listener.modes import ConsumeMode
 from mqtemplate.listener.unsupported import check_supported
 from mqtemplate.message import check_topic
-from mqtemplate.selector import SelectorType, TagSelector
+from mqtemplate.selector import Selector, SelectorType, TagSelector, make_selector
 
 __all__ = ["ListenerSettings", "Resolve", "default_resolve", "resolve_spec"]
 
@@ -34,6 +34,7 @@ _UNSUPPORTED_TEXTS = (
     "access_channel",
     "name_server",
 )
+_SECTIONS = ("producer", "consumer", "pull-consumer")
 _PLACEHOLDER = re.compile(r"\$\{([^${}:]+)(?::([^${}]*))?\}")
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -45,7 +46,7 @@ class ListenerSettings:
     id: str
     topics: tuple[str, ...]
     group: str
-    selector: TagSelector
+    selector: Selector
     consume_mode: ConsumeMode
     message_model: MessageModel
     thread_number: int
@@ -55,6 +56,7 @@ class ListenerSettings:
     delay_level_when_next_consume: int
     suspend_ms: int
     await_termination_ms: int
+    reply_timeout_ms: int
     instance_name: str
     pull_interval_ms: int
     pull_batch_size: int
@@ -132,7 +134,12 @@ def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: s
             "BROADCASTING and ORDERLY exclude each other: a queue can be locked for order by one member only; "
             "use CLUSTERING with ORDERLY, or BROADCASTING with CONCURRENTLY"
         )
-    check_supported(read.listener, _unsupported_values(spec, read), resolve("${rocketmq.name-server:}").strip())
+    check_supported(
+        read.listener,
+        _unsupported_values(spec, read),
+        resolve("${rocketmq.name-server:}").strip(),
+        lambda key: frozenset(resolve(f"${{rocketmq.{section}.{key}:}}").strip() for section in _SECTIONS),
+    )
     thread_max = read.number(spec, "consume_thread_max", 1, 1_000)
     pull_batch_size = read.number(spec, "pull_batch_size", 1, 1_024)
     return ListenerSettings(
@@ -149,6 +156,7 @@ def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: s
         delay_level_when_next_consume=read.number(spec, "delay_level_when_next_consume", -1, 1_000),
         suspend_ms=read.number(spec, "suspend_current_queue_time_millis", 10, 30_000),
         await_termination_ms=read.number(spec, "await_termination_millis_when_shutdown", 0, 3_600_000),
+        reply_timeout_ms=read.number(spec, "reply_timeout", 1, _UNBOUNDED),
         instance_name=read.text(spec, "instance_name") or "DEFAULT",
         pull_interval_ms=read.number(spec, "pull_interval", 0, 65_535),
         pull_batch_size=pull_batch_size,
@@ -162,10 +170,8 @@ def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: s
 
 def _unsupported_values(spec: ListenerSpec, read: _Reader) -> dict[str, object]:
     return {name: read.text(spec, name) for name in _UNSUPPORTED_TEXTS} | {
-        "selector_type": read.choice(spec, "selector_type", SelectorType).value,
         "tls_enable": read.flag(spec, "tls_enable"),
         "enable_msg_trace": read.flag(spec, "enable_msg_trace"),
-        "reply_timeout": read.number(spec, "reply_timeout", 1, _UNBOUNDED),
     }
 
 
@@ -236,11 +242,15 @@ class _Reader:
         except DestinationError as error:
             raise self.error(f"consumer_group: {error}") from error
 
-    def selector(self, spec: ListenerSpec) -> TagSelector:
+    def selector(self, spec: ListenerSpec) -> Selector:
         """The selector, its tags in one order: members of a group may write them in different ones."""
         try:
-            tags = TagSelector(self.text(spec, "selector_expression")).tags
-            return TagSelector(" || ".join(sorted(tags)) or "*")
+            selector = make_selector(
+                self.choice(spec, "selector_type", SelectorType), self.text(spec, "selector_expression")
+            )
+            if not isinstance(selector, TagSelector):
+                return selector
+            return TagSelector(" || ".join(sorted(selector.tags)) or "*")
         except ListenerError as error:
             raise self.error(str(error)) from error
 

@@ -46,6 +46,15 @@ class Sql92Selector:
 
         object.__setattr__(self, "_evaluate", compile_expression(self.expression))
 
+    @property
+    def selects_all(self) -> bool:
+        """Never known beforehand."""
+        return False
+
+    @property
+    def codes(self) -> None:
+        """Tags codes tell nothing about it."""
+
     def matches(self, properties: Mapping[str, str]) -> bool:
         """Tell whether a message with these properties is wanted.
 
@@ -56,3 +65,5 @@ class Sql92Selector:
             return self._evaluate(properties) is True
         except NotComparableError:
             return False
+
+    wants = matches

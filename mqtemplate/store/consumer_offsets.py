@@ -71,7 +71,37 @@ class ConsumerOffsets:
 
     def groups(self) -> set[str]:
         """Every group that ever said how far it is."""
-        return {group for group, _ in self._table}
+        return {group for group, _ in list(self._table)}
+
+    def topics_of(self, group: str) -> set[str]:
+        """Every topic that *group* ever said how far it is in."""
+        return {topic for name, topic in list(self._table) if name == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Every group that ever said how far it is in *topic*."""
+        return {group for group, name in list(self._table) if name == topic}
+
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id -> the first queue offset not yet done."""
+        return dict(self._table.get((group, topic), {}))
+
+    def all(self) -> dict[tuple[str, str], dict[int, int]]:
+        """The whole table, by group and topic, at one sweep."""
+        return {key: dict(offsets) for key, offsets in list(self._table.items())}
+
+    def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
+        """Drop what a group said, or what was said of a topic, or (both given) what the group said of it."""
+        with self._lock:
+            kept = {
+                key: offsets
+                for key, offsets in self._table.items()
+                if (group is not None and key[0] != group) or (topic is not None and key[1] != topic)
+            }
+            is_change = len(kept) < len(self._table)
+            self._table = kept
+        if is_change and not self._is_dirty:
+            self._is_dirty = True
+            self._on_change()
 
     def persist(self) -> None:
         """Write the table, if it changed."""

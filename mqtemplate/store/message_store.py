@@ -435,6 +435,13 @@ class MessageStore:
         """Ids of the queues that *topic* has messages in."""
         return sorted(queue_id for name, queue_id in list(self._queues) if name == topic)
 
+    def topic_ends(self) -> dict[str, int]:
+        """Topic -> the sum of its queues' ends, which grows by one with each message, at one sweep."""
+        ends: dict[str, int] = {}
+        for (topic, _), queue in list(self._queues.items()):
+            ends[topic] = ends.get(topic, 0) + queue.max_offset
+        return ends
+
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         return self._queues.get((topic, queue_id)) or self._open_queue(topic, queue_id)
 

@@ -153,7 +153,7 @@ class _TailShape:
         is_bad = np.where(self._is_fixed, rows != self._row, rows <= _LAST_SEPARATOR)
         is_bad |= self._is_key & (rows >= _FIRST_BEYOND_ASCII)
         is_bad |= ~self._is_fixed & ((rows == ord(" ")) != (self._row == ord(" ")))
-        is_alike: NDArray[np.bool_] = ~is_bad.any(axis=1)
+        is_alike: NDArray[np.bool_] = np.logical_not(np.any(is_bad, axis=1))
         return is_alike
 
     def hashes(self, rows: NDArray[np.uint8]) -> NDArray[np.int32]:

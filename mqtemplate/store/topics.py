@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from mqtemplate.clock import Clock
@@ -36,9 +37,19 @@ class TopicTable:
                 int(config.get("writeQueueNums", 0)), int(config.get("readQueueNums", 0))
         self._other = table
 
+    @property
+    def version(self) -> DataVersion:
+        """Counts the changes of this table."""
+        return self._version
+
     def names(self) -> list[str]:
         """All topics."""
         return list(self._table)
+
+    def config(self, topic: str) -> dict[str, Any] | None:
+        """All that is kept of *topic*, by upstream's names, such as ``perm``; None if there is no such topic."""
+        config = self._table.get(topic)
+        return None if config is None else _topic_config(topic) | config
 
     def queue_count(self, topic: str) -> int:
         """How many queues *topic* has; 0 if there is no such topic."""
@@ -62,6 +73,34 @@ class TopicTable:
             self._write(table)
             self._table = table
             return queue_count
+
+    def update(self, topic: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Set some of what is kept of *topic*, as an administrator says it, also fewer queues; made if missing.
+
+        Raises:
+            StoreError: The table could not be written; it is as before.
+        """
+        with self._lock:
+            config = _topic_config(topic) | self._table.get(topic, {}) | dict(changes)
+            if config != self._table.get(topic):
+                table = self._table | {topic: config}
+                self._write(table)
+                self._table = table
+            return config
+
+    def delete(self, topic: str) -> bool:
+        """Forget *topic*; False if there is none.
+
+        Raises:
+            StoreError: The table could not be written; it is as before.
+        """
+        with self._lock:
+            if topic not in self._table:
+                return False
+            table = {name: config for name, config in self._table.items() if name != topic}
+            self._write(table)
+            self._table = table
+            return True
 
     def _write(self, table: dict[str, dict[str, Any]]) -> None:
         version = self._version.next(self._clock.now_ms())

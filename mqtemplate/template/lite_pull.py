@@ -12,7 +12,7 @@ from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, 
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, ConversionError
 from mqtemplate.message import Message, MessageExt, MessageQueue, check_topic
-from mqtemplate.selector import TagSelector
+from mqtemplate.selector import SelectorType, make_selector
 
 __all__ = ["LitePullConsumer", "PullSettings"]
 
@@ -32,6 +32,7 @@ class PullSettings:
 
     group: str
     topic: str
+    selector_type: SelectorType = SelectorType.TAG
     selector_expression: str = "*"
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
@@ -42,7 +43,7 @@ class PullSettings:
     def spec(self) -> ConsumerSpec:
         return ConsumerSpec(
             group=self.group,
-            subscriptions={check_topic(self.topic): TagSelector(self.selector_expression)},
+            subscriptions={check_topic(self.topic): make_selector(self.selector_type, self.selector_expression)},
             message_model=self.message_model,
             consume_from_where=self.consume_from_where,
             consume_timestamp=self.consume_timestamp,

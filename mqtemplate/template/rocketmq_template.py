@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from datetime import datetime, timedelta
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
-
-import structlog
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
@@ -22,23 +20,25 @@ from mqtemplate.errors import (
 )
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult
+from mqtemplate.selector import SelectorType
+from mqtemplate.template.callbacks import report_to
 from mqtemplate.template.destination import MessageQueueSelector, check_hash_key, select_queue_by_hash
 from mqtemplate.template.headers import Extras, make_extras
 from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings
 from mqtemplate.template.outbound import MessageFactory
+from mqtemplate.template.requests import RequestVerbs
 from mqtemplate.template.spring_names import SpringNames
+from mqtemplate.template.transactions import TransactionListeners, TransactionVerbs
 from mqtemplate.template.waiting_verbs import WaitingVerbs
 
 __all__ = ["RocketMQTemplate"]
-
-_log = structlog.stdlib.get_logger("mqtemplate.template")
 
 T = TypeVar("T")
 
 _NOT_GIVEN: Any = object()
 
 
-class RocketMQTemplate(SpringNames, WaitingVerbs):
+class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs):
     """Sends payloads of any kind, at once or later, and receives on request.
 
     It may be used from many threads. It knows the port only, so the same calls work over every broker.
@@ -51,9 +51,11 @@ class RocketMQTemplate(SpringNames, WaitingVerbs):
         max_message_size: Bytes a body may have here, where the broker would take more.
         default_destination: For ``convert_and_send`` with a payload alone.
         message_queue_selector: Chooses the queue for a ``hash_key``; a Java client's choice by default.
+        producer_group: Whom the broker asks what became of transactions.
         consumer_group: As whom ``receive`` reads.
         consumer_topic: What ``receive`` reads.
-        selector_expression: Which tags of it: ``*``, or ``a || b``.
+        selector_type: How *selector_expression* is to be read.
+        selector_expression: Which messages of it: ``*``, tags as ``a || b``, or by SQL92.
         message_model: Whether the group's members share the messages out or each get all.
         consume_from_where: Where a new group begins.
     """
@@ -67,8 +69,10 @@ class RocketMQTemplate(SpringNames, WaitingVerbs):
         max_message_size: int | None = None,
         default_destination: str | None = None,
         message_queue_selector: MessageQueueSelector = select_queue_by_hash,
+        producer_group: str | None = None,
         consumer_group: str | None = None,
         consumer_topic: str | None = None,
+        selector_type: SelectorType = SelectorType.TAG,
         selector_expression: str = "*",
         message_model: MessageModel = MessageModel.CLUSTERING,
         consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
@@ -80,11 +84,13 @@ class RocketMQTemplate(SpringNames, WaitingVerbs):
         self.message_queue_selector = message_queue_selector
         self._messages = MessageFactory(self.converter, broker.clock, max_message_size)
         self._now_ms = broker.clock.now_ms
+        self._transactions = TransactionListeners(broker, self.converter, producer_group)
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
             settings = PullSettings(
                 group=consumer_group,
                 topic=consumer_topic,
+                selector_type=selector_type,
                 selector_expression=selector_expression,
                 message_model=message_model,
                 consume_from_where=consume_from_where,
@@ -175,7 +181,7 @@ class RocketMQTemplate(SpringNames, WaitingVerbs):
             future = Future()
             future.set_exception(exc)
         if on_success is not None or on_error is not None:
-            future.add_done_callback(_report_to(on_success, on_error, destination))
+            future.add_done_callback(report_to(on_success, on_error, destination, "send"))
         return future
 
     def send_one_way(
@@ -267,7 +273,11 @@ class RocketMQTemplate(SpringNames, WaitingVerbs):
         return self._pull.receive(target_type, max_count, 0 if timeout == 0 else _check_timeout(timeout))
 
     def close(self) -> None:
-        """Confirm what was received and leave the group. The broker stays open: who made it closes it."""
+        """Confirm what was received, leave the group, and answer for no transaction any more.
+
+        The broker stays open: who made it closes it.
+        """
+        self._transactions.close()
         if self._pull is not None:
             self._pull.close()
 
@@ -278,6 +288,25 @@ class RocketMQTemplate(SpringNames, WaitingVerbs):
         self.close()
 
     # --- what the verbs share ------------------------------------------------------------------
+
+    def _single_message(
+        self,
+        destination: str,
+        payload: object,
+        timeout: int | None,
+        delay_level: int,
+        delay: timedelta | float | None,
+        deliver_at: datetime | int | None,
+        hash_key: str | None,
+        keys: str | Sequence[str],
+        headers: Mapping[str, object] | None,
+        queue: MessageQueue | None,
+    ) -> tuple[Message, MessageQueue | None, int]:
+        """One message made of the arguments of a verb, its queue, and the milliseconds that are left."""
+        extras = make_extras(delay_level, delay, deliver_at, keys, headers, self._now_ms)
+        limit = self.send_message_timeout if timeout is None else _check_timeout(timeout)
+        [message], queue, limit = self._prepare(destination, payload, extras, hash_key, queue, limit)
+        return message, queue, limit
 
     def _prepare(
         self,
@@ -329,25 +358,3 @@ def _check_timeout(timeout: int) -> int:
     if type(timeout) is not int or timeout < 1:
         raise MessageError(f"timeout must be a whole number of milliseconds from 1 on, got {timeout!r}")
     return timeout
-
-
-def _report_to(
-    on_success: Callable[[SendResult], object] | None,
-    on_error: Callable[[BaseException], object] | None,
-    destination: str,
-) -> Callable[[Future[SendResult]], None]:
-    """Calls the one callback or the other; an error that nobody else would see is logged."""
-
-    def report(future: Future[SendResult]) -> None:
-        error = CancelledError() if future.cancelled() else future.exception()
-        try:
-            if error is None and on_success is not None:
-                on_success(future.result())
-            elif error is not None and on_error is not None:
-                on_error(error)
-            elif error is not None:
-                _log.error("send.failed", destination=destination, exc_info=error)
-        except Exception:
-            _log.exception("send.callback_failed", destination=destination)
-
-    return report

@@ -5,22 +5,31 @@ Every ``delayLevel``, ``timeout`` and so on is optional and stands where its Jav
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
-from mqtemplate.message import Message
-from mqtemplate.results import SendResult
+from mqtemplate.message import Message, MessageExt
+from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.template.destination import MessageQueueSelector
 
-__all__ = ["SendCallback", "SpringNames"]
+__all__ = ["LocalRequestCallback", "SendCallback", "SpringNames"]
 
 
 class SendCallback(Protocol):
     """Who wants to hear how an asynchronous send went."""
 
     def onSuccess(self, result: SendResult) -> object: ...
+
+    def onException(self, error: BaseException) -> object: ...
+
+
+class LocalRequestCallback(Protocol):
+    """Who wants to hear the reply to a request. The type that ``onSuccess`` names is what the reply becomes."""
+
+    def onSuccess(self, message: Any) -> object: ...
 
     def onException(self, error: BaseException) -> object: ...
 
@@ -57,6 +66,32 @@ class _Verbs(Protocol):
     ) -> Future[SendResult]: ...
 
     def send_one_way(self, destination: str, payload: object, *, hash_key: str | None = None) -> None: ...
+
+    def send_in_transaction(self, destination: str, payload: object, arg: object = None) -> TransactionSendResult: ...
+
+    def send_and_receive(
+        self,
+        destination: str,
+        payload: object,
+        reply_type: type[Any],
+        timeout: int | None = None,
+        delay_level: int = 0,
+        *,
+        hash_key: str | None = None,
+    ) -> Any: ...
+
+    def async_send_and_receive(
+        self,
+        destination: str,
+        payload: object,
+        reply_type: type[Any],
+        timeout: int | None = None,
+        delay_level: int = 0,
+        *,
+        hash_key: str | None = None,
+        on_success: Callable[[Any], object] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
+    ) -> Future[Any]: ...
 
     def convert_and_send(
         self,
@@ -125,6 +160,39 @@ class SpringNames:
     ) -> SendResult:
         return self.convert_and_send(destination, payload, headers, postProcessor)
 
+    def sendMessageInTransaction(
+        self: _Verbs, destination: str, payload: object, arg: object = None
+    ) -> TransactionSendResult:
+        return self.send_in_transaction(destination, payload, arg)
+
+    def sendAndReceive(
+        self: _Verbs,
+        destination: str,
+        payload: object,
+        type: type[Any] | LocalRequestCallback,  # noqa: A002 (Java's name; nothing here needs the builtin)
+        hashKey: str | int | None = None,
+        timeout: int | None = None,
+        delayLevel: int = 0,
+    ) -> Any:
+        """The reply as *type*; given a callback instead, the future of it. In Java *hashKey* may be left out, too."""
+        hash_key, limit, level = (
+            (None, hashKey, delayLevel if timeout is None else timeout)
+            if isinstance(hashKey, int)
+            else (hashKey, timeout, delayLevel)
+        )
+        if inspect.isclass(type):
+            return self.send_and_receive(destination, payload, type, limit, level, hash_key=hash_key)
+        return self.async_send_and_receive(
+            destination,
+            payload,
+            _reply_type(type),
+            limit,
+            level,
+            hash_key=hash_key,
+            on_success=type.onSuccess,
+            on_error=type.onException,
+        )
+
     def getMessageQueueSelector(self: _Verbs) -> MessageQueueSelector:
         return self.message_queue_selector
 
@@ -147,3 +215,9 @@ class SpringNames:
 
 def _callbacks(sendCallback: SendCallback | None) -> dict[str, Any]:
     return {} if sendCallback is None else {"on_success": sendCallback.onSuccess, "on_error": sendCallback.onException}
+
+
+def _reply_type(callback: Any) -> Any:
+    """What ``onSuccess`` says its parameter is; the whole message if it says nothing."""
+    parameters = list(inspect.signature(callback.onSuccess).parameters)
+    return get_type_hints(callback.onSuccess).get(parameters[0], MessageExt) if parameters else MessageExt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -65,6 +65,8 @@ class Harness:
         self._containers = list(containers)
         self._woken = False
         self._known: dict[int, Service] = {}
+        self._stepping: set[int] = set()
+        clock.let_pass = self.advance_until
 
     def add(self, container: Service) -> None:
         """Step this one, too, after the others."""
@@ -79,20 +81,44 @@ class Harness:
         target_ms = self.clock.now_ms() + span_ms(span)
         due_ms = self.run_until_idle()
         while due_ms is not None and due_ms <= target_ms:
-            self.clock.set_ms(due_ms)
+            self._move_to(due_ms)
             due_ms = self.run_until_idle()
-        self.clock.set_ms(target_ms)
+        self._move_to(target_ms)
         self.run_until_idle()
+
+    def advance_until(self, happened: Callable[[], bool]) -> None:
+        """Let time pass until something happened, or nothing is left that falls due.
+
+        A handler may call it, by what waits for something: it is not stepped again meanwhile, the others are.
+        """
+        due_ms = self.run_until_idle()
+        while not happened() and due_ms is not None:
+            self._move_to(due_ms)
+            due_ms = self.run_until_idle()
+
+    def _move_to(self, now_ms: int) -> None:
+        """Forward only: a handler that waited may have let more time pass than its own advance knows of."""
+        self.clock.set_ms(max(now_ms, self.clock.now_ms()))
 
     def run_until_idle(self) -> int | None:
         """Do what is due now and what follows from it; no time passes. Returns when the next thing falls due."""
         for _ in range(_MOST_ROUNDS):
             self._woken = False
-            wishes = [service.step() for service in self._services()]
+            wishes = [self._step(service) for service in self._services()]
             due_ms = min((wish for wish in wishes if wish is not None), default=None)
             if not self._woken and (due_ms is None or due_ms > self.clock.now_ms()):
                 return due_ms
         raise StillBusyError(self._who_is_busy())
+
+    def _step(self, service: Service) -> int | None:
+        key = id(service)
+        if key in self._stepping:
+            return None
+        self._stepping.add(key)
+        try:
+            return service.step()
+        finally:
+            self._stepping.discard(key)
 
     def _services(self) -> list[Service]:
         """Asked anew each round, since a broker and an application may get more services as they go."""

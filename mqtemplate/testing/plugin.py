@@ -54,7 +54,10 @@ def mqtemplate_template(mqtemplate_broker: EmbeddedBroker) -> Iterator[Recording
     from mqtemplate.testing.recording import RecordingTemplate
 
     with RecordingTemplate(
-        mqtemplate_broker, consumer_group="mqtemplate-test-group", consumer_topic="mqtemplate-test-topic"
+        mqtemplate_broker,
+        producer_group="mqtemplate-test-producer",
+        consumer_group="mqtemplate-test-group",
+        consumer_topic="mqtemplate-test-topic",
     ) as template:
         yield template
 

@@ -11,7 +11,7 @@ from typing import Any
 from mqtemplate.broker import Broker
 from mqtemplate.listener import message_listener
 from mqtemplate.message import MessageExt
-from mqtemplate.results import PullStatus, SendResult
+from mqtemplate.results import PullStatus, SendResult, TransactionSendResult
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.template.destination import parse_destination
 
@@ -23,7 +23,8 @@ class SentMessage:
     """One call of a sending verb that the broker did not refuse.
 
     Attributes:
-        verb: ``sync_send``, ``async_send`` or ``send_one_way``; the other verbs and Spring's names end in one of them.
+        verb: ``sync_send``, ``async_send``, ``send_one_way``, ``send_in_transaction``, ``async_send_and_receive``;
+            the other verbs and the names of Spring end in one of them.
         payload: The object as it was passed, not its bytes.
         options: What else was passed, by name.
         result: What the call returned.
@@ -33,7 +34,7 @@ class SentMessage:
     destination: str
     payload: Any
     options: dict[str, Any]
-    result: SendResult | Future[SendResult] | None
+    result: SendResult | Future[Any] | None
 
     @property
     def topic(self) -> str:
@@ -69,12 +70,22 @@ class RecordingTemplate(RocketMQTemplate):
         super().send_one_way(*args, **options)
         self._note(RocketMQTemplate.send_one_way, args, options, None)
 
+    def send_in_transaction(self, *args: Any, **options: Any) -> TransactionSendResult:
+        result = super().send_in_transaction(*args, **options)
+        self._note(RocketMQTemplate.send_in_transaction, args, options, result)
+        return result
+
+    def async_send_and_receive(self, *args: Any, **options: Any) -> Future[Any]:
+        result = super().async_send_and_receive(*args, **options)
+        self._note(RocketMQTemplate.async_send_and_receive, args, options, result)
+        return result
+
     def _note(
         self,
         verb: Callable[..., object],
         args: tuple[Any, ...],
         options: dict[str, Any],
-        result: SendResult | Future[SendResult] | None,
+        result: SendResult | Future[Any] | None,
     ) -> None:
         named = inspect.signature(verb).bind(self, *args, **options).arguments
         rest = {name: value for name, value in named.items() if name not in ("self", "destination", "payload")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from mqtemplate.testing.contract import (
     BrokerUnderTest,
     GroupContract,
     PullContract,
+    ReceiveContract,
+    ReplyContract,
+    SelectContract,
     SendContract,
+    TransactionContract,
 )
 
 SMALL = EmbeddedSettings(
@@ -23,6 +28,9 @@ SMALL = EmbeddedSettings(
     mapped_file_size_consume_queue=20_000,
     max_message_size=1024 * 1024,
 )
+
+
+IMPATIENT = replace(SMALL, transaction_timeout_ms=300, transaction_check_interval_ms=300)
 
 
 class TestInMemory(BrokerContract):
@@ -58,8 +66,8 @@ class _OnRealTime:
 
     @pytest.fixture
     def under_test(self) -> Iterator[BrokerUnderTest]:
-        with EmbeddedBroker(None, SMALL, SystemClock()) as broker:
-            yield BrokerUnderTest.on_real_clock(broker, max_message_bytes=SMALL.max_message_size)
+        with EmbeddedBroker(None, IMPATIENT, SystemClock()) as broker:
+            yield BrokerUnderTest.on_real_clock(broker, max_message_bytes=SMALL.max_message_size, asks_within_ms=5_000)
 
 
 class TestSendingOnRealTime(_OnRealTime, SendContract): ...
@@ -69,3 +77,15 @@ class TestPullingOnRealTime(_OnRealTime, PullContract): ...
 
 
 class TestGroupsOnRealTime(_OnRealTime, GroupContract): ...
+
+
+class TestSelectingOnRealTime(_OnRealTime, SelectContract): ...
+
+
+class TestTransactionsOnRealTime(_OnRealTime, TransactionContract): ...
+
+
+class TestRepliesOnRealTime(_OnRealTime, ReplyContract): ...
+
+
+class TestReceivingOnRealTime(_OnRealTime, ReceiveContract): ...

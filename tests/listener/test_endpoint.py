@@ -82,19 +82,23 @@ def anything(message: str) -> Any: ...
 def indices(messages: list[str]) -> list[int] | None: ...
 def a_set(messages: list[str]) -> set[int] | ConsumeStatus: ...  # type: ignore[empty-body]
 async def later(message: str) -> None: ...
+def reply(message: str) -> str: ...  # type: ignore[empty-body]
+def replies(message: str) -> list[int] | None: ...
+async def reply_later(message: str) -> dict[str, int]: ...  # type: ignore[empty-body]
 
 
-@pytest.mark.parametrize("handler", [nothing, status, anything, indices, a_set, later])
+@pytest.mark.parametrize("handler", [nothing, status, anything, indices, a_set, later, reply, replies, reply_later])
 def test_answers_that_are_understood(handler: Callable[..., Any]) -> None:
     assert make_endpoints(message_listener(topic="orders", consumer_group="billing")(handler))
 
 
 def truth(message: str) -> bool: ...  # type: ignore[empty-body]
-def reply(message: str) -> str: ...  # type: ignore[empty-body]
-def indices_of_one(message: str) -> list[int]: ...  # type: ignore[empty-body]
+def truth_or_nothing(message: str) -> bool | None: ...
+def truth_of_many(messages: list[str]) -> bool: ...  # type: ignore[empty-body]
+def text_of_many(messages: list[str]) -> str: ...  # type: ignore[empty-body]
 
 
-@pytest.mark.parametrize("handler", [truth, reply, indices_of_one])
+@pytest.mark.parametrize("handler", [truth, truth_or_nothing, truth_of_many, text_of_many])
 def test_an_answer_that_nobody_would_hear_is_refused(handler: Callable[..., Any]) -> None:
     """A handler that says ``return False`` means something; it must not be taken for success."""
     with pytest.raises(ListenerError, match=r"promises to return .*, and nobody would hear it; return None"):

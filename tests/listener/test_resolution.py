@@ -10,6 +10,7 @@ import pytest
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import ListenerError, UnsupportedError
 from mqtemplate.listener import ConsumeMode, ListenerSettings, ListenerSpec, default_resolve, resolve_spec
+from mqtemplate.sql92 import Sql92Selector
 
 NOW_MS = 1_767_225_600_000
 
@@ -152,7 +153,6 @@ def test_broadcasting_in_order_is_refused() -> None:
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
-        ({"selector_type": "SQL92"}, "only TAG is there"),
         ({"access_key": "me"}, "knows no users"),
         ({"secret_key": "hush"}, "knows no users"),
         ({"tls_enable": "true"}, "nothing travels over a network"),
@@ -161,7 +161,6 @@ def test_broadcasting_in_order_is_refused() -> None:
         ({"enable_msg_trace": True}, "writes no trace topic"),
         ({"customized_trace_topic": "traces"}, "writes no trace topic"),
         ({"access_channel": "CLOUD"}, "no cloud broker"),
-        ({"reply_timeout": 10}, "listeners that reply are not there yet"),
         ({"name_server": "10.0.0.1:9876"}, "a listener of another cluster needs an application of its own"),
     ],
 )
@@ -171,11 +170,60 @@ def test_what_cannot_be_honoured_is_refused_with_a_reason(attributes: dict[str, 
         resolved(**attributes)
 
 
+def test_an_sql92_selector_is_read_once_and_a_mistake_names_listener_and_column() -> None:
+    settings = resolved(selector_type="SQL92", selector_expression="price > 6")
+
+    assert settings.selector == Sql92Selector("price > 6")
+    assert settings.consumer_spec(0).subscriptions["orders"] is settings.selector
+    with pytest.raises(ListenerError, match=r"^listener .*SQL92 expression 'price >> 6', column 8: found '>'"):
+        resolved(selector_type="${kind:sql92}", selector_expression="price >> 6")
+
+
+def test_the_time_for_a_reply_is_read() -> None:
+    assert resolved(reply_timeout="${reply:250}").reply_timeout_ms == 250
+
+
 def test_a_secret_is_not_shown_when_it_is_refused() -> None:
     with pytest.raises(UnsupportedError) as caught:
         resolved(secret_key="hush")
 
     assert "hush" not in str(caught.value)
+
+
+CLUSTER = "10.0.0.1:9876"
+
+
+def on_a_cluster(own: dict[str, str], **attributes: Any) -> None:
+    spec = ListenerSpec(topics=("orders",), consumer_group="billing", **attributes)
+    resolve_spec(spec, resolver(rocketmq__name_server=CLUSTER, **own))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("access_key", "me"),
+        ("secret_key", "hush"),
+        ("tls_enable", "true"),
+        ("namespace", "prod"),
+        ("namespace_v2", "p"),
+    ],
+)
+def test_on_a_cluster_a_listener_may_say_what_the_application_says(attribute: str, value: str) -> None:
+    own = {f"rocketmq__producer__{attribute}": value}
+
+    on_a_cluster(own, **{attribute: value})
+
+    with pytest.raises(UnsupportedError, match=f"{attribute}.*talks to its cluster as one client") as refused:
+        on_a_cluster({}, **{attribute: value})
+    assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"enable_msg_trace": True}, {"customized_trace_topic": "traces"}, {"access_channel": "CLOUD"}]
+)
+def test_on_a_cluster_too_some_things_are_refused(attributes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=next(iter(attributes))):
+        on_a_cluster({}, **attributes)
 
 
 def test_naming_the_applications_own_name_server_is_fine() -> None:

@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import BrokerClosedError, ConfigurationError, MessageError
+from mqtemplate.errors import BrokerClosedError, ConfigurationError, MessageError, SelectorError
 from mqtemplate.message import MessageExt
+from mqtemplate.selector import SelectorType
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, messages_in
 
@@ -54,6 +55,23 @@ def test_a_selector_leaves_other_tags_out(mqtemplate_broker: EmbeddedBroker) -> 
     template.sync_send("orders:paid", b"2")
 
     assert template.receive(bytes) == [b"2"]
+
+
+def test_a_selector_may_be_sql92(mqtemplate_broker: EmbeddedBroker) -> None:
+    template = make_template(
+        mqtemplate_broker, selector_type=SelectorType.SQL92, selector_expression="price > 5 AND TAGS = 'paid'"
+    )
+    for destination, price in (("orders:paid", 3), ("orders:open", 7), ("orders:paid", 9)):
+        template.sync_send(destination, str(price), headers={"price": price})
+
+    assert template.receive(str) == ["9"]
+
+
+def test_a_mistake_in_a_selector_is_told_with_its_column(mqtemplate_broker: EmbeddedBroker) -> None:
+    template = make_template(mqtemplate_broker, selector_type=SelectorType.SQL92, selector_expression="price >> 5")
+
+    with pytest.raises(SelectorError, match="column 8: found '>'"):
+        template.receive(str)
 
 
 def test_a_delayed_message_is_received_when_it_is_due(

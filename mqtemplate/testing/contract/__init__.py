@@ -13,9 +13,13 @@ from mqtemplate.testing.contract.delays import DelayContract
 from mqtemplate.testing.contract.finding import FindingContract
 from mqtemplate.testing.contract.groups import GroupContract
 from mqtemplate.testing.contract.pulling import PullContract
+from mqtemplate.testing.contract.receiving import ReceiveContract
+from mqtemplate.testing.contract.replies import ReplyContract
 from mqtemplate.testing.contract.retries import RetryContract
+from mqtemplate.testing.contract.selecting import SelectContract
 from mqtemplate.testing.contract.sending import SendContract
 from mqtemplate.testing.contract.steering import SteeringContract
+from mqtemplate.testing.contract.transactions import TransactionContract
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 from mqtemplate.testing.contract.whole import BrokerContract
 
@@ -26,7 +30,11 @@ __all__ = [
     "FindingContract",
     "GroupContract",
     "PullContract",
+    "ReceiveContract",
+    "ReplyContract",
     "RetryContract",
+    "SelectContract",
     "SendContract",
     "SteeringContract",
+    "TransactionContract",
 ]

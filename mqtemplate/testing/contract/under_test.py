@@ -7,19 +7,20 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pytest
 
 from mqtemplate.broker import Broker, Capability, ConsumeFromWhere, Consumer, ConsumerSpec
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.results import SendResult
-from mqtemplate.selector import TagSelector
+from mqtemplate.selector import Selector, TagSelector
 from mqtemplate.testing.harness import Harness
 
 __all__ = ["BrokerUnderTest"]
 
 _GLANCE_MS = 100
+_Answer = TypeVar("_Answer")
 
 
 def _wait(milliseconds: int) -> None:
@@ -36,6 +37,7 @@ class BrokerUnderTest:
         patience_ms: How long a test waits for what a broker does in its own time, such as sharing queues out anew.
         early_ms: How much too early a timer message may be; 0 for every broker of this project.
         max_message_bytes: The largest body that the broker was set to take.
+        asks_within_ms: How long it takes until the broker asks for a transaction that has not ended, and asks again.
         longest_delay_ms: The longest delay that it was set to keep.
     """
 
@@ -46,6 +48,7 @@ class BrokerUnderTest:
     early_ms: int = 0
     max_message_bytes: int = 4 * 1024 * 1024
     longest_delay_ms: int = 40 * 86_400_000
+    asks_within_ms: int = 40_000
     _mark: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     @classmethod
@@ -106,22 +109,24 @@ class BrokerUnderTest:
         tagged = {Property.TAGS: tag} if tag is not None else {}
         return self.broker.send(Message(topic, body.encode(), {**tagged, **(properties or {})}), queue)
 
-    def join(self, group: str, topic: str, expression: str = "*", **settings: Any) -> Consumer:
-        """A member of *group* that begins, if the group is new, at the first offset."""
+    def join(self, group: str, topic: str, selector: Selector | str = "*", **settings: Any) -> Consumer:
+        """A member of *group* that begins, if the group is new, at the first offset. A text selects by tags."""
         settings.setdefault("consume_from_where", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
-        spec = ConsumerSpec(group=self.name(group), subscriptions={topic: TagSelector(expression)}, **settings)
+        wanted = TagSelector(selector) if isinstance(selector, str) else selector
+        spec = ConsumerSpec(group=self.name(group), subscriptions={topic: wanted}, **settings)
         return self.broker.subscribe(spec)
 
-    def until(self, happened: Callable[[], bool], what: str) -> None:
+    def until(self, happened: Callable[[], bool], what: str, patience_ms: int = 0) -> None:
         """Let time pass until something happened that a broker does in its own time."""
-        for _ in range(max(1, self.patience_ms // _GLANCE_MS)):
+        patience_ms = patience_ms or self.patience_ms
+        for _ in range(max(1, patience_ms // _GLANCE_MS)):
             if happened():
                 return
             self.pass_time(_GLANCE_MS)
-        assert happened(), f"after {self.patience_ms} ms still not: {what}"
+        assert happened(), f"after {patience_ms} ms still not: {what}"
 
-    def answer(self, future: Future[SendResult]) -> SendResult:
-        """The result of an asynchronous send; on a virtual clock it comes when the broker is stepped."""
+    def answer(self, future: Future[_Answer]) -> _Answer:
+        """The result of what is asynchronous; on a virtual clock it comes when the broker is stepped."""
         self.until(future.done, "the answer is there")
         return future.result()
 

@@ -1,0 +1,341 @@
+"""Transactions as a user sends and answers for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from pydantic import BaseModel
+from structlog.testing import capture_logs
+
+from mqtemplate import TransactionState, transaction_listener
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.errors import ConfigurationError, DelayError, ListenerError, MessageError, UnsupportedError
+from mqtemplate.message import Message, MessageExt
+from mqtemplate.template import RocketMQTemplate
+from mqtemplate.testing import Harness, RecordingTemplate, messages_in
+
+COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+
+
+class Order(BaseModel):
+    id: int
+
+
+@transaction_listener()
+class Ledger:
+    """Executes and checks as the test says, and remembers what for."""
+
+    def __init__(self, execute: object = COMMIT, check: object = COMMIT) -> None:
+        self.execute, self.check = execute, check
+        self.executed: list[tuple[Message, object]] = []
+        self.checked: list[MessageExt] = []
+
+    def execute_local_transaction(self, message: Message, arg: object) -> TransactionState:
+        self.executed.append((message, arg))
+        return self._answer(self.execute)
+
+    def check_local_transaction(self, message: MessageExt) -> TransactionState:
+        self.checked.append(message)
+        return self._answer(self.check)
+
+    def _answer(self, answer: object) -> TransactionState:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+
+def bodies(template: RocketMQTemplate) -> list[bytes]:
+    return [message.body for message in messages_in(template.broker, "orders")]
+
+
+def test_a_message_is_delivered_when_its_transaction_commits(mqtemplate_template: RecordingTemplate) -> None:
+    ledger = Ledger()
+    mqtemplate_template.add_transaction_listener(ledger)
+
+    result = mqtemplate_template.send_in_transaction("orders:paid", b"order", arg=4466, keys="k-1")
+
+    [(executed, arg)] = ledger.executed
+    [delivered] = messages_in(mqtemplate_template.broker, "orders")
+    assert result.local_transaction_state is COMMIT
+    assert (executed.topic, executed.tags, executed.keys, executed.body, arg) == (
+        "orders",
+        "paid",
+        "k-1",
+        b"order",
+        4466,
+    )
+    assert result.transaction_id == result.msg_id == executed.transaction_id == delivered.transaction_id
+    assert [sent.verb for sent in mqtemplate_template.sent] == ["send_in_transaction"]
+
+
+def test_a_message_is_dropped_when_its_transaction_rolls_back(mqtemplate_template: RecordingTemplate) -> None:
+    mqtemplate_template.add_transaction_listener(Ledger(ROLLBACK))
+
+    result = mqtemplate_template.send_in_transaction("orders", b"order")
+
+    assert result.local_transaction_state is ROLLBACK
+    assert bodies(mqtemplate_template) == []
+
+
+@pytest.mark.parametrize("answer", [UNKNOWN, None, "yes", ValueError("no database")], ids=repr)
+def test_without_a_state_the_broker_asks(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, answer: object
+) -> None:
+    """As rocketmq-spring: what the local transaction raises, and an answer that is none, leave the state unknown."""
+    ledger = Ledger(answer)
+    mqtemplate_template.add_transaction_listener(ledger)
+
+    result = mqtemplate_template.send_in_transaction("orders", b"order")
+    before = bodies(mqtemplate_template)
+    mqtemplate_harness.advance("6s")
+
+    assert result.local_transaction_state is UNKNOWN
+    assert (before, bodies(mqtemplate_template)) == ([], [b"order"])
+    assert [message.msg_id for message in ledger.checked] == [result.msg_id]
+
+
+def test_what_a_transaction_raises_is_logged_with_its_stack(mqtemplate_template: RecordingTemplate) -> None:
+    mqtemplate_template.add_transaction_listener(Ledger(ValueError("no database")))
+
+    with capture_logs() as logs:
+        mqtemplate_template.send_in_transaction("orders:paid", b"order")
+
+    [entry] = [entry for entry in logs if entry["event"] == "transaction.execute_failed"]
+    assert (entry["listener"], entry["topic"], entry["tag"]) == ("Ledger", "orders", "paid")
+
+
+def test_an_interrupted_transaction_is_asked_for_and_the_interrupt_goes_on(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> None:
+    mqtemplate_template.add_transaction_listener(Ledger(KeyboardInterrupt()))
+
+    with pytest.raises(KeyboardInterrupt):
+        mqtemplate_template.send_in_transaction("orders", b"order")
+    mqtemplate_harness.advance("6s")
+
+    assert bodies(mqtemplate_template) == [b"order"]
+
+
+def test_payloads_come_as_the_type_that_is_annotated(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> None:
+    seen: list[object] = []
+
+    @transaction_listener()
+    class Typed:
+        def execute_local_transaction(self, order: Order, arg: object) -> TransactionState:
+            seen.append(order)
+            return UNKNOWN
+
+        def check_local_transaction(self, order: Order) -> TransactionState:
+            seen.append(order)
+            return COMMIT
+
+    mqtemplate_template.add_transaction_listener(Typed())
+    mqtemplate_template.send_in_transaction("orders", Order(id=7))
+    mqtemplate_harness.advance("6s")
+
+    assert seen == [Order(id=7), Order(id=7)]
+
+
+def test_the_most_exact_listener_answers(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
+    """U17: one template, many listeners, told apart by topic and tag; for questions, too."""
+
+    @transaction_listener("orders")
+    class OfTopic(Ledger): ...
+
+    @transaction_listener("orders:paid")
+    class OfTag(Ledger): ...
+
+    everywhere, of_topic, of_tag = Ledger(UNKNOWN), OfTopic(UNKNOWN), OfTag(UNKNOWN)
+    for ledger in (everywhere, of_topic, of_tag):
+        mqtemplate_template.add_transaction_listener(ledger)
+
+    for destination in ("bills", "orders", "orders:open", "orders:paid"):
+        mqtemplate_template.send_in_transaction(destination, destination.encode())
+    mqtemplate_harness.advance("6s")
+
+    for ledger, expected in (
+        (everywhere, [b"bills"]),
+        (of_topic, [b"orders", b"orders:open"]),
+        (of_tag, [b"orders:paid"]),
+    ):
+        assert [message.body for message, _ in ledger.executed] == expected
+        assert [message.body for message in ledger.checked] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "delay"),
+    [
+        ({"delay_level": 3}, "10s"),
+        ({"delay": timedelta(minutes=5)}, "5m"),
+        ({"delay": 7.5}, "7500ms"),
+        ({"headers": {"DELAY": 2}}, "5s"),
+    ],
+    ids=str,
+)
+def test_every_delay_counts_from_the_commit(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, options: dict[str, object], delay: str
+) -> None:
+    """U9: elsewhere it is silently lost. The broker asks a minute later, and the delay begins then."""
+    mqtemplate_template.add_transaction_listener(Ledger(UNKNOWN, COMMIT))
+    mqtemplate_template.send_in_transaction("orders", b"order", **options)  # type: ignore[arg-type]
+
+    mqtemplate_harness.advance("6s")
+    at_commit = bodies(mqtemplate_template)
+    committed_ms = mqtemplate_harness.clock.now_ms()
+    mqtemplate_harness.advance(delay)
+
+    [message] = messages_in(mqtemplate_template.broker, "orders")
+    assert at_commit == []
+    assert message.store_timestamp == mqtemplate_harness.clock.now_ms()
+    assert mqtemplate_harness.clock.now_ms() > committed_ms
+
+
+def test_a_committed_message_that_waits_can_be_taken_back(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> None:
+    mqtemplate_template.add_transaction_listener(Ledger())
+    mqtemplate_template.send_in_transaction("orders", b"order", delay=60, keys="4466")
+
+    answer = mqtemplate_template.cancel(key="4466")
+    mqtemplate_harness.advance("2m")
+
+    assert answer.count == 1
+    assert bodies(mqtemplate_template) == []
+
+
+def test_the_hash_key_chooses_the_queue(mqtemplate_template: RecordingTemplate) -> None:
+    mqtemplate_template.add_transaction_listener(Ledger())
+
+    queues = {
+        mqtemplate_template.send_in_transaction("orders", b"order", hash_key="4466").message_queue for _ in range(5)
+    }
+
+    assert len(queues) == 1
+    assert {message.message_queue for message in messages_in(mqtemplate_template.broker, "orders")} == queues
+
+
+def test_springs_name_works(mqtemplate_template: RecordingTemplate) -> None:
+    mqtemplate_template.add_transaction_listener(ledger := Ledger())
+
+    result = mqtemplate_template.sendMessageInTransaction("orders:paid", b"order", 4466)
+
+    assert result.local_transaction_state is COMMIT
+    assert ledger.executed[0][1] == 4466
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+def test_a_batch_is_refused(mqtemplate_template: RecordingTemplate) -> None:
+    with pytest.raises(MessageError, match="a transaction has one message, got a list"):
+        mqtemplate_template.send_in_transaction("orders", [b"1", b"2"])
+
+
+def test_a_bad_delay_is_refused_before_anything_runs(mqtemplate_template: RecordingTemplate) -> None:
+    mqtemplate_template.add_transaction_listener(ledger := Ledger())
+
+    with pytest.raises(DelayError):
+        mqtemplate_template.send_in_transaction("orders", b"order", delay=timedelta(days=400))
+
+    assert ledger.executed == []
+
+
+def test_without_a_listener_nothing_is_sent(mqtemplate_template: RecordingTemplate) -> None:
+    with pytest.raises(ListenerError, match=r"no transaction listener answers for 'orders:paid'; mark a class"):
+        mqtemplate_template.send_in_transaction("orders:paid", b"order")
+
+
+def test_without_a_producer_group_there_is_nobody_to_ask(mqtemplate_broker: EmbeddedBroker) -> None:
+    template = RocketMQTemplate(mqtemplate_broker)
+
+    with pytest.raises(ConfigurationError, match=r"rocketmq\.producer\.group"):
+        template.add_transaction_listener(Ledger())
+
+
+def test_two_listeners_of_one_destination_are_refused(mqtemplate_template: RecordingTemplate) -> None:
+    mqtemplate_template.add_transaction_listener(Ledger())
+
+    with pytest.raises(ListenerError, match="'all topics' have a listener already, Ledger; give Ledger a destination"):
+        mqtemplate_template.add_transaction_listener(Ledger())
+
+
+def test_an_object_without_the_decorator_is_refused(mqtemplate_template: RecordingTemplate) -> None:
+    with pytest.raises(ListenerError, match="dict is no transaction listener; decorate the class"):
+        mqtemplate_template.add_transaction_listener({})
+
+
+def test_a_message_ext_is_refused_before_there_is_one(mqtemplate_template: RecordingTemplate) -> None:
+    @transaction_listener()
+    class Early(Ledger):
+        def execute_local_transaction(self, message: MessageExt, arg: object) -> TransactionState:  # type: ignore[override]
+            return COMMIT
+
+    with pytest.raises(ListenerError, match="there is none before the message is delivered; take a Message"):
+        mqtemplate_template.add_transaction_listener(Early())
+
+
+def decorate_a_function() -> None:
+    transaction_listener()(lambda: None)  # type: ignore[type-var]
+
+
+def decorate_half_a_listener() -> None:
+    transaction_listener()(type("Half", (), {"execute_local_transaction": print}))
+
+
+def decorate_a_coroutine() -> None:
+    async def check(self: object, message: Message) -> TransactionState:
+        return COMMIT
+
+    transaction_listener()(type("Async", (), {"execute_local_transaction": print, "check_local_transaction": check}))
+
+
+@pytest.mark.parametrize(
+    ("declare", "kind", "sentence"),
+    [
+        (decorate_a_function, ListenerError, "is no class; decorate a class with execute_local_transaction"),
+        (decorate_half_a_listener, ListenerError, "class Half has no method check_local_transaction"),
+        (decorate_a_coroutine, ListenerError, "is 'async def', and the sender waits"),
+        (lambda: transaction_listener(core_pool_size=0), ListenerError, "core_pool_size must be .* from 1 to 1000"),
+        (
+            lambda: transaction_listener(core_pool_size=4),
+            ListenerError,
+            "maximum_pool_size must be a whole number from 4 to 1000, got 1",
+        ),
+        (lambda: transaction_listener(blocking_queue_size=0), ListenerError, "blocking_queue_size"),
+        (lambda: transaction_listener(keep_alive_time=5), UnsupportedError, "keep_alive_time cannot be honoured"),
+        (lambda: transaction_listener("orders:a || b"), MessageError, "a message has one tag"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(declare: Callable[[], object], kind: type[Exception], sentence: str) -> None:
+    with pytest.raises(kind, match=sentence):
+        declare()
+
+
+def test_closing_the_template_ends_its_answers(mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness) -> None:
+    template = RocketMQTemplate(mqtemplate_broker, producer_group="shop")
+    template.add_transaction_listener(ledger := Ledger(UNKNOWN))
+    template.send_in_transaction("orders", b"order")
+
+    template.close()
+    mqtemplate_harness.advance("1h")
+
+    assert ledger.checked == []
+    assert bodies(template) == []
+
+
+def test_a_listener_that_wants_more_threads_gets_them(mqtemplate_template: RecordingTemplate) -> None:
+    """One group, one checker: it has as many threads as the most demanding listener of the template."""
+
+    @transaction_listener("orders", core_pool_size=2, maximum_pool_size=8, blocking_queue_size=10)
+    class Demanding(Ledger): ...
+
+    mqtemplate_template.add_transaction_listener(Ledger())
+    mqtemplate_template.add_transaction_listener(Demanding())
+
+    assert (mqtemplate_template._transactions._threads, mqtemplate_template._transactions._max_waiting) == (8, 2_000)
+    assert threading.active_count() < 100
