@@ -6,18 +6,18 @@ What is here is the public face. Beside it stand, for those who need more: `mqte
 
 from mqtemplate import errors
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.clock import Clock, SystemClock, VirtualClock
 from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
 from mqtemplate.selector import SelectorType
 from mqtemplate.spark import SparkBatch, spark_listener
 from mqtemplate.store import FlushDiskType
-from mqtemplate.template import RocketMQTemplate
+from mqtemplate.template import RocketMQTemplate, transaction_listener
 from mqtemplate.waiting import PendingCounts, PendingMessage, PendingPage, SteerResult, SteerStatus
 
 __all__ = [
@@ -35,6 +35,10 @@ __all__ = [
     "SendStatus",
     "MessageConverter",
     "JsonMessageConverter",
+    # in transactions
+    "transaction_listener",
+    "TransactionState",
+    "TransactionSendResult",
     # what waits
     "SteerResult",
     "SteerStatus",
@@ -59,6 +63,8 @@ __all__ = [
     "Broker",
     "EmbeddedBroker",
     "EmbeddedSettings",
+    "RemoteBroker",
+    "RemoteSettings",
     "FlushDiskType",
     # time
     "Clock",

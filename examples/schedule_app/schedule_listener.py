@@ -52,5 +52,5 @@ class ScheduleListener:
         self._clock = clock
 
     def on_message(self, text: str, message: MessageExt) -> None:
-        due_ms = message.deliver_timestamp or message.born_timestamp
+        due_ms = message.deliver_timestamp or message.store_timestamp  # a RocketMQ broker does not tell the former
         self._book.add(Arrival(text, message.keys, message.born_timestamp, due_ms, self._clock.now_ms()))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mqtemplate.message import MessageQueue
 
-__all__ = ["allocate_averagely"]
+__all__ = ["allocate_averagely", "in_javas_order"]
+
+
+def in_javas_order(members: Iterable[str]) -> list[str]:
+    """Client ids as Java sorts texts, by UTF-16 units; all members must sort them alike."""
+    return sorted(members, key=lambda member: member.encode("utf-16-be", "surrogatepass"))
 
 
 def allocate_averagely(member: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:

@@ -9,6 +9,7 @@ from mqtemplate.context.container import MQContainer
 from mqtemplate.context.embedded_support import check_embedded_support, unneeded_keys
 from mqtemplate.context.injection import Section, Value, service
 from mqtemplate.context.logging import configure_logging
+from mqtemplate.context.remote_support import remote_settings
 from mqtemplate.context.settings import AppSettings
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "check_embedded_support",
     "configure_logging",
     "load_settings",
+    "remote_settings",
     "service",
     "unneeded_keys",
 ]

@@ -35,8 +35,10 @@ class MQContainer(containers.DeclarativeContainer):
         converter=converter,
         send_message_timeout=settings.provided.rocketmq.producer.send_message_timeout,
         max_message_size=settings.provided.rocketmq.producer.max_message_size,
+        producer_group=settings.provided.rocketmq.producer.group,
         consumer_group=settings.provided.rocketmq.pull_consumer.group,
         consumer_topic=settings.provided.rocketmq.pull_consumer.topic,
+        selector_type=settings.provided.rocketmq.pull_consumer.selector_type,
         selector_expression=settings.provided.rocketmq.pull_consumer.selector_expression,
         message_model=settings.provided.rocketmq.pull_consumer.message_model,
     )

@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from mqtemplate.context.name_server import RemoteCluster
 from mqtemplate.context.relaxed_keys import kebab
 from mqtemplate.context.rocketmq_settings import AccessChannel
 from mqtemplate.context.settings import AppSettings
 from mqtemplate.errors import UnsupportedError
-from mqtemplate.selector import SelectorType
 
 __all__ = ["UnneededKey", "check_embedded_support", "embedded_note", "unneeded_keys"]
 
@@ -42,7 +40,6 @@ _CLIENT_REFUSALS = (
     _Refusal("enable_msg_trace", (False,), _NO_TRACE),
     _Refusal("customized_trace_topic", ("RMQ_SYS_TRACE_TOPIC",), _NO_TRACE),
     _Refusal("tls_enable", (False,), "nothing travels over a network here"),
-    _Refusal("selector_type", (SelectorType.TAG,), "only tags are there; select by them, or filter in the handler"),
 )
 _PULL_REFUSALS = (_Refusal("instance_name", ("DEFAULT",), "template.receive is one reader, and always called DEFAULT"),)
 
@@ -59,6 +56,7 @@ _UNNEEDED = {
     ("consumer", "group"): _IN_THE_DECORATOR,
     ("consumer", "topic"): _IN_THE_DECORATOR,
     ("consumer", "message_model"): _IN_THE_DECORATOR,
+    ("consumer", "selector_type"): _IN_THE_DECORATOR,
     ("consumer", "selector_expression"): _IN_THE_DECORATOR,
     ("consumer", "pull_batch_size"): _IN_THE_DECORATOR,
     ("consumer", "instance_name"): _IN_THE_DECORATOR,
@@ -86,14 +84,6 @@ def check_embedded_support(settings: AppSettings) -> None:
     Raises:
         UnsupportedError: The first such key, where it was written, why, and what to do.
     """
-    choice = settings.broker_choice
-    if isinstance(choice, RemoteCluster):
-        raise UnsupportedError(
-            f"{_at(settings, 'rocketmq.name-server')}: rocketmq.name-server is {settings.rocketmq.name_server!r}, a "
-            "RocketMQ cluster, and the remote broker is not part of this version. Set the key to 'embedded' (files in "
-            "mqtemplate.broker.store-path), 'embedded:<folder>' or 'embedded:memory', or give MQApplication a Broker "
-            "of your own"
-        )
     if settings.rocketmq.access_channel not in (None, AccessChannel.LOCAL):
         raise _refused(settings, "rocketmq.access-channel", "there is no cloud provider behind the embedded broker")
     for section, model in _sections(settings):

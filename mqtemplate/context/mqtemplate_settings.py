@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from mqtemplate.context.cluster_settings import ClusterSettings
 from mqtemplate.context.properties import (
     CommaList,
     ContradictionError,
@@ -16,6 +17,7 @@ from mqtemplate.context.properties import (
     Properties,
     UpperCase,
 )
+from mqtemplate.context.server_settings import ServerSettings
 from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS, DelayLevels
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
@@ -44,7 +46,7 @@ class BrokerSettings(Properties):
     broker_name: str = Field("broker-a", min_length=1)
     """The name that stands in queues and results."""
     listen_host: HostPort = HostAddress("127.0.0.1", 10911)
-    """The address that records and message ids carry; nothing listens there yet."""
+    """The address that records and message ids carry; nothing listens there. A server has its own instead."""
     flush_disk_type: Annotated[FlushDiskType, UpperCase] = FlushDiskType.SYNC_FLUSH
     """SYNC_FLUSH: a message is on the disk before it is acknowledged. ASYNC_FLUSH: it may be lost with the power."""
     mapped_file_size_commit_log: ByteSize = Field(ByteSize(64 * _MIB), gt=0)
@@ -77,6 +79,12 @@ class BrokerSettings(Properties):
     """The longest delay that is taken."""
     timer_roll_window_slot: int = Field(172_800, gt=1)
     """Slots after which a message that waits longer is written again."""
+    transaction_timeout_ms: int = Field(6_000, gt=0)
+    """Milliseconds after which the producer group is asked what became of a transaction that has not ended."""
+    transaction_check_interval_ms: int = Field(30_000, gt=0)
+    """Milliseconds from one question to the next."""
+    transaction_check_max: int = Field(15, ge=1)
+    """Questions without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``."""
     file_reserved_time: int = Field(72, ge=1)
     """Hours that messages are kept after the newest one of their file. What waits is kept until it is delivered."""
     delete_when: str = "04"
@@ -202,6 +210,8 @@ class MQTemplateSettings(Properties):
     """What Spring's files do not have: the embedded broker, the starters, and the application itself."""
 
     broker: BrokerSettings = BrokerSettings()
+    server: ServerSettings = ServerSettings()
+    cluster: ClusterSettings = ClusterSettings()
     embedded: EmbeddedStarterSettings = EmbeddedStarterSettings()
     logging: LoggingSettings = LoggingSettings()
     spark: SparkSettings = SparkSettings()

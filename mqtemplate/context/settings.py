@@ -90,6 +90,11 @@ class AppSettings(BaseSettings):
         return parse_name_server(self.rocketmq.name_server)
 
     @property
+    def names_no_cluster(self) -> bool:
+        """Whether the broker is one of this process."""
+        return isinstance(self.broker_choice, EmbeddedHome)
+
+    @property
     def store_path(self) -> Path | None:
         """The folder of the embedded broker; None where it has none."""
         choice = self.broker_choice

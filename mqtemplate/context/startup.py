@@ -13,12 +13,12 @@ from mqtemplate.clock import Clock
 from mqtemplate.context.application_context import ApplicationContext
 from mqtemplate.context.autoconfigure import NOT_INSTALLED, AutoConfiguration, apply_starters, find_starters
 from mqtemplate.context.components import is_injectable, is_listener, is_spark_listener
-from mqtemplate.context.definitions import Definition
+from mqtemplate.context.definitions import Definition, snake_case
 from mqtemplate.context.injection import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener import ListenerRegistry
-from mqtemplate.template import RocketMQTemplate
+from mqtemplate.template import RocketMQTemplate, TransactionListenerSpec, transaction_listener_spec
 
 __all__ = ["start"]
 
@@ -39,6 +39,7 @@ def start(
     _start_broker(context)
     for definition in context.in_order():
         _start_object(definition, context)
+    _add_transaction_listeners(context)
     _start_listeners(context)
     for part in context.parts:
         context.lifecycle.push(part.name, part.stop)
@@ -88,6 +89,35 @@ def _start_object(definition: Definition, context: ApplicationContext) -> None:
         on_start()
     if on_stop is not None:
         context.lifecycle.push(f"{name}.on_stop", on_stop)
+
+
+def _add_transaction_listeners(context: ApplicationContext) -> None:
+    """Give each to the template whose transactions it answers for; a template closes what it was given."""
+    for component in context.components:
+        kind = component if inspect.isclass(component) else type(component)
+        spec = transaction_listener_spec(kind)
+        definition = None if spec is None else context.definition_of(component)
+        if spec is None or definition is None:
+            continue
+        try:
+            template = _template_named(spec.rocketmq_template_bean_name, context)
+            template.add_transaction_listener(context.build(definition))
+        except (ConfigurationError, DependencyError) as exc:
+            raise type(exc)(f"@transaction_listener on {name_of(component)}: {exc}") from exc
+
+
+def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemplate:
+    """The template that a decorator names, in Java's form or ours; the default name means the only one, too."""
+    names = (bean_name, snake_case(bean_name))
+    templates = [each for each in context.in_order() if issubclass(each.kind, RocketMQTemplate)]
+    named = next((each for each in templates if each.name in names), None)
+    if named is None and bean_name == TransactionListenerSpec().rocketmq_template_bean_name:
+        return context.get(RocketMQTemplate)
+    if named is None:
+        known = ", ".join(sorted(each.name for each in templates)) or "only the application's own, rocketmqTemplate"
+        raise DependencyError(f"there is no template {bean_name!r}; there is: {known}")
+    template: RocketMQTemplate = context.build(named)
+    return template
 
 
 def _start_listeners(context: ApplicationContext) -> None:

@@ -24,13 +24,15 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
     after = ("logging",)
 
     def condition(self, settings: AppSettings) -> bool | str:
-        return settings.mqtemplate.embedded.enabled or "mqtemplate.embedded.enabled is false"
+        if not settings.mqtemplate.embedded.enabled:
+            return "mqtemplate.embedded.enabled is false"
+        return settings.names_no_cluster or "rocketmq.name-server names a cluster"
 
     def contribute(self, context: ApplicationContext) -> None:
         """Register the broker; it opens its files later, when the application starts it.
 
         Raises:
-            UnsupportedError: A key asks for what the embedded broker cannot do, a cluster's address among them.
+            UnsupportedError: A key asks for what the embedded broker cannot do.
         """
         if not context.has(Broker):
             check_embedded_support(context.settings)

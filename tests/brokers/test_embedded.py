@@ -12,7 +12,7 @@ import pytest
 
 from mqtemplate.broker import Capability, ConsumerSpec, MessageModel
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.clock import VirtualClock
+from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import (
     BrokerClosedError,
     CorruptRecordError,
@@ -25,7 +25,8 @@ from mqtemplate.errors import (
 )
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import PullStatus, SendStatus
-from mqtemplate.selector import TagSelector
+from mqtemplate.selector import Selector, TagSelector
+from mqtemplate.sql92 import Sql92Selector
 from mqtemplate.store import FlushDiskType
 
 ALL = TagSelector()
@@ -319,3 +320,44 @@ def test_a_poll_that_waits_ends_when_it_is_woken_or_the_broker_closes() -> None:
         broker.close()
         with pytest.raises(BrokerClosedError, match="this member of group 'g' was closed"):
             waiting.result(30)
+
+
+@pytest.mark.parametrize("selector", [TagSelector("paid"), Sql92Selector("price > 5")], ids=repr)
+def test_one_poll_goes_past_all_that_a_selector_leaves_out(broker: EmbeddedBroker, selector: Selector) -> None:
+    """Also over the ends of queue files. On a virtual clock nobody would poll again; on a real one it took long."""
+    broker.create_topic("orders", 1)
+    unwanted = Message("orders", b"open", {"TAGS": "open", "price": "1"})
+    for _ in range(60):
+        broker.send_batch([unwanted] * 100)
+    last = broker.send(Message("orders", b"paid", {"TAGS": "paid", "price": "9"}))
+    consumer = broker.subscribe(ConsumerSpec(group="rare", subscriptions={"orders": selector}))
+
+    [message] = consumer.poll(32)
+
+    assert message.queue_offset == last.queue_offset == 6_000
+    assert consumer.position(last.message_queue) == 6_001
+
+
+def test_a_poll_takes_no_more_than_it_may_whatever_a_selector_leaves_out(broker: EmbeddedBroker) -> None:
+    broker.create_topic("orders", 1)
+    for number in range(200):
+        broker.send(Message("orders", b"%d" % number, {"price": str(number)}))
+    selector = Sql92Selector("price >= 100")
+    consumer = broker.subscribe(ConsumerSpec(group="dear", subscriptions={"orders": selector}))
+
+    pages = [[message.body for message in consumer.poll(30)] for _ in range(4)]
+
+    assert [len(page) for page in pages] == [30, 30, 30, 10]
+    assert sum(pages, []) == [b"%d" % number for number in range(100, 200)]
+
+
+def test_a_pull_that_waits_goes_past_all_that_a_selector_leaves_out() -> None:
+    with EmbeddedBroker(None, SMALL, SystemClock()) as broker:
+        broker.create_topic("orders", 1)
+        for _ in range(50):
+            broker.send_batch([Message("orders", b"open", {"TAGS": "open"})] * 100)
+        last = broker.send(Message("orders", b"paid", {"TAGS": "paid"}))
+
+        page = broker.pull(last.message_queue, 0, wait_ms=20_000, selector=TagSelector("paid"))
+
+    assert [message.body for message in page.messages] == [b"paid"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.brokers.rebalance import allocate_averagely
+from mqtemplate.brokers.rebalance import allocate_averagely, in_javas_order
 from mqtemplate.message import MessageQueue
 
 QUEUES = [MessageQueue("t", "b", queue_id) for queue_id in range(8)]
@@ -38,3 +38,11 @@ def test_every_queue_has_exactly_one_reader(members: int, queues: int) -> None:
 
 def test_who_is_no_member_gets_nothing() -> None:
     assert allocate_averagely("stranger", ["a"], QUEUES) == []
+
+
+def test_members_are_sorted_as_java_sorts_them() -> None:
+    """By UTF-16 units: what lies beyond the first plane begins with a surrogate, which is below U+FFFD."""
+    ids = ["b@1", "a@2", "\ufffd@1", "\U0001f600@1", "a@10"]
+
+    assert in_javas_order(ids) == ["a@10", "a@2", "b@1", "\U0001f600@1", "\ufffd@1"]
+    assert sorted(ids) != in_javas_order(ids)

@@ -11,11 +11,24 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from bench.peer.jvm import why_not
+from bench.peer.rocketmq import NameServer, RocketMQ
 from examples.schedule_app.app import COMPONENTS, DELAY_LEVEL, TIMEOUT_MS, story
 from examples.schedule_app.schedule_listener import ArrivalBook
 from examples.schedule_app.schedule_message_service import ScheduleMessageService
-from mqtemplate import MQApplication, SendStatus
+from mqtemplate import (
+    EmbeddedBroker,
+    EmbeddedSettings,
+    Message,
+    MQApplication,
+    RemoteBroker,
+    RemoteSettings,
+    SendStatus,
+)
+from mqtemplate.message import HostAddress
+from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing import Harness
+from tests.contract.test_remote_rocketmq import until_registered
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,12 +79,12 @@ def test_the_story_tells_sent_due_received_and_how_late(app: MQApplication, mqte
     assert lines[-1].endswith("0 ms late")
 
 
-def start_program(folder: Path) -> subprocess.Popen[str]:
+def start_program(folder: Path, **environment: str) -> subprocess.Popen[str]:
     """The example as a user starts it, with warnings as errors."""
     return subprocess.Popen(
         [sys.executable, "-u", "-W", "error", "-m", "examples.schedule_app"],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        env={"PYTHONPATH": str(ROOT), "PATH": "", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -94,3 +107,36 @@ def test_the_program_ends_well_by_itself_and_ctrl_c_loses_nothing(tmp_path: Path
         story, errors = completed.communicate(timeout=90)
     assert completed.returncode == 0, errors
     assert story.count("ms late") == 2
+
+
+def runs_on_a_cluster(name_server: str, folder: Path) -> None:
+    """C10, on a cluster: the same program, and one profile."""
+    profile = {"MQTEMPLATE_PROFILES_ACTIVE": "cluster", "SCHEDULE_APP_NAME_SERVER": name_server}
+    with start_program(folder, **profile) as program:
+        story, errors = program.communicate(timeout=90)
+
+    assert program.returncode == 0, errors
+    assert "SEND_OK" in story
+    assert story.count("ms late") == 1
+    assert list(folder.iterdir()) == [], "the cluster keeps the files"
+
+
+@pytest.mark.slow
+def test_the_program_runs_unchanged_on_our_own_server(tmp_path: Path) -> None:
+    anywhere = HostAddress("127.0.0.1", 0)
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=anywhere))
+    with LocalCluster(engine, BrokerServerSettings(listen=anywhere)) as cluster:
+        runs_on_a_cluster(str(cluster.address), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.conformance
+def test_the_program_runs_unchanged_on_rocketmq(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with NameServer() as names, RocketMQ(tmp_path_factory.mktemp("rocketmq"), names):
+        until_registered(names.address)
+        with RemoteBroker(RemoteSettings(name_servers=(names.address,))) as broker:
+            for _ in range(20):  # a broker that was started this moment takes its time for the first messages
+                broker.send(Message("schedule-message-topic", b"warm", {"DELAY": "1"}), timeout_ms=10_000)
+        runs_on_a_cluster(names.address, tmp_path)

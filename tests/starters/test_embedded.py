@@ -80,13 +80,14 @@ def test_the_starter_can_be_switched_off() -> None:
         app_with(**{"mqtemplate.embedded.enabled": False}).start()
 
 
-def test_the_address_of_a_cluster_says_that_this_comes_later() -> None:
-    with pytest.raises(UnsupportedError) as refused:
-        app_with(**{"rocketmq.name-server": "127.0.0.1:9876"}).start()
+def test_the_address_of_a_cluster_is_left_to_another_starter() -> None:
+    app = app_with(**{"rocketmq.name-server": "127.0.0.1:9876"})
 
-    text = str(refused.value)
-    assert text.startswith("argument settings: rocketmq.name-server is '127.0.0.1:9876', a RocketMQ cluster")
-    assert "the remote broker is not part of this version. Set the key to 'embedded'" in text
+    with pytest.raises(DependencyError, match="there is no Broker"):
+        app.start()
+
+    [outcome] = app.context.conditions
+    assert (outcome.starter, outcome.reason) == ("embedded", "rocketmq.name-server names a cluster")
 
 
 @pytest.mark.parametrize("section", ["producer", "consumer", "pull-consumer"])
@@ -116,7 +117,6 @@ def test_a_key_that_the_embedded_broker_cannot_honour_is_refused(
     ("key", "value", "reason"),
     [
         ("rocketmq.access-channel", "cloud", "no cloud provider"),
-        ("rocketmq.pull-consumer.selector-type", "sql92", "only tags are there"),
         ("rocketmq.pull-consumer.instance-name", "mine", "one reader"),
     ],
 )

@@ -1,0 +1,116 @@
+"""A broker and name server that says what a test wants, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from mqtemplate.clock import SystemClock
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.bodies import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from mqtemplate.remoting.protocol.codes import Perm
+from mqtemplate.remoting.protocol.headers import (
+    GetRouteInfoRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+)
+
+Script = Callable[[RemotingCommand], RemotingCommand | None]
+
+
+class ScriptedBroker:
+    """One server that is name server and broker.
+
+    Attributes:
+        name: Of the broker.
+        routes: Topic -> its queues; the brokers in them are this one and `others`.
+        others: Brokers beside this one.
+        version: What its answers say of it.
+        seen: The requests that came, in order.
+    """
+
+    def __init__(self, name: str = "broker-a", version: int = Version.V5_3_3) -> None:
+        self.name = name
+        self.version = version
+        self.routes: dict[str, list[QueueData]] = {}
+        self.others: list[ScriptedBroker] = []
+        self.seen: list[RemotingCommand] = []
+        self._offsets: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._server = RemotingServer(HostAddress("127.0.0.1", 0), RemotingServerSettings(), SystemClock())
+        self.script(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
+        self.script(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
+        self.script(RequestCode.HEART_BEAT, RemotingCommand.response)
+        self.script(RequestCode.UNREGISTER_CLIENT, RemotingCommand.response)
+        self.script(RequestCode.SEND_MESSAGE_V2, self.take)
+
+    def script(self, code: int, answer: Script) -> None:
+        """Let *answer* make the answers to the requests of a code; None leaves them without."""
+
+        def process(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+            with self._lock:
+                self.seen.append(request)
+            response = answer(request)
+            if response is not None:
+                response.version = self.version
+            return response
+
+        self._server.register(code, process)
+
+    def refuse(self, code: int, with_code: int, remark: str = "no") -> None:
+        self.script(code, lambda request: request.response(with_code, remark=remark))
+
+    def count(self, code: int) -> int:
+        with self._lock:
+            return sum(request.code == code for request in self.seen)
+
+    @property
+    def address(self) -> str:
+        return str(self._server.address)
+
+    def topic(self, name: str, queues: int = 4, perm: int = Perm.READ | Perm.WRITE) -> None:
+        """Have a topic, on this broker and the others."""
+        self.routes[name] = [
+            QueueData(broker_name=broker.name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+            for broker in (self, *self.others)
+        ]
+
+    def take(self, request: RemotingCommand) -> RemotingCommand:
+        """Take a message, as brokers do."""
+        header = request.header(SendMessageRequestHeaderV2)
+        offset = self._offsets[f"{header.topic}/{header.queue_id}"]
+        self._offsets[f"{header.topic}/{header.queue_id}"] += 1
+        msg_id = f"7F00000100002A9F{offset:016X}"
+        return request.response(
+            header=SendMessageResponseHeader(msg_id=msg_id, queue_id=header.queue_id, queue_offset=offset)
+        )
+
+    def _brokers(self) -> list[BrokerData]:
+        return [
+            BrokerData(cluster="c", broker_name=broker.name, broker_addrs={0: broker.address})
+            for broker in (self, *self.others)
+        ]
+
+    def _route(self, request: RemotingCommand) -> RemotingCommand:
+        queues = self.routes.get(request.header(GetRouteInfoRequestHeader).topic)
+        if queues is None:
+            return request.response(ResponseCode.TOPIC_NOT_EXIST, remark="no such topic")
+        return request.response(body=TopicRouteData(queue_datas=queues, broker_datas=self._brokers()).encode())
+
+    def _cluster(self, request: RemotingCommand) -> RemotingCommand:
+        brokers = {broker.broker_name: broker for broker in self._brokers()}
+        return request.response(
+            body=ClusterInfo(broker_addr_table=brokers, cluster_addr_table={"c": list(brokers)}).encode()
+        )
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._server.stop()

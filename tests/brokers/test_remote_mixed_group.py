@@ -1,0 +1,218 @@
+"""Python and Java on the real RocketMQ: they share the queues of a group, each takes over, each reads the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from bench.peer.java_client import JavaClient
+from bench.peer.jvm import why_not
+from bench.peer.rocketmq import NameServer, RocketMQ
+from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
+from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.message import Message, MessageExt, Property
+from mqtemplate.results import TransactionState
+from mqtemplate.selector import TagSelector
+from tests.contract.test_remote_rocketmq import until_registered
+
+pytestmark = pytest.mark.conformance
+
+PATIENCE_MS = 40_000
+QUEUES = 4
+
+
+@pytest.fixture(scope="module")
+def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServer]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with NameServer() as names, RocketMQ(tmp_path_factory.mktemp("rocketmq"), names):
+        until_registered(names.address)
+        yield names
+
+
+@pytest.fixture
+def broker(name_server: NameServer, tmp_path: Path) -> Iterator[RemoteBroker]:
+    with RemoteBroker(RemoteSettings(name_servers=(name_server.address,), offset_path=tmp_path)) as broker:
+        yield broker
+
+
+@pytest.fixture
+def java(name_server: NameServer) -> Iterator[JavaClient]:
+    with JavaClient(name_server) as client:
+        client.connect()
+        yield client
+
+
+@pytest.fixture
+def topic(broker: RemoteBroker) -> str:
+    topic = f"shared-{uuid.uuid4().hex[:8]}"
+    broker.create_topic(topic, QUEUES)
+    return topic
+
+
+def join(broker: RemoteBroker, group: str, topic: str) -> Consumer:
+    spec = ConsumerSpec(
+        group=group,
+        subscriptions={topic: TagSelector()},
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    )
+    return broker.subscribe(spec)
+
+
+def queues_of(member: Consumer, topic: str) -> set[int]:
+    return {queue.queue_id for queue in member.assignment() if queue.topic == topic}
+
+
+def until(happened: Callable[[], bool], what: str) -> None:
+    for _ in range(PATIENCE_MS // 50):
+        if happened():
+            return
+        try:
+            SimpleQueue[None]().get(timeout=0.05)
+        except Empty:
+            continue
+    pytest.fail(f"after {PATIENCE_MS} ms still not: {what}")
+
+
+def send_to_each(broker: RemoteBroker, topic: str) -> set[bytes]:
+    bodies = {b"%d" % queue.queue_id: queue for queue in broker.queues(topic)}
+    for body, queue in bodies.items():
+        broker.send(Message(topic, body), queue)
+    return set(bodies)
+
+
+def test_python_and_java_share_the_queues_and_the_messages(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+    ours = join(broker, f"g-{topic}", topic)
+    theirs = java.join(f"g-{topic}", topic)
+
+    java_queues = set(java.assigned(theirs, topic, 2, PATIENCE_MS))
+    until(lambda: len(queues_of(ours, topic)) == 2, "the Python member gave two queues up")
+    sent = send_to_each(broker, topic)
+    handled_by_java = {message.body for message in java.handled(theirs, 2, PATIENCE_MS)}
+    handled_by_us: set[bytes] = set()
+    until(lambda: bool(handled_by_us.update(m.body for m in ours.poll(32, 100)) or len(handled_by_us) == 2), "two came")
+
+    assert queues_of(ours, topic) | java_queues == set(range(QUEUES))
+    assert queues_of(ours, topic).isdisjoint(java_queues)
+    assert handled_by_us | handled_by_java == sent
+    assert handled_by_us.isdisjoint(handled_by_java)
+
+
+def test_python_takes_over_when_the_java_process_is_killed(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+    ours = join(broker, f"g-{topic}", topic)
+    theirs = java.join(f"g-{topic}", topic)
+    java.assigned(theirs, topic, 2, PATIENCE_MS)
+    until(lambda: len(queues_of(ours, topic)) == 2, "they share")
+
+    java.kill()
+
+    until(lambda: len(queues_of(ours, topic)) == QUEUES, "the Python member has all queues")
+    sent = send_to_each(broker, topic)
+    came: set[bytes] = set()
+    until(lambda: bool(came.update(message.body for message in ours.poll(32, 100)) or came == sent), "all came")
+
+
+def test_java_takes_over_when_the_python_process_is_killed(
+    name_server: NameServer, broker: RemoteBroker, java: JavaClient, topic: str
+) -> None:
+    """What the killed one had and did not commit comes again: at least once."""
+    theirs = java.join(f"g-{topic}", topic)
+    java.assigned(theirs, topic, QUEUES, PATIENCE_MS)
+    command = [sys.executable, "-m", "tests.brokers.remote_member", name_server.address, f"g-{topic}", topic]
+    ours = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert ours.stdout is not None
+        assert any(line == "joined\n" for line in ours.stdout)
+        until(lambda: len(java.assigned(theirs, topic, 2, 100)) == 2, "they share")
+        sent = send_to_each(broker, topic)
+        given = {next(line for line in ours.stdout if line[0].isdigit()).strip() for _ in range(2)}
+    finally:
+        ours.kill()
+        ours.communicate()
+
+    assert len(java.assigned(theirs, topic, QUEUES, PATIENCE_MS)) == QUEUES
+    handled = {message.body for message in java.handled(theirs, QUEUES, PATIENCE_MS)}
+    assert len(given) == 2
+    assert handled == sent
+
+
+# --- each reads what the other wrote --------------------------------------------------------------
+
+
+def test_java_reads_what_python_sent_compressed_or_not(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+    properties = {Property.TAGS: "paid", Property.KEYS: "4466 4467", "region": "EU-ß"}
+    large, small = b"again and again; " * 1_000, b"\x00small\xff"
+
+    sent = [broker.send(Message(topic, body, properties, flag=7)) for body in (large, small)]
+    batch = broker.send_batch([Message(topic, b"first", {Property.KEYS: "a"}), Message(topic, b"second")])
+
+    found = {message.body: message for message in java.read(topic, 4, PATIENCE_MS)}
+    assert found.keys() == {large, small, b"first", b"second"}
+    for body, result in zip((large, small), sent, strict=True):
+        message = found[body]
+        assert (message.msg_id, message.tags, message.keys, message.flag) == (result.msg_id, "paid", "4466 4467", 7)
+        assert message.properties["region"] == "EU-ß"
+    assert [found[body].msg_id for body in (b"first", b"second")] == batch.msg_id.split(",")
+    assert found[b"first"].keys == "a"
+
+
+def test_python_reads_what_java_sent_compressed_or_not(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+    member = join(broker, f"g-{topic}", topic)
+    large = b"again and again; " * 1_000
+
+    java.send({"topic": topic, "body": large, "tags": "paid", "keys": "4466"}, {"topic": topic, "body": b"small"})
+    found: dict[bytes, MessageExt] = {}
+    until(lambda: bool(found.update({m.body: m for m in member.poll(32, 100)}) or len(found) == 2), "both came")
+
+    assert found.keys() == {large, b"small"}
+    assert (found[large].tags, found[large].keys) == ("paid", "4466")
+
+
+def test_java_replies_to_python_and_python_to_java(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+    answering = java.join(f"g-{topic}", topic, reply="java says ")
+    java.assigned(answering, topic, QUEUES, PATIENCE_MS)
+    reply = broker.request(Message(topic, b"hello"), None, PATIENCE_MS).result(PATIENCE_MS / 1_000)
+    java.leave(answering)
+    member = join(broker, f"g-{topic}", topic)
+
+    with ThreadPoolExecutor(1) as other:
+        asked = other.submit(java.request, {"topic": topic, "body": b"hello"}, PATIENCE_MS)
+        requests: list[MessageExt] = []
+        until(lambda: bool(requests.extend(member.poll(32, 100)) or requests), "the request came")
+        broker.reply(requests[0], b"python says " + requests[0].body)
+
+        assert asked.result(PATIENCE_MS / 1_000) == b"python says hello"
+    assert reply.body == b"java says hello"
+
+
+def test_what_python_sends_in_a_transaction_java_gets_after_the_commit(
+    broker: RemoteBroker, java: JavaClient, topic: str
+) -> None:
+    dropped, kept = (broker.send_half(Message(topic, body), "shop") for body in (b"dropped", b"kept"))
+
+    broker.end_transaction(dropped, TransactionState.ROLLBACK)
+    broker.end_transaction(kept, TransactionState.COMMIT)
+
+    assert [message.body for message in java.consume(f"g-{topic}", topic, 1, PATIENCE_MS, linger=True)] == [b"kept"]
+
+
+def test_a_group_s_progress_is_the_same_for_both(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+    """Python commits half, Java goes on there."""
+    [queue, *_] = broker.queues(topic)
+    for number in range(4):
+        broker.send(Message(topic, b"%d" % number), queue)
+    member = join(broker, f"g-{topic}", topic)
+    until(lambda: queue in member.assignment(), "the queue is there")
+    member.commit(queue, 2)
+    member.close()
+
+    handled = java.consume(f"g-{topic}", topic, 2, PATIENCE_MS, linger=True)
+
+    assert sorted(message.body for message in handled) == [b"2", b"3"]

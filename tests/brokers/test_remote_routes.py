@@ -1,0 +1,168 @@
+"""Routes: name servers that fail, topics that are not there, queues that may be read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mqtemplate.brokers.remote_namespace import Namespace
+from mqtemplate.brokers.remote_routes import DEFAULT_TOPIC, NameServers, RouteTable
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.errors import BrokerError, RemoteConnectError
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting import RemotingClient, RemotingClientSettings
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
+from mqtemplate.remoting.protocol.codes import Perm
+from tests.brokers.scripted_cluster import ScriptedBroker
+
+DEAD = "127.0.0.1:1"
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def client() -> Iterator[RemotingClient]:
+    client = RemotingClient(RemotingClientSettings(), SystemClock())
+    yield client
+    client.close()
+
+
+def table(client: RemotingClient, *addresses: str, clock: VirtualClock | None = None) -> RouteTable:
+    names = NameServers(addresses, client.invoke, 3_000)
+    return RouteTable(names, Namespace(""), clock or VirtualClock(), default_queue_count=4)
+
+
+def test_the_queues_of_a_topic_are_those_of_its_brokers_in_order(client: RemotingClient) -> None:
+    with ScriptedBroker("broker-a") as first, ScriptedBroker("broker-b") as second:
+        second.others = [first]
+        second.topic("orders", queues=2)
+
+        route = table(client, second.address).existing("orders")
+
+        assert route is not None
+        expected = [MessageQueue("orders", f"broker-{name}", queue_id) for name in "ab" for queue_id in (0, 1)]
+        assert route.publish == route.subscribe == tuple(expected)
+        assert route.masters() == [first.address, second.address]
+
+
+@pytest.mark.parametrize(("perm", "writable", "readable"), [(Perm.READ, 0, 4), (Perm.WRITE, 4, 0), (0, 0, 0)])
+def test_the_permission_says_what_a_queue_is_for(
+    client: RemotingClient, cluster: ScriptedBroker, perm: int, writable: int, readable: int
+) -> None:
+    cluster.topic("orders", perm=perm)
+
+    route = table(client, cluster.address).existing("orders")
+
+    assert route is not None
+    assert (len(route.publish), len(route.subscribe)) == (writable, readable)
+
+
+def test_a_topic_that_is_not_there_gets_the_queues_its_first_message_would_make(
+    client: RemotingClient, cluster: ScriptedBroker
+) -> None:
+    cluster.topic(DEFAULT_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
+
+    routes = table(client, cluster.address)
+
+    assert routes.existing("new") is None
+    assert (len(routes.publish("new").publish), routes.publish("new").is_default) == (4, True)
+
+
+def test_where_no_topic_is_made_the_error_says_which_setting_makes_them(
+    client: RemotingClient, cluster: ScriptedBroker
+) -> None:
+    with pytest.raises(BrokerError, match=r"topic 'new' is not in the cluster.*autoCreateTopicEnable=true"):
+        table(client, cluster.address).publish("new")
+
+
+def test_a_topic_that_was_not_there_is_asked_for_once_a_second(client: RemotingClient, cluster: ScriptedBroker) -> None:
+    clock = VirtualClock()
+    routes = table(client, cluster.address, clock=clock)
+    for _ in range(3):
+        assert routes.existing("new") is None
+    assert cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
+
+    cluster.topic("new")
+    clock.move_ms(1_000)
+
+    assert routes.existing("new") is not None
+
+
+def test_a_route_is_kept_until_it_is_refreshed(client: RemotingClient, cluster: ScriptedBroker) -> None:
+    cluster.topic("orders", queues=2)
+    routes = table(client, cluster.address)
+    changed: list[str] = []
+    routes.on_change = changed.append
+    routes.existing("orders")
+    cluster.topic("orders", queues=6)
+
+    before = len(routes.publish("orders").publish)
+    routes.refresh()
+    routes.refresh()
+
+    assert (before, len(routes.publish("orders").publish)) == (2, 6)
+    assert changed == ["orders", "orders"], "first known, then changed; the same again is no change"
+
+
+def test_a_name_server_that_fails_is_followed_by_the_next(client: RemotingClient, cluster: ScriptedBroker) -> None:
+    cluster.topic("orders")
+    routes = table(client, DEAD, cluster.address, DEAD)
+
+    assert routes.existing("orders") is not None
+    assert routes.load_cluster().cluster_addr_table == {"c": ["broker-a"]}
+
+
+def test_when_no_name_server_answers_all_of_them_are_named(client: RemotingClient) -> None:
+    with pytest.raises(
+        RemoteConnectError, match=r"no name server answers.*127\.0\.0\.1:1, 127\.0\.0\.1:2.*name-server"
+    ):
+        table(client, DEAD, "127.0.0.1:2").existing("orders")
+
+
+def test_the_name_server_that_answered_is_asked_again() -> None:
+    asked: list[str] = []
+
+    def ask(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        asked.append(address)
+        if address == DEAD:
+            raise RemoteConnectError("refused")
+        return request.response()
+
+    names = NameServers((DEAD, "10.0.0.1:9876"), ask, 3_000)
+    for _ in range(3):
+        names.invoke(lambda: RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
+
+    assert asked.count("10.0.0.1:9876") == 3
+    assert asked.count(DEAD) <= 1
+
+
+def test_a_broker_that_no_route_names_is_an_error_that_names_those_known(
+    client: RemotingClient, cluster: ScriptedBroker
+) -> None:
+    cluster.topic("orders")
+    routes = table(client, cluster.address)
+    routes.existing("orders")
+
+    assert routes.address("broker-a") == cluster.address
+    with pytest.raises(BrokerError, match=r"'broker-z' is in no route that is known here \(broker-a are\)"):
+        routes.address("broker-z")
+
+
+def test_a_namespace_is_asked_for_by_its_names_and_the_cluster_s_own_topics_by_theirs(
+    client: RemotingClient, cluster: ScriptedBroker
+) -> None:
+    cluster.topic("prod%orders")
+    cluster.topic("c_REPLY_TOPIC")
+    routes = RouteTable(NameServers((cluster.address,), client.invoke, 3_000), Namespace("prod"), VirtualClock(), 4)
+    routes.share("c_REPLY_TOPIC")
+
+    mine, shared = routes.existing("orders"), routes.existing("c_REPLY_TOPIC")
+
+    assert mine is not None
+    assert mine.publish[0].topic == "orders"
+    assert shared is not None

@@ -1,0 +1,118 @@
+"""Requests and replies of the embedded broker, beyond the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError, SendError
+from mqtemplate.message import Message, MessageExt, Property
+from mqtemplate.testing import Harness, messages_in
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(None, clock=VirtualClock()) as broker:
+        yield broker
+
+
+def received(broker: EmbeddedBroker, topic: str = "prices") -> MessageExt:
+    [message] = messages_in(broker, topic)
+    return message
+
+
+def test_a_request_and_its_reply_carry_rocketmqs_properties(broker: EmbeddedBroker) -> None:
+    """Source: ``MessageUtil``: so a Java client may be on either side."""
+    future = broker.request(Message("prices", b"tea?"), None, 5_000)
+    request = received(broker)
+
+    broker.reply(request, b"3.20", {"currency": "EUR"})
+    reply = future.result(0)
+
+    correlation_id = request.properties[Property.CORRELATION_ID]
+    assert request.properties[Property.REPLY_TO_CLIENT] == broker.replies.client_id
+    assert request.properties[Property.TTL] == "5000"
+    assert reply.topic == "DefaultCluster_REPLY_TOPIC"
+    assert reply.properties[Property.CORRELATION_ID] == correlation_id
+    assert reply.properties[Property.MESSAGE_TYPE] == "reply"
+    assert reply.user_properties == {"currency": "EUR"}
+
+
+def test_a_request_does_not_change_the_message(broker: EmbeddedBroker) -> None:
+    message = Message("prices", b"tea?", {"region": "EU"})
+
+    broker.request(message)
+
+    assert message.properties == {"region": "EU"}
+
+
+def test_a_request_that_cannot_be_sent_is_refused_at_once(broker: EmbeddedBroker) -> None:
+    with pytest.raises(MessageError, match="allowed are"):
+        broker.request(Message("prices", bytes(5 << 20)))
+
+    assert len(broker.replies) == 0
+
+
+def test_a_time_out_names_topic_and_time_and_what_to_do(broker: EmbeddedBroker) -> None:
+    plain = broker.request(Message("prices", b"tea?"), None, 500)
+    delayed = broker.request(Message("prices", b"tea?", {Property.DELAY: "3"}), None, 700)
+
+    Harness(broker).advance("1s")
+
+    with pytest.raises(RequestTimeoutError, match=r"to 'prices' came within 500 ms; see that a listener"):
+        plain.result(0)
+    with pytest.raises(RequestTimeoutError, match=r"within 700 ms; the time counts from the sending.*the delay"):
+        delayed.result(0)
+
+
+def test_a_reply_that_nobody_waits_for_is_told_to_who_replies(broker: EmbeddedBroker) -> None:
+    broker.request(Message("prices", b"tea?"), None, 500)
+    request = received(broker)
+    Harness(broker).advance("1s")
+
+    with pytest.raises(SendError, match=f"{request.msg_id}.*could not be brought.*waits no longer"):
+        broker.reply(request, b"3.20")
+
+
+def test_a_reply_to_another_client_is_forwarded(broker: EmbeddedBroker) -> None:
+    """A server brings it to the connection that asked."""
+    forwarded: list[MessageExt] = []
+    broker.forward_reply = lambda reply: not forwarded.append(reply)  # type: ignore[func-returns-value]
+    properties = {Property.CORRELATION_ID: "c-1", Property.REPLY_TO_CLIENT: "10.0.0.7@4711", Property.CLUSTER: "north"}
+    broker.send(Message("prices", b"tea?", properties))
+
+    broker.reply(received(broker), b"3.20")
+
+    assert [(reply.topic, reply.body) for reply in forwarded] == [("north_REPLY_TOPIC", b"3.20")]
+
+
+def test_a_reply_to_a_client_that_is_gone_says_so(broker: EmbeddedBroker) -> None:
+    properties = {Property.CORRELATION_ID: "c-1", Property.REPLY_TO_CLIENT: "10.0.0.7@4711"}
+    broker.send(Message("prices", b"tea?", properties))
+
+    with pytest.raises(SendError, match="'10.0.0.7@4711', who asked, is not here"):
+        broker.reply(received(broker), b"3.20")
+
+
+def test_requests_are_counted(broker: EmbeddedBroker) -> None:
+    broker.request(Message("prices", b"tea?"))
+    broker.request(Message("prices", b"wine?"))
+    broker.request(Message("prices", b"beer?"), None, 500)
+    request = next(message for message in messages_in(broker, "prices") if message.body == b"tea?")
+    broker.reply(request, b"3.20")
+    Harness(broker).advance("1s")
+
+    snapshot = broker.metrics.snapshot()
+
+    assert [snapshot[f"request.{name}"] for name in ("waiting", "replied", "timed_out")] == [1, 1, 1]
+
+
+def test_closing_the_broker_ends_what_waits() -> None:
+    with EmbeddedBroker(None, clock=VirtualClock()) as broker:
+        future = broker.request(Message("prices", b"tea?"))
+
+    with pytest.raises(BrokerClosedError, match="request to 'prices' waited"):
+        future.result(0)

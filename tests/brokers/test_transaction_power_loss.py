@@ -1,0 +1,166 @@
+"""The power fails at any moment of some transactions: any part of what was not flushed may be missing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.delay import TimerMessageStore
+from mqtemplate.message import Message, MessageExt
+from mqtemplate.results import HalfMessage, TransactionState
+from mqtemplate.store import FolderHome
+from mqtemplate.testing import Harness, messages_in
+from tests.store.power_loss_disk import Image, PowerLossDisk, RestartedDisk, subsets, write_image
+
+COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+GROUP = "shop"
+SMALL = EmbeddedSettings(
+    mapped_file_size_commit_log=1 << 14,
+    mapped_file_size_consume_queue=2_000,
+    max_message_size=1 << 12,
+    default_topic_queue_nums=1,
+    max_hash_slot_num=50,
+    max_index_num=200,
+    mapped_file_size_timer_log=536,
+    timer_roll_window_slot=100,
+)
+COMMITTED = (b"commit", b"late", b"timer", b"level", b"open")
+WANTED = {b"rollback": ROLLBACK, **dict.fromkeys(COMMITTED, COMMIT)}
+"""What the producer's own books say of each transaction."""
+IMAGES_A_MOMENT = 6
+
+_boots = itertools.count(2)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    yield path
+    shutil.rmtree(path)
+
+
+class Life:
+    """Some transactions on a disk that is looked at before each of its calls."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.chance = random.Random(seed)
+        (folder / "store").mkdir()
+        self.disk = PowerLossDisk(folder / "store", sector=512)
+        self.clock = VirtualClock()
+        self.stored: set[bytes] = set()  # half messages that were acknowledged
+        self.ended: set[bytes] = set()
+        self.known: set[int] = set()
+        self.problems: list[str] = []
+        self.doing = "start"
+        self.is_looking = False
+
+    def live(self) -> None:
+        broker = EmbeddedBroker(settings=SMALL, clock=self.clock, home=FolderHome(self.folder / "store", self.disk))
+        broker.start()
+        harness = Harness(broker)
+        self.disk.on_event = self.look
+        broker.check_transactions(GROUP, lambda message: UNKNOWN)
+        late = self.send(broker, b"late")
+        for body, delay in ((b"commit", {}), (b"rollback", {}), (b"level", {"DELAY": "2"})):
+            self.end(broker, self.send(broker, body, **delay))
+        self.send(broker, b"open")
+        self.doing = "questions"
+        harness.advance("37s")
+        self.end(broker, self.send(broker, b"timer", TIMER_DELAY_MS="2500"))
+        self.end(broker, late)
+        harness.advance("5s")
+        self.disk.on_event = lambda: None
+        broker.close()
+
+    def send(self, broker: EmbeddedBroker, body: bytes, **properties: str) -> HalfMessage:
+        self.doing = f"sending {body!r}"
+        half = broker.send_half(Message("orders", body + b" " + bytes(300), dict(properties)), GROUP)
+        self.stored.add(body)
+        return half
+
+    def end(self, broker: EmbeddedBroker, half: HalfMessage) -> None:
+        body = name(half.message)
+        self.doing = f"ending {body!r}"
+        broker.end_transaction(half, WANTED[body])
+        self.ended.add(body)
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        if self.is_looking:
+            return
+        self.is_looking = True
+        contents = self.disk.contents()
+        for chosen in subsets(self.disk.choices(contents), self.chance, IMAGES_A_MOMENT):
+            image = self.disk.image(contents, chosen)
+            key = hash((image, len(self.stored), len(self.ended)))
+            if key not in self.known:
+                self.known.add(key)
+                self.problems += [f"{self.doing}: {problem}" for problem in self.problems_of(image)]
+        self.is_looking = False
+
+    def problems_of(self, image: Image) -> Iterator[str]:
+        folder = self.folder / "image"
+        write_image(image, folder)
+        asked: set[bytes] = set()
+
+        def check(message: MessageExt) -> TransactionState:
+            asked.add(name(message))
+            return WANTED[name(message)]
+
+        clock = VirtualClock(self.clock.now_ms())
+        for _ in range(2):  # and once more after a clean stop
+            with opened(folder, clock) as broker:
+                broker.check_transactions(GROUP, check)
+                Harness(broker).advance("40s")
+                delivered = Counter(name(message) for message in messages_in(broker, "orders"))
+                if broker.transactions.open_count:
+                    yield "a transaction is still open"
+            wanted = {body for body in self.stored if WANTED[body] is COMMIT}
+            if lost := wanted - delivered.keys():
+                yield f"lost {lost}"
+            if doubled := [body for body, count in delivered.items() if count > 1]:
+                yield f"doubled {doubled}"
+            if b"rollback" in delivered:
+                yield "delivered what was rolled back"
+            if again := asked & self.ended:
+                yield f"asked for {again}, which had ended"
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def opened(folder: Path, clock: VirtualClock) -> Iterator[EmbeddedBroker]:
+    home = FolderHome(folder, RestartedDisk(f"boot-{next(_boots)}"))
+    with EmbeddedBroker(settings=SMALL, clock=clock, home=home) as broker:
+        yield broker
+
+
+def name(message: Message) -> bytes:
+    return message.body.split(b" ", 1)[0]
+
+
+def test_whatever_the_power_leaves_each_transaction_has_one_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+) -> None:
+    monkeypatch.setattr("mqtemplate.brokers.embedded.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
+    life = Life(folder, seed=3)
+
+    with capture_logs():
+        life.live()
+
+    record_property("images", len(life.known))
+    assert life.problems[:3] == []
+    assert len(life.known) > 300

@@ -1,0 +1,64 @@
+"""The remote broker keeps the promises of the port on our own server, in this process, with its files on the disk."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+from mqtemplate.message import HostAddress
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest
+
+
+def free_address() -> HostAddress:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return HostAddress("127.0.0.1", int(probe.getsockname()[1]))
+
+
+class OurServer:
+    """A server over a folder, and a client of it; both can be started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.address = free_address()
+        self.start()
+
+    def start(self) -> None:
+        engine = EmbeddedBroker(
+            self._folder / "store",
+            EmbeddedSettings(
+                listen_host=self.address,
+                mapped_file_size_commit_log=16 * 1024 * 1024,
+                mapped_file_size_consume_queue=20_000,
+                transaction_timeout_ms=1_000,
+                transaction_check_interval_ms=1_000,
+            ),
+        )
+        self._cluster = LocalCluster(engine, BrokerServerSettings(listen=self.address))
+        self._cluster.start()
+        settings = RemoteSettings(name_servers=(str(self.address),), offset_path=self._folder / "offsets")
+        self.client = RemoteBroker(settings)
+        self.client.start()
+
+    def stop(self) -> None:
+        self.client.close()
+        self._cluster.stop()
+
+    def restart(self) -> Broker:
+        self.stop()
+        self.start()
+        return self.client
+
+
+class TestOurServer(BrokerContract):
+    @pytest.fixture
+    def under_test(self, tmp_path: Path) -> Iterator[BrokerUnderTest]:
+        server = OurServer(tmp_path)
+        yield BrokerUnderTest.on_real_clock(server.client, restart=server.restart, asks_within_ms=5_000)
+        server.stop()

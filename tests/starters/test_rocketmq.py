@@ -1,0 +1,249 @@
+"""The starter for clusters: which keys become which settings, and which are refused with the reason."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqtemplate import (
+    ConsumeMode,
+    EmbeddedBroker,
+    EmbeddedSettings,
+    MessageExt,
+    MQApplication,
+    RemoteBroker,
+    RemoteSettings,
+    VirtualClock,
+    message_listener,
+)
+from mqtemplate.broker import ConsumeFromWhere
+from mqtemplate.context import AppSettings, load_settings, remote_settings
+from mqtemplate.errors import ConfigurationError, RemoteConnectError, UnsupportedError
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting import ClientTls, Credentials, RemotingServerSettings, ServerTls, TlsMode
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate_starter_rocketmq import RocketMQAutoConfiguration
+from tests.remoting.certificates import Certificates, has_openssl
+
+FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+CLUSTER = {"rocketmq.name-server": "127.0.0.1:1;127.0.0.1:2"}
+
+
+def settings_with(**keys: object) -> AppSettings:
+    return load_settings(environment={}, arguments={**CLUSTER, **keys})
+
+
+def app_with(*components: object, **keys: object) -> MQApplication:
+    settings = {**CLUSTER, **keys}
+    return MQApplication(*components, settings=settings, environment={}, starters=[RocketMQAutoConfiguration])
+
+
+def test_the_addresses_alone_are_enough() -> None:
+    made = remote_settings(settings_with())
+
+    assert made == RemoteSettings(name_servers=("127.0.0.1:1", "127.0.0.1:2"))
+
+
+def test_a_cluster_that_is_not_there_is_named_with_its_addresses() -> None:
+    with pytest.raises(RemoteConnectError, match=r"no name server answers.*127\.0\.0\.1:1, 127\.0\.0\.1:2"):
+        app_with().start()
+
+
+def test_the_keys_of_the_producer_are_honoured() -> None:
+    made = remote_settings(
+        settings_with(
+            **{
+                "rocketmq.producer.group": "shop",
+                "rocketmq.producer.retry-times-when-send-failed": 5,
+                "rocketmq.producer.retry-times-when-send-async-failed": 6,
+                "rocketmq.producer.retry-next-server": True,
+                "rocketmq.producer.compress-message-body-threshold": 100,
+                "rocketmq.producer.max-message-size": 1_000,
+            }
+        )
+    )
+
+    assert (made.producer_group, made.retry_next_server) == ("shop", True)
+    assert (made.retry_times_when_send_failed, made.retry_times_when_send_async_failed) == (5, 6)
+    assert (made.compress_threshold, made.max_message_size) == (100, 1_000)
+
+
+def test_the_keys_of_the_cluster_s_client_are_honoured(tmp_path: Path) -> None:
+    made = remote_settings(
+        settings_with(
+            **{
+                "mqtemplate.cluster.offset-path": str(tmp_path),
+                "mqtemplate.cluster.heartbeat-broker-interval-ms": 1_000,
+                "mqtemplate.cluster.poll-name-server-interval-ms": 2_000,
+                "mqtemplate.cluster.persist-consumer-offset-interval-ms": 3_000,
+            }
+        )
+    )
+
+    assert made.offset_path == tmp_path
+    assert (made.heartbeat_broker_interval_ms, made.poll_name_server_interval_ms) == (1_000, 2_000)
+    assert made.persist_consumer_offset_interval_ms == 3_000
+
+
+@pytest.mark.parametrize("section", ["producer", "consumer", "pull-consumer"])
+def test_who_the_client_is_may_stand_in_any_section(section: str) -> None:
+    keys = {"access-key": "me", "secret-key": "hush", "namespace": "prod", "tls-enable": True}
+
+    made = remote_settings(settings_with(**{f"rocketmq.{section}.{key}": value for key, value in keys.items()}))
+
+    assert made.credentials == Credentials(access_key="me", secret_key="hush")
+    assert (made.namespace, made.tls) == ("prod", ClientTls())
+
+
+def test_two_sections_must_not_differ_in_who_the_client_is() -> None:
+    settings = settings_with(
+        **{"rocketmq.producer.namespace": "prod", "rocketmq.consumer.namespace": "test"},
+    )
+
+    with pytest.raises(ConfigurationError, match=r"producer\.namespace, rocketmq\.consumer\.namespace differ"):
+        remote_settings(settings)
+
+
+def test_certificates_are_named_beside_the_cluster() -> None:
+    keys = {"tls-trust-cert-path": "ca.pem", "tls-cert-path": "me.pem", "tls-key-path": "me.key", "tls-insecure": True}
+    settings = settings_with(
+        **{f"mqtemplate.cluster.{key}": value for key, value in keys.items()}, **{"rocketmq.producer.tls-enable": True}
+    )
+
+    made = remote_settings(settings).tls
+
+    assert made == ClientTls(trust_cert_path="ca.pem", cert_path="me.pem", key_path="me.key", insecure=True)
+
+
+def test_a_certificate_needs_its_key() -> None:
+    with pytest.raises(ConfigurationError, match=r"tls-cert-path.*needs 'tls-key-path' beside it"):
+        settings_with(**{"mqtemplate.cluster.tls-cert-path": "me.pem"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("rocketmq.access-channel", "CLOUD", "knows no provider's clusters"),
+        ("rocketmq.producer.enable-msg-trace", True, "writes no trace topic"),
+        ("rocketmq.consumer.customized-trace-topic", "traces", "writes no trace topic"),
+    ],
+)
+def test_a_key_that_no_cluster_honours_is_refused(key: str, value: object, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{key} cannot be honoured: .*{reason}"):
+        app_with(**{key: value}).start()
+
+
+def test_the_starter_backs_off_for_a_broker_of_the_application() -> None:
+    broker = EmbeddedBroker(clock=VirtualClock())
+
+    with app_with(broker) as app:
+        assert app.broker is broker
+
+
+def test_the_starter_leaves_the_embedded_broker_to_the_other_one() -> None:
+    reason = RocketMQAutoConfiguration().condition(settings_with(**{"rocketmq.name-server": "embedded:memory"}))
+
+    assert reason == "rocketmq.name-server names no cluster"
+
+
+def test_the_broker_it_makes_is_a_remote_one() -> None:
+    from mqtemplate_starter_rocketmq.autoconfiguration import remote_broker
+
+    broker = remote_broker(settings_with(), VirtualClock())
+
+    assert isinstance(broker, RemoteBroker)
+    assert broker.settings.name_servers == ("127.0.0.1:1", "127.0.0.1:2")
+
+
+# --- whole applications over our own server -------------------------------------------------------
+
+
+class Handled:
+    """What listeners were given, by key, in the order in which they were given it."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, list[int]] = {}
+        self.all_came = threading.Event()
+        self._lock = threading.Lock()
+
+    def add(self, key: str, number: int, expected: int) -> None:
+        with self._lock:
+            self.by_key.setdefault(key, []).append(number)
+            if sum(map(len, self.by_key.values())) >= expected:
+                self.all_came.set()
+
+
+ANYWHERE = HostAddress("127.0.0.1", 0)
+KEYS = ("a", "b", "c", "d", "e")
+EACH = 8
+
+
+def server(**settings: Any) -> LocalCluster:
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
+    return LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE), **settings)
+
+
+def application(cluster: LocalCluster, *components: object, **keys: object) -> MQApplication:
+    """With the starters that are installed."""
+    settings = {"rocketmq.name-server": str(cluster.address), **keys}
+    return MQApplication(*components, settings=settings, environment={})
+
+
+def test_orderly_listeners_of_two_applications_keep_the_order_of_each_key() -> None:
+    handled = Handled()
+
+    def listener() -> object:
+        @message_listener("orders", "billing", consume_mode=ConsumeMode.ORDERLY, consume_from_where=FIRST)
+        class Ordered:
+            def on_message(self, order: dict[str, Any]) -> None:
+                handled.add(order["key"], order["number"], len(KEYS) * EACH)
+
+        return Ordered
+
+    with server() as cluster, application(cluster, listener()) as one, application(cluster, listener()):
+        for number in range(EACH):
+            for key in KEYS:
+                one.template.sync_send("orders", {"key": key, "number": number}, hash_key=key)
+        assert handled.all_came.wait(60)
+
+    assert sorted(handled.by_key) == sorted(KEYS)
+    for numbers in handled.by_key.values():
+        # A queue may change hands meanwhile, and what was not committed then comes again; but never out of order.
+        assert list(dict.fromkeys(numbers)) == list(range(EACH))
+
+
+def test_a_listener_that_fails_gets_the_message_again_and_a_request_its_reply() -> None:
+    seen: list[int] = []
+
+    @message_listener("orders", "billing", consume_from_where=FIRST, delay_level_when_next_consume=1)
+    class Failing:
+        def on_message(self, message: MessageExt) -> str:
+            seen.append(message.reconsume_times)
+            if not message.reconsume_times:
+                raise ValueError("the first time fails")
+            return f"{message.body.decode()} at last"
+
+    with server() as cluster, application(cluster, Failing) as app:
+        reply = app.template.send_and_receive("orders", "paid", reply_type=str, timeout=30_000)
+
+    assert (reply, seen) == ("paid at last", [0, 1])
+
+
+@pytest.mark.skipif(not has_openssl(), reason="there is no openssl to make certificates with")
+def test_an_application_talks_tls_when_it_is_told_to(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    cert, key = certificates.issue("server", "IP:127.0.0.1")
+    tls = ServerTls(cert_path=str(cert), key_path=str(key), mode=TlsMode.ENFORCING)
+    keys = {
+        "rocketmq.producer.tls-enable": True,
+        "mqtemplate.cluster.tls-trust-cert-path": str(certificates.authority),
+    }
+
+    with server(remoting=RemotingServerSettings(tls=tls)) as cluster:
+        with application(cluster, **keys) as app:
+            assert app.template.sync_send("orders", "secret").queue_offset == 0
+        with pytest.raises(RemoteConnectError, match="no name server answers"):
+            application(cluster).start()
