@@ -21,6 +21,7 @@ FLOORS: dict[str, int] = {
     "mqtemplate.services": 0,
     "mqtemplate.java_hash": 0,
     "mqtemplate.metrics": 0,
+    "mqtemplate.compression": 1,
     "mqtemplate.message": 1,
     "mqtemplate.waiting": 1,
     "mqtemplate.results": 1,
@@ -37,10 +38,12 @@ FLOORS: dict[str, int] = {
     "mqtemplate.brokers": 5,
     "mqtemplate.template": 6,
     "mqtemplate.listener": 6,
+    "mqtemplate.server": 6,
     "mqtemplate.context": 7,
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,
     "mqtemplate.cli": 7,
+    "mqtemplate.__main__": 8,
     "mqtemplate": 7.5,  # the front door: only starters, examples and users come through it
     "starters": 8,
     "examples": 8,
@@ -48,12 +51,19 @@ FLOORS: dict[str, int] = {
 
 VISITS = {
     # on one floor: who -> whom
+    ("mqtemplate.selector", "mqtemplate.sql92"),
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.cli", "mqtemplate.context"),
 }
 
-OVER_THE_PORT_ONLY = [room for room, floor in FLOORS.items() if floor == 6]
-BEHIND_THE_PORT = ["mqtemplate.store", "mqtemplate.delay", "mqtemplate.brokers", "mqtemplate.remoting.protocol"]
+OVER_THE_PORT_ONLY = ["mqtemplate.template", "mqtemplate.listener"]
+BEHIND_THE_PORT = [
+    "mqtemplate.store",
+    "mqtemplate.delay",
+    "mqtemplate.brokers",
+    "mqtemplate.remoting.protocol",
+    "mqtemplate.remoting",
+]
 
 LONGEST_FILE = 600
 LONGEST_FUNCTION = 60

@@ -1,0 +1,8 @@
+"""``python -m mqtemplate``."""
+
+import sys
+
+from mqtemplate.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""The broker as a server: processors for what clients ask, the services behind them, and the door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.server import Processor, RemotingServer
+from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.server.administration import Administration
+from mqtemplate.server.client_expiry import ClientExpiry
+from mqtemplate.server.client_processor import ClientProcessor
+from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.later import Later
+from mqtemplate.server.lock_processor import LockProcessor
+from mqtemplate.server.message_writer import MessageWriter
+from mqtemplate.server.offset_processor import OffsetProcessor
+from mqtemplate.server.pull_hold import PullHold
+from mqtemplate.server.pull_processor import PullProcessor, pull_response
+from mqtemplate.server.queue_locks import QueueLocks
+from mqtemplate.server.raw_reader import RawReader
+from mqtemplate.server.reply_processor import ReplyProcessor
+from mqtemplate.server.response import problem_response
+from mqtemplate.server.send_back_processor import SendBackProcessor
+from mqtemplate.server.send_processor import SendProcessor
+from mqtemplate.server.settings import BrokerServerSettings
+from mqtemplate.server.subscriptions import Subscriptions
+from mqtemplate.server.topic_configs import AUTO_CREATE_TOPIC, TopicConfigs
+from mqtemplate.server.topic_maker import TopicMaker
+from mqtemplate.server.transaction_processor import TransactionProcessor
+from mqtemplate.services import Service, ServiceThread
+
+__all__ = ["BrokerServer"]
+
+_log = structlog.stdlib.get_logger("mqtemplate.server")
+
+
+class BrokerServer:
+    """An embedded broker that RocketMQ's clients can use, of any language and of the versions 4.9 and 5.
+
+    - The engine belongs to its owner, who closes it after the server; `start` starts it where that was not done.
+    - Remote clients and consumers of this process see the same topics and offsets. A group has members of one kind
+      only: who comes second with the other kind is refused.
+    - On a virtual clock whoever owns the clock steps ``services()`` too; the door has its thread all the same.
+
+    Args:
+        remoting: Limits of the connections, and TLS.
+
+    Attributes:
+        clients: Who is connected.
+        groups: The settings of consumer groups.
+        topics: The topics in the protocol's words.
+        hold: The pulls that wait.
+        locks: Which client has which queue of an ordered group.
+        processors: Request code -> what answers it, of a broker's daily work.
+        remoting: The door itself.
+    """
+
+    def __init__(
+        self,
+        engine: EmbeddedBroker,
+        settings: BrokerServerSettings | None = None,
+        *,
+        remoting: RemotingServerSettings | None = None,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings = settings or BrokerServerSettings()
+        clock = engine.clock
+        self.topics = TopicConfigs(
+            engine.topics,
+            engine.routes,
+            settings.cluster_name,
+            engine.name,
+            auto_create=settings.auto_create_topic_enable,
+        )
+        self.groups = SubscriptionGroupTable(
+            engine.store.home, clock, auto_create=settings.auto_create_subscription_group
+        )
+        self.clients = ClientRegistry(clock)
+        self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
+        raw = RawReader(engine.store, engine.reader)
+        self.hold = PullHold(engine.store, engine.reader, raw, clock, pull_response, settings.max_held_pulls)
+        self.administration = Administration(
+            engine, settings, self.topics, self.groups, self.clients, lambda: str(self.address)
+        )
+        self._later = Later(clock)
+        self.remoting = RemotingServer(settings.listen, remoting or RemotingServerSettings(), clock)
+        self.remoting.problem = problem_response
+        self.remoting.on_close(self.clients.forget)
+        self.remoting.on_close(self.hold.forget)
+        self.processors = self._make_processors(raw)
+        for code, processor in self.processors.items():
+            self.remoting.register(code, processor, slow=code in OffsetProcessor.slow)
+        self.administration.register(self.remoting)
+        expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms)
+        self._services: list[Service] = [self.hold, expiry, *self.administration.services()]
+        self._thread: ServiceThread | None = None
+
+    def _make_processors(self, raw: RawReader) -> dict[int, Processor]:
+        engine, settings, groups, later = self.engine, self.settings, self.groups, self._later
+        writer = MessageWriter(engine.store)
+        topic_maker = TopicMaker(engine.topics, settings)
+        subscriptions = Subscriptions(self.clients, settings)
+        clients = ClientProcessor(engine, self.clients, subscriptions, groups, topic_maker, later)
+        self.clients.on_members_changed(clients.tell_members)
+        self._transactions = TransactionProcessor(engine, self.clients, writer)
+        self._replies = ReplyProcessor(engine, self.clients)
+        pulls = PullProcessor(engine, settings, self.clients, groups, subscriptions, raw, self.hold, later)
+        return {
+            **SendProcessor(engine, settings, groups, self.locks, topic_maker, writer, later).processors(),
+            **pulls.processors(),
+            **OffsetProcessor(engine, raw, groups, later).processors(),
+            **clients.processors(),
+            **LockProcessor(self.locks).processors(),
+            **SendBackProcessor(engine, groups, topic_maker, writer, later).processors(),
+            **self._transactions.processors(),
+            **self._replies.processors(),
+        }
+
+    @property
+    def address(self) -> HostAddress:
+        """What clients are told: the engine's host, at the port that the server really has."""
+        host = self.engine.settings.listen_host
+        if host.port in (0, self.settings.listen.port):
+            return HostAddress(host.ip, self.remoting.address.port)
+        return host
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Start the engine, and read what is kept beside its messages; `start` does that too.
+
+        Raises:
+            StoreError: The engine cannot be started, or a table cannot be read.
+        """
+        self.engine.start()
+        self.engine.remote_members = self._has_remote_members
+        if self._transactions not in self.engine.transactions.checkers:
+            self.engine.transactions.checkers.append(self._transactions)
+        self.engine.forward_reply = self._replies.forward
+        self._make_system_topics()
+        self.groups.load()
+        self.administration.load()
+
+    def _make_system_topics(self) -> None:
+        """Routes tell clients how many queues a topic gets that they make, so the pattern has the settings' number."""
+        self.topics.make_system_topics()
+        if self.engine.topics.config(AUTO_CREATE_TOPIC) is not None:
+            count = self.settings.default_topic_queue_nums
+            self.engine.topics.update(AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count})
+
+    def start(self) -> None:
+        """Open the door.
+
+        Raises:
+            BrokerError: The address cannot be listened at.
+            StoreError: The engine cannot be started; see `EmbeddedBroker.start`.
+        """
+        self.load()
+        self.remoting.start()
+        if not self.engine.clock.is_virtual:
+            report = self.engine.store.report
+            self._thread = ServiceThread("mqtemplate-server", self._services, self.engine.clock, report)
+            self._thread.start()
+        told, door = self.address, self.remoting.address
+        if told.port != door.port and told.ip.startswith("127."):
+            _log.warning(
+                "server.address_differs",
+                told=str(told),
+                listens=str(door),
+                hint="nobody listens where clients are sent; set listen_host of the engine's settings",
+            )
+        _log.info("server.started", broker=self.engine.name, address=str(told))
+
+    def _has_remote_members(self, group: str) -> bool:
+        return self.clients.consumer_group(group) is not None
+
+    def services(self) -> Sequence[Service]:
+        """What has to be stepped on a virtual clock, beside the engine's services."""
+        return self._services
+
+    def stop(self) -> None:
+        """Close the door; the engine goes on."""
+        self.hold.close()  # first, since the door waits for what is not answered yet
+        self.remoting.stop()
+        self._later.close()
+        if self._thread is not None:
+            self._thread.stop()
+        self.engine.remote_members = lambda group: False
+        if self._transactions in self.engine.transactions.checkers:  # else it was not loaded
+            self.engine.transactions.checkers.remove(self._transactions)
+        self.engine.forward_reply = lambda reply: False
+        _log.info("server.stopped", broker=self.engine.name)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()

@@ -1,0 +1,44 @@
+"""``python -m mqtemplate capabilities``: a line a capability, a column a broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.broker import Capability
+from mqtemplate.cli import main
+from mqtemplate.cli.capabilities_command import capability_report
+from tests.server.process import BrokerProcess
+
+
+def test_what_not_all_have_is_marked() -> None:
+    report = capability_report({"here": frozenset(Capability), "there": frozenset({Capability.TIMER})})
+
+    lines = report.splitlines()
+    assert lines[0].split() == ["here", "there"]
+    assert [line.split()[-2:] for line in lines if "any delay or deliver time" in line] == [["yes", "yes"]]
+    assert [line.split()[-2:] for line in lines if "cancel and reschedule" in line] == [["yes", "no"]]
+    assert [line.startswith("*") for line in lines[1:-1]] == [each is not Capability.TIMER for each in Capability]
+
+
+def test_a_server_is_compared_with_a_folder_that_is_not_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    with BrokerProcess(tmp_path) as broker:
+        code = main(["capabilities", f"embedded:{folder}", str(broker.name_server), "--config", str(tmp_path)])
+
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert f"embedded:{folder}  {broker.name_server}" in printed
+    assert "* cancel and reschedule" in printed
+    assert "  transactions" in printed
+    assert not folder.exists()
+
+
+def test_a_name_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["capabilities", "127.0.0.1:1", "--config", str(tmp_path)])
+
+    assert code == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""``python -m mqtemplate broker`` as a process of its own, on loopback, at ports that the system chooses."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mqtemplate.message import HostAddress
+
+_ADDRESS = r"\[?([\d.:a-f]+?)\]?:(\d+)"
+_READY = re.compile(rf"\S+ listens at {_ADDRESS}, its name server at {_ADDRESS}, store .*; Ctrl-C stops it")
+_END_S = 30
+
+
+class BrokerProcess:
+    """Started and ready inside the block; killed at its end, if it still runs.
+
+    Attributes:
+        line: What it said when it was ready.
+        address: Where the broker listens.
+        name_server: Where its name server does.
+    """
+
+    def __init__(self, folder: Path, *options: str, listen: str = "127.0.0.1:0") -> None:
+        self._command = [
+            *(sys.executable, "-W", "error", "-m", "mqtemplate", "broker", "--config", str(folder)),
+            *("--store", str(folder / "store"), "--listen", listen, "--name-server", "127.0.0.1:0", *options),
+        ]
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            self._read_addresses()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _read_addresses(self) -> None:
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline().rstrip()
+        found = _READY.fullmatch(self.line)
+        if found is None:
+            self.process.kill()
+            raise AssertionError(f"it did not start: {self.line!r}\n{self.process.communicate()[1]}")
+        self.address = HostAddress(found[1], int(found[2]))
+        self.name_server = HostAddress(found[3], int(found[4]))
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+        """Its exit code, what it said since it was ready, and what it said on standard error."""
+        self.process.send_signal(number)
+        told, errors = self.process.communicate(timeout=_END_S)
+        return self.process.returncode, told, errors
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        self.process.kill()
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.process.communicate()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.kill()

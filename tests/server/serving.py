@@ -1,0 +1,224 @@
+"""A broker server without sockets: its processors, asked one by one, on a virtual clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.java_hash import java_string_hash
+from mqtemplate.message import RETRY_TOPIC_PREFIX, HostAddress, Message, MessageExt
+from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from mqtemplate.remoting.protocol.codes import PullSysFlag
+from mqtemplate.remoting.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
+from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.server import BrokerServer, BrokerServerSettings
+from mqtemplate.server.response import problem_response
+
+LISTEN = HostAddress("127.0.0.1", 10911)
+_ids = itertools.count(1)
+
+
+class RecordingConnection:
+    """Keeps what is sent over it. The interface of `mqtemplate.remoting.connection.Connection`."""
+
+    def __init__(self, remote: HostAddress = HostAddress("127.0.0.1", 54321)) -> None:
+        self.id = next(_ids)
+        self.remote = remote
+        self.is_open = True
+        self.replies: list[RemotingCommand] = []
+        self.pushed: list[RemotingCommand] = []
+        self.closed_for: str | None = None
+
+    def reply(self, response: RemotingCommand, *, body: Sequence[bytes] = ()) -> None:
+        if self.is_open:
+            self.replies.append(replace(response, body=b"".join(body)) if body else response)
+
+    def send_one_way(self, request: RemotingCommand) -> None:
+        self.pushed.append(request)
+
+    def close(self, reason: str) -> None:
+        self.closed_for = reason
+        self.is_open = False
+
+
+class Serving:
+    """A server over an engine in memory.
+
+    ``ask`` gives the answer as a client would get it, errors included; None while there is none.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerServerSettings | None = None,
+        engine: EmbeddedBroker | None = None,
+        engine_settings: EmbeddedSettings | None = None,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.engine = engine or EmbeddedBroker(None, engine_settings, self.clock)
+        self.server = BrokerServer(self.engine, settings)
+        self.connection = RecordingConnection()
+
+    def __enter__(self) -> Self:
+        self.server.load()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.engine.close()
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        code: int,
+        header: Any = None,
+        body: bytes = b"",
+        *,
+        over: RecordingConnection | None = None,
+        version: int = Version.V5_5_0,
+        one_way: bool = False,
+    ) -> RemotingCommand | None:
+        request = RemotingCommand.request(code, header, body, opaque=7, one_way=one_way)
+        request.version, request.language = version, LanguageCode.JAVA
+        connection = over or self.connection
+        before = len(connection.replies)
+        processor = self.server.processors[code]
+        try:
+            answer = processor(connection, request)  # type: ignore[arg-type]
+        except Exception as exc:
+            answer = problem_response(request, exc)
+            if answer is None:
+                raise
+        if answer is None and len(connection.replies) > before:
+            answer = connection.replies[-1]
+        return answer
+
+    def step(self) -> None:
+        """Let everything happen that is due."""
+        for _ in range(20):
+            for service in [*self.engine.services(), *self.server.services()]:
+                service.step()
+
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass, in steps of a second at most."""
+        end = self.clock.now_ms() + milliseconds
+        while self.clock.now_ms() < end:
+            self.clock.move_ms(min(1_000, end - self.clock.now_ms()))
+            self.step()
+
+    # --- what clients ask most -----------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        body: bytes = b"hello",
+        properties: dict[str, str] | None = None,
+        *,
+        code: int = RequestCode.SEND_MESSAGE_V2,
+        over: RecordingConnection | None = None,
+        one_way: bool = False,
+        version: int = Version.V5_5_0,
+        **header: Any,
+    ) -> RemotingCommand | None:
+        fields: dict[str, Any] = {
+            "producer_group": "producers",
+            "topic": topic,
+            "default_topic": "TBW102",
+            "default_topic_queue_nums": 4,
+            "queue_id": 0,
+            "sys_flag": 0,
+            "born_timestamp": 1_700_000_000_000,
+            "flag": 0,
+            "properties": encode_properties_text(properties or {}),
+            **header,
+        }
+        sent = SendMessageRequestHeaderV2(**fields)
+        return self.ask(code, sent, body, over=over, one_way=one_way, version=version)
+
+    def send_batch(self, topic: str, *messages: Message, **header: Any) -> RemotingCommand | None:
+        body = encode_batch(messages)
+        return self.send(topic, body, {"WAIT": "true"}, code=RequestCode.SEND_BATCH_MESSAGE, batch=True, **header)
+
+    def heartbeat(
+        self,
+        group: str,
+        *topics: str,
+        over: RecordingConnection | None = None,
+        client_id: str = "client@1",
+        expression: str = "*",
+        kind: str = "TAG",
+        sub_version: int = 1,
+        model: str = "CLUSTERING",
+        producers: Sequence[str] = (),
+        without_sub: bool = False,
+    ) -> RemotingCommand:
+        wanted = [subscription(topic, expression, kind, sub_version) for topic in topics]
+        wanted.append(subscription(RETRY_TOPIC_PREFIX + group, "*", "TAG", sub_version))
+        consumer = ConsumerData(group_name=group, message_model=model, subscription_data_set=wanted)
+        beat = HeartbeatData(
+            client_id=client_id,
+            consumer_data_set=[consumer] if topics else [],
+            producer_data_set=[ProducerData(group_name=name) for name in producers],
+            without_sub=without_sub,
+        )
+        answer = self.ask(RequestCode.HEART_BEAT, None, beat.encode(), over=over)
+        assert answer is not None
+        return answer
+
+    def pull(
+        self,
+        group: str,
+        topic: str,
+        queue_offset: int = 0,
+        *,
+        queue_id: int = 0,
+        sys_flag: int = 0,
+        over: RecordingConnection | None = None,
+        **header: Any,
+    ) -> RemotingCommand | None:
+        fields: dict[str, Any] = {
+            "consumer_group": group,
+            "topic": topic,
+            "queue_id": queue_id,
+            "queue_offset": queue_offset,
+            "max_msg_nums": 32,
+            "sys_flag": sys_flag,
+            "commit_offset": 0,
+            "suspend_timeout_millis": 15_000,
+            "sub_version": 1,
+            **header,
+        }
+        return self.ask(RequestCode.PULL_MESSAGE, PullMessageRequestHeader(**fields), over=over)
+
+    def pull_all(self, topic: str, queue_offset: int = 0, *, queue_id: int = 0) -> RemotingCommand:
+        """A pull with a subscription of its own, that does not wait."""
+        answer = self.pull("reader", topic, queue_offset, queue_id=queue_id, sys_flag=PullSysFlag.SUBSCRIPTION)
+        assert answer is not None
+        return answer
+
+    def read(self, topic: str, *, queue_id: int = 0) -> list[MessageExt]:
+        """The messages of one queue, as a client decodes them."""
+        answer = self.pull_all(topic, queue_id=queue_id)
+        if answer.code == ResponseCode.PULL_NOT_FOUND:
+            return []
+        assert answer.code == ResponseCode.SUCCESS, answer
+        return decode_messages(answer.body, self.engine.name)
+
+
+def subscription(topic: str, expression: str = "*", kind: str = "TAG", sub_version: int = 1) -> SubscriptionData:
+    """As Java's ``FilterAPI`` makes it."""
+    tags = [tag.strip() for tag in expression.split("||")] if kind == "TAG" and expression != "*" else []
+    return SubscriptionData(
+        topic=topic,
+        sub_string=expression,
+        tags_set=tags,
+        code_set=[java_string_hash(tag) for tag in tags],
+        sub_version=sub_version,
+        expression_type=kind,
+    )

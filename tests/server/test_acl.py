@@ -1,0 +1,330 @@
+"""Access control: who may come in, and what he may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.acl import sign_command
+from mqtemplate.remoting.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    LockBatchRequestBody,
+    SubscriptionData,
+)
+from mqtemplate.remoting.protocol.headers import (
+    CommandHeader,
+    ConsumerGroupRequestHeader,
+    ConsumerSendMsgBackRequestHeader,
+    EndTransactionRequestHeader,
+    GetMaxOffsetRequestHeader,
+    GetRouteInfoRequestHeader,
+    PullMessageRequestHeader,
+    QueryMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    UnregisterClientRequestHeader,
+    ViewMessageRequestHeader,
+)
+from mqtemplate.remoting.settings import Credentials
+from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
+from tests.server.tool import ANY_PORT, Tool, make_engine
+
+SECRET = "a secret that nobody sees"
+ACCOUNTS = (
+    Account(access_key="administrator", secret_key=SECRET, admin=True),
+    Account(
+        access_key="shop-owner",
+        secret_key=SECRET,
+        topic_perms={"orders": Right.PUB, "invoices": Right.SUB, "both": Right.PUB | Right.SUB},
+        group_perms={"billing": Right.SUB},
+    ),
+    Account(
+        access_key="everything-but",
+        secret_key=SECRET,
+        default_topic_perm=Right.PUB | Right.SUB,
+        default_group_perm=Right.SUB,
+        topic_perms={"orders": Right.DENY},
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    engine = make_engine(VirtualClock())
+    settings = BrokerServerSettings(listen=ANY_PORT)
+    with LocalCluster(engine, settings, ANY_PORT, acl=AclSettings(accounts=ACCOUNTS)) as cluster:
+        for topic in ("orders", "invoices", "both"):
+            engine.create_topic(topic, 1)
+        yield cluster
+
+
+def credentials(access_key: str, secret_key: str = SECRET) -> Credentials:
+    return Credentials(access_key=access_key, secret_key=secret_key)
+
+
+@pytest.fixture
+def owner(cluster: LocalCluster) -> Iterator[Tool]:
+    with Tool(cluster.address, credentials("shop-owner")) as tool:
+        yield tool
+
+
+def send_to(topic: str) -> SendMessageRequestHeaderV2:
+    return SendMessageRequestHeaderV2(
+        producer_group="p",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=0,
+        sys_flag=0,
+        born_timestamp=0,
+        flag=0,
+    )
+
+
+def pull_from(topic: str, group: str) -> PullMessageRequestHeader:
+    return PullMessageRequestHeader(
+        consumer_group=group,
+        topic=topic,
+        queue_id=0,
+        queue_offset=0,
+        max_msg_nums=1,
+        sys_flag=0,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        sub_version=0,
+    )
+
+
+def heartbeat_of(group: str, *topics: str) -> bytes:
+    subscriptions = [SubscriptionData(topic=topic) for topic in topics]
+    data = ConsumerData(group_name=group, subscription_data_set=subscriptions)
+    return HeartbeatData(client_id="me@1", consumer_data_set=[data]).encode()
+
+
+def is_refused(answer: RemotingCommand) -> bool:
+    return answer.code == ResponseCode.NO_PERMISSION
+
+
+# --- who --------------------------------------------------------------------------------------------
+
+
+def test_both_doors_ask_who_it_is(cluster: LocalCluster) -> None:
+    header = GetRouteInfoRequestHeader(topic="orders")
+    for door in (cluster.address, cluster.name_server_address):
+        with Tool(door) as nobody, Tool(door, credentials("shop-owner")) as somebody:
+            refused = nobody.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+            served = somebody.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+
+        assert refused.code == ResponseCode.NO_PERMISSION
+        assert refused.remark == "access is controlled here: give the client an access key and its secret key"
+        assert served.code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(("access_key", "secret_key"), [("shop-owner", "wrong secret"), ("nobody-here", SECRET)])
+def test_a_wrong_secret_and_a_wrong_name_are_told_alike(
+    cluster: LocalCluster, access_key: str, secret_key: str
+) -> None:
+    """Who guesses does not learn which of the two was right."""
+    with Tool(cluster.address, credentials(access_key, secret_key)) as tool:
+        answer = tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
+
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.remark == f"access key '{access_key}' is not known here, or its secret key is another"
+
+
+def test_older_clients_are_told_as_acl_1_does(cluster: LocalCluster) -> None:
+    with Tool(cluster.address) as tool:
+        answer = tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x", version=409)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+def test_what_was_changed_on_its_way_is_refused(cluster: LocalCluster) -> None:
+    """The signature is over the fields and the body."""
+
+    def asked(body: bytes = b"x", **changes: str) -> bool:
+        request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
+        sign_command(request, "shop-owner", SECRET)
+        request.body = body
+        request.ext_fields |= changes
+        with Tool(cluster.address) as tool:
+            return is_refused(tool.pass_on(request))
+
+    assert [asked(), asked(b"y"), asked(e="1"), asked(more="field")] == [False, True, True, True]
+
+
+def test_a_request_of_4_9_3_may_leave_one_field_unsigned(cluster: LocalCluster) -> None:
+    """Up to that version the flag of a question for a sender's id was added after signing."""
+    header = QueryMessageRequestHeader(topic="invoices", key="k", max_num=1, begin_timestamp=0, end_timestamp=1)
+    codes = []
+    for version in (399, 401):
+        request = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header)
+        request.version = version
+        sign_command(request, "shop-owner", SECRET)
+        request.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
+        with Tool(cluster.address) as tool:
+            codes.append(tool.pass_on(request).code)
+
+    assert codes == [ResponseCode.QUERY_NOT_FOUND, ResponseCode.SYSTEM_ERROR]
+
+
+def test_a_client_that_goes_on_asking_is_logged_once(cluster: LocalCluster) -> None:
+    with structlog.testing.capture_logs() as logged, Tool(cluster.address) as first, Tool(cluster.address) as second:
+        for tool in (first, first, first, second):
+            tool.ask(RequestCode.GET_BROKER_CONFIG)
+
+    levels = [event["log_level"] for event in logged if event["event"] == "acl.refused"]
+    assert levels == ["warning", "debug", "debug", "warning"]
+
+
+# --- what -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "body"),
+    [
+        (RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x"),
+        (RequestCode.SEND_MESSAGE_V2, send_to("both"), b"x"),
+        (RequestCode.HEART_BEAT, None, heartbeat_of("billing", "invoices", "%RETRY%billing")),
+        (RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="orders", queue_id=0), b""),
+        (RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="invoices", queue_id=0), b""),
+        (
+            RequestCode.LOCK_BATCH_MQ,
+            None,
+            LockBatchRequestBody(consumer_group="billing", client_id="me@1", mq_set=[]).encode(),
+        ),
+        (RequestCode.UNREGISTER_CLIENT, UnregisterClientRequestHeader(client_id="me@1", consumer_group="billing"), b""),
+    ],
+)
+def test_what_an_account_has_the_right_to_is_served(
+    owner: Tool, code: RequestCode, header: CommandHeader | None, body: bytes
+) -> None:
+    assert owner.ask(code, header, body).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("code", "header", "body", "text"),
+    [
+        (RequestCode.SEND_MESSAGE_V2, send_to("invoices"), b"x", "no right PUB on topic 'invoices' (SEND_MESSAGE_V2)"),
+        (RequestCode.SEND_MESSAGE_V2, send_to("new"), b"x", "no right PUB on topic 'new' (SEND_MESSAGE_V2)"),
+        (RequestCode.SEND_MESSAGE_V2, send_to("%RETRY%other"), b"x", "no right SUB on group 'other'"),
+        (RequestCode.PULL_MESSAGE, pull_from("orders", "billing"), b"", "no right SUB on topic 'orders'"),
+        (RequestCode.PULL_MESSAGE, pull_from("invoices", "other"), b"", "no right SUB on group 'other'"),
+        (RequestCode.PULL_MESSAGE, pull_from("%RETRY%other", "billing"), b"", "no right SUB on group 'other'"),
+        (RequestCode.PULL_MESSAGE, pull_from("%DLQ%other", "billing"), b"", "no right SUB on group 'other'"),
+        (RequestCode.HEART_BEAT, None, heartbeat_of("other"), "no right SUB on group 'other'"),
+        (RequestCode.HEART_BEAT, None, heartbeat_of("billing", "orders"), "no right SUB on topic 'orders'"),
+        (
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            ConsumerGroupRequestHeader(consumer_group="other"),
+            b"",
+            "no right SUB on group 'other'",
+        ),
+        (
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            ConsumerSendMsgBackRequestHeader(offset=0, group="other", delay_level=0),
+            b"",
+            "no right SUB on group 'other'",
+        ),
+        (
+            RequestCode.END_TRANSACTION,
+            EndTransactionRequestHeader(
+                topic="invoices",
+                producer_group="p",
+                tran_state_table_offset=0,
+                commit_log_offset=0,
+                commit_or_rollback=8,
+                msg_id="",
+            ),
+            b"",
+            "no right PUB on topic 'invoices'",
+        ),
+        (
+            RequestCode.GET_MAX_OFFSET,
+            GetMaxOffsetRequestHeader(topic="new", queue_id=0),
+            b"",
+            "no right PUB|SUB on topic 'new'",
+        ),
+        (
+            RequestCode.VIEW_MESSAGE_BY_ID,
+            ViewMessageRequestHeader(offset=0),
+            b"",
+            "may not ask VIEW_MESSAGE_BY_ID: that is for accounts with admin: true",
+        ),
+        (RequestCode.GET_BROKER_CONFIG, None, b"", "may not ask GET_BROKER_CONFIG"),
+    ],
+)
+def test_what_an_account_has_no_right_to_is_refused_with_the_right_that_is_missing(
+    owner: Tool, code: int, header: CommandHeader | None, body: bytes, text: str
+) -> None:
+    answer = owner.ask(code, header, body)
+
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.remark is not None
+    assert answer.remark.startswith("access key 'shop-owner' ")
+    assert text in answer.remark
+
+
+def test_defaults_hold_for_what_is_not_named(cluster: LocalCluster) -> None:
+    with Tool(cluster.address, credentials("everything-but")) as tool:
+        assert tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("both"), b"x").code == ResponseCode.SUCCESS
+        assert is_refused(tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x"))
+        assert tool.ask(RequestCode.HEART_BEAT, body=heartbeat_of("any", "invoices")).code == ResponseCode.SUCCESS
+
+
+def test_an_administrator_may_do_everything(cluster: LocalCluster) -> None:
+    with Tool(cluster.address, credentials("administrator")) as tool:
+        assert tool.ask(RequestCode.GET_BROKER_CONFIG).code == ResponseCode.SUCCESS
+        assert tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("new"), b"x").code == ResponseCode.SUCCESS
+
+
+def test_a_request_that_cannot_be_read_is_no_way_around(owner: Tool) -> None:
+    answer = owner.ask(RequestCode.SEND_MESSAGE_V2, None, b"x")
+
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert answer.remark is not None
+    assert "needs the field b" in answer.remark
+
+
+# --- settings ---------------------------------------------------------------------------------------
+
+
+def test_secrets_are_not_shown() -> None:
+    assert SECRET not in repr(AclSettings(accounts=ACCOUNTS))
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "shown"),
+    [
+        ("PUB", Right.PUB, "PUB"),
+        ("sub", Right.SUB, "SUB"),
+        ("SUB | PUB", Right.PUB | Right.SUB, "PUB|SUB"),
+        ("DENY", Right.DENY, "DENY"),
+    ],
+)
+def test_rights_are_read_as_rocketmq_writes_them(text: str, right: Right, shown: str) -> None:
+    assert (Right.parse(text), str(right)) == (right, shown)
+
+
+def test_what_is_no_right_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'READ' is no right; allowed are PUB, SUB, PUB\|SUB and DENY"):
+        Right.parse("READ")
+
+
+def test_keys_that_are_too_short_are_refused_without_being_shown() -> None:
+    with pytest.raises(ConfigurationError, match="the secret-key of an account has 6 characters, at least 7") as told:
+        Account(access_key="long enough", secret_key="sssssh")
+
+    assert "sssssh" not in str(told.value)
+
+
+def test_two_accounts_with_one_name_are_refused() -> None:
+    account = Account(access_key="shop-owner", secret_key=SECRET)
+
+    with pytest.raises(ConfigurationError, match="access-key 'shop-owner' is given twice; keep one account"):
+        AclSettings(accounts=(account, account))

@@ -1,0 +1,84 @@
+"""Whatever stands in a request: each is answered, with a reason that somebody can act on, and nothing breaks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.header_fields import camel_case
+from mqtemplate.remoting.protocol.headers import REQUEST_HEADERS
+from mqtemplate.server import BrokerServer, BrokerServerSettings
+from tests.server.tool import ANY_PORT, Tool, make_engine
+
+MAY_WAIT = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
+CODES = sorted(set(map(int, RequestCode)) - MAY_WAIT)
+TEXTS = [
+    "",
+    "x",
+    "orders",
+    "billing",
+    "-1",
+    "0",
+    "1",
+    "2147483648",
+    "9223372036854775808",
+    "true",
+    "%RETRY%",
+    "\x01\x02",
+]
+BODIES = [b"", b"x", b"{}", b"[]", b"null", b'{"groupName":1}', b'{"mqSet":{}}', b"\x00" * 40, b"[" * 300, b"a=b"]
+
+
+def wire_names(code: int) -> list[str]:
+    """The fields that a request of this code may have."""
+    header = REQUEST_HEADERS.get(code)
+    if header is None:
+        return []
+    fields = dataclasses.fields(header)  # type: ignore[arg-type]  # every header is a dataclass
+    return [header.wire_names.get(f.name) or f.metadata.get("name") or camel_case(f.name) for f in fields]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> RemotingCommand:
+    code = draw(st.sampled_from(CODES))
+    request = RemotingCommand.request(code, body=draw(st.sampled_from(BODIES)))
+    values = {name: draw(st.none() | st.sampled_from(TEXTS)) for name in wire_names(code)}
+    request.ext_fields = {name: value for name, value in values.items() if value is not None}
+    return request
+
+
+@pytest.fixture(scope="module")
+def tool() -> Iterator[Tool]:
+    engine = make_engine(VirtualClock())
+    with BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT)) as server, Tool(server.address) as tool:
+        engine.create_topic("orders", 2)
+        tool.consume("billing", "orders")
+        yield tool
+    engine.close()
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(request=requests())
+def test_each_request_is_answered_and_none_is_a_surprise(tool: Tool, request: RemotingCommand) -> None:
+    """An exception that nobody thought of would be in the log, with a traceback."""
+    with structlog.testing.capture_logs() as logged:
+        answer = tool.pass_on(request)
+
+    assert [event for event in logged if "exc_info" in event] == []
+    assert answer.code == ResponseCode.SUCCESS or answer.remark
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_request_without_anything_in_it_is_answered(tool: Tool, code: int) -> None:
+    with structlog.testing.capture_logs() as logged:
+        answer = tool.ask(code)
+
+    assert [event for event in logged if "exc_info" in event] == []
+    assert answer.code == ResponseCode.SUCCESS or answer.remark

@@ -1,0 +1,209 @@
+"""The server with its door open: real sockets, the real clock."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock
+from mqtemplate.errors import BrokerError
+from mqtemplate.message import HostAddress, Message, MessageQueue
+from mqtemplate.remoting.client import RemotingClient
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies import ConsumerData, HeartbeatData, TopicRouteData
+from mqtemplate.remoting.protocol.codes import PullSysFlag
+from mqtemplate.remoting.protocol.headers import (
+    ConsumerGroupRequestHeader,
+    GetRouteInfoRequestHeader,
+    PullMessageRequestHeader,
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+)
+from mqtemplate.remoting.protocol.messages import decode_messages
+from mqtemplate.remoting.settings import RemotingClientSettings
+from mqtemplate.server import BrokerServer, BrokerServerSettings
+from tests.server.serving import subscription
+
+ANY_PORT = HostAddress("127.0.0.1", 0)
+ENGINE = EmbeddedSettings(listen_host=ANY_PORT)
+LONG = 10_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[BrokerServer]:
+    """On a disk, with sync flush: answers come when it has the message."""
+    settings = BrokerServerSettings(listen=ANY_PORT)
+    with EmbeddedBroker(tmp_path, ENGINE) as engine, BrokerServer(engine, settings) as server:
+        yield server
+
+
+@pytest.fixture
+def client() -> Iterator[RemotingClient]:
+    client = RemotingClient(RemotingClientSettings(), SystemClock())
+    yield client
+    client.close()
+
+
+def send_request(topic: str, body: bytes, queue_id: int = 0) -> RemotingCommand:
+    header = SendMessageRequestHeaderV2(
+        producer_group="producers",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=queue_id,
+        sys_flag=0,
+        born_timestamp=1,
+        flag=0,
+    )
+    return RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, body)
+
+
+def pull_request(topic: str, queue_offset: int) -> RemotingCommand:
+    header = PullMessageRequestHeader(
+        consumer_group="readers",
+        topic=topic,
+        queue_id=0,
+        queue_offset=queue_offset,
+        max_msg_nums=32,
+        sys_flag=PullSysFlag.SUSPEND | PullSysFlag.SUBSCRIPTION,
+        commit_offset=0,
+        suspend_timeout_millis=LONG,
+        subscription="*",
+        sub_version=0,
+    )
+    return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
+
+
+def bodies(answer: RemotingCommand) -> list[bytes]:
+    assert answer.code == ResponseCode.SUCCESS, answer
+    return [message.body for message in decode_messages(answer.body, "broker-a")]
+
+
+def test_a_message_goes_in_and_comes_out(server: BrokerServer, client: RemotingClient) -> None:
+    address = str(server.address)
+
+    answers = [client.invoke(address, send_request("orders", body), LONG) for body in (b"one", b"two")]
+    read = client.invoke(address, pull_request("orders", 0), LONG)
+
+    assert [answer.header(SendMessageResponseHeader).queue_offset for answer in answers] == [0, 1]
+    assert bodies(read) == [b"one", b"two"]
+    (message, _) = decode_messages(read.body, "broker-a")
+    assert message.born_host.ip == "127.0.0.1"
+    assert message.born_host.port != 0
+
+
+def test_a_pull_that_waits_holds_up_nobody_on_its_connection(server: BrokerServer, client: RemotingClient) -> None:
+    address = str(server.address)
+    client.invoke(address, send_request("orders", b"one"), LONG)
+    pulled: queue.Queue[object] = queue.Queue()
+
+    client.invoke_async(address, pull_request("orders", 1), 2 * LONG, pulled.put)
+    client.invoke(address, send_request("orders", b"two"), LONG)
+
+    answer = pulled.get(timeout=LONG / 1_000)
+    assert isinstance(answer, RemotingCommand)
+    assert bodies(answer) == [b"two"]
+
+
+def test_many_senders_at_once_each_get_their_own_answer(server: BrokerServer, client: RemotingClient) -> None:
+    address = str(server.address)
+    client.invoke(address, send_request("orders", b"first"), LONG)
+    answered: queue.Queue[object] = queue.Queue()
+
+    for number in range(200):
+        client.invoke_async(address, send_request("orders", b"%d" % number, number % 4), LONG, answered.put)
+
+    answers = [answered.get(timeout=LONG / 1_000) for _ in range(200)]
+    assert {answer.code for answer in answers if isinstance(answer, RemotingCommand)} == {ResponseCode.SUCCESS}
+    places = {
+        (header.queue_id, header.queue_offset)
+        for answer in answers
+        if isinstance(answer, RemotingCommand)
+        for header in [answer.header(SendMessageResponseHeader)]
+    }
+    assert len(places) == 200
+
+
+def test_clients_are_told_where_the_server_really_is(server: BrokerServer, client: RemotingClient) -> None:
+    """The port was the system's choice."""
+    address = str(server.address)
+    client.invoke(address, send_request("orders", b"one"), LONG)
+
+    header = GetRouteInfoRequestHeader(topic="orders")
+    answer = client.invoke(address, RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), LONG)
+
+    route = TopicRouteData.decode(answer.body)
+    assert route.broker_datas[0].broker_addrs == {0: address}
+    assert server.address.port != 0
+
+
+def test_a_member_that_hangs_up_is_no_member_any_more(server: BrokerServer, client: RemotingClient) -> None:
+    """The one that is left hears of it at once."""
+    address = str(server.address)
+    pushed: queue.Queue[RemotingCommand] = queue.Queue()
+    stays = RemotingClient(RemotingClientSettings(), SystemClock(), lambda channel, request: pushed.put(request))
+    try:
+        stays.invoke(address, heartbeat("stays"), LONG)
+        client.invoke(address, heartbeat("leaves"), LONG)
+        client.close()
+
+        heard = [pushed.get(timeout=LONG / 1_000).header(ConsumerGroupRequestHeader) for _ in range(3)]
+        info = server.clients.consumer_group("billing")
+    finally:
+        stays.close()
+
+    assert {header.consumer_group for header in heard} == {"billing"}
+    assert info is not None
+    assert info.client_ids() == ["stays"]
+
+
+def heartbeat(client_id: str) -> RemotingCommand:
+    consumer = ConsumerData(group_name="billing", subscription_data_set=[subscription("orders")])
+    beat = HeartbeatData(client_id=client_id, consumer_data_set=[consumer])
+    return RemotingCommand.request(RequestCode.HEART_BEAT, None, beat.encode())
+
+
+def test_the_end_of_the_server_answers_pulls_that_wait(tmp_path: Path, client: RemotingClient) -> None:
+    """Nobody waits for a time-out, neither the client nor the server."""
+    pulled: queue.Queue[object] = queue.Queue()
+    with EmbeddedBroker(tmp_path, ENGINE) as engine:
+        server = BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT))
+        server.start()
+        address = str(server.address)
+        client.invoke(address, send_request("orders", b"one"), LONG)
+        client.invoke(address, pull_request("orders", 0), LONG)  # the group is there from now on
+        client.invoke_async(address, pull_request("orders", 1), 10 * LONG, pulled.put)
+        client.invoke(address, send_request("orders", b"elsewhere", queue_id=1), LONG)  # by now the pull waits
+
+        server.stop()
+
+        answer = pulled.get(timeout=LONG / 1_000)
+    assert isinstance(answer, RemotingCommand)
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+def test_the_engine_goes_on_when_the_door_is_closed(tmp_path: Path, client: RemotingClient) -> None:
+    with EmbeddedBroker(tmp_path, ENGINE) as engine:
+        with BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT)) as server:
+            client.invoke(str(server.address), send_request("orders", b"remote"), LONG)
+        engine.send(Message("orders", b"here"), MessageQueue("orders", "broker-a", 0))
+
+        found = engine.pull(MessageQueue("orders", "broker-a", 0), 0).messages
+
+    assert [message.body for message in found] == [b"remote", b"here"]
+
+
+def test_a_port_that_is_taken_is_told_and_its_owner_goes_on(server: BrokerServer, client: RemotingClient) -> None:
+    address = server.remoting.address
+    with EmbeddedBroker(None, ENGINE) as engine:
+        second = BrokerServer(engine, BrokerServerSettings(listen=address))
+
+        with pytest.raises(BrokerError, match=str(address.port)):
+            second.start()
+
+        assert engine.queues("orders")
+    assert client.invoke(str(address), send_request("orders", b"first come"), LONG).code == ResponseCode.SUCCESS

@@ -1,0 +1,117 @@
+"""The registry of clients, against a model of it: whatever comes and goes, in whatever order."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.remoting.protocol import LanguageCode
+from mqtemplate.remoting.protocol.bodies import ConsumerData
+from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
+from tests.server.serving import RecordingConnection, subscription
+
+GROUPS = st.sampled_from(["g1", "g2"])
+CONNECTIONS = st.integers(0, 3)
+TOPICS = st.frozensets(st.sampled_from(["t1", "t2", "t3"]))
+EXPIRE_MS = 120_000
+
+
+class Clients(RuleBasedStateMachine):
+    """The model: (group, connection) -> when it was heard of; and the topics of the last heartbeat of a group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = VirtualClock()
+        self.registry = ClientRegistry(self.clock)
+        self.connections = [RecordingConnection() for _ in range(4)]
+        self.consumers: dict[tuple[str, int], int] = {}
+        self.producers: dict[tuple[str, int], int] = {}
+        self.topics: dict[str, frozenset[str]] = {}
+        self.told: list[ConsumerGroupInfo] = []
+        self.registry.on_members_changed(self.told.append)
+
+    def channel(self, number: int) -> ClientChannel:
+        now_ms = self.clock.now_ms()
+        return ClientChannel(self.connections[number], f"client-{number}", LanguageCode.JAVA, 1, now_ms)  # type: ignore[arg-type]
+
+    @rule(group=GROUPS, number=CONNECTIONS, topics=TOPICS)
+    def consumer_beats(self, group: str, number: int, topics: frozenset[str]) -> None:
+        is_news = (group, number) not in self.consumers or self.topics.get(group) != topics
+        self.told.clear()
+
+        wanted = [subscription(topic) for topic in sorted(topics)]
+        data = ConsumerData(group_name=group, subscription_data_set=wanted)
+        said = self.registry.register_consumer(data, self.channel(number))
+
+        self.consumers[group, number] = self.clock.now_ms()
+        self.topics[group] = topics
+        assert said == is_news
+        assert [info.group for info in self.told] == ([group] if is_news else [])
+
+    @rule(group=GROUPS, number=CONNECTIONS)
+    def producer_beats(self, group: str, number: int) -> None:
+        self.registry.register_producer(group, self.channel(number))
+        self.producers[group, number] = self.clock.now_ms()
+
+    @rule(group=GROUPS, number=CONNECTIONS)
+    def consumer_leaves(self, group: str, number: int) -> None:
+        self.told.clear()
+        was_there = self.consumers.pop((group, number), None) is not None
+
+        self.registry.unregister_consumer(group, self.connections[number])  # type: ignore[arg-type]
+
+        assert [info.group for info in self.told] == ([group] if was_there else [])
+        self.forget_empty_groups()
+
+    @rule(group=GROUPS, number=CONNECTIONS)
+    def producer_leaves(self, group: str, number: int) -> None:
+        self.registry.unregister_producer(group, self.connections[number])  # type: ignore[arg-type]
+        self.producers.pop((group, number), None)
+
+    @rule(number=CONNECTIONS)
+    def connection_ends(self, number: int) -> None:
+        self.registry.forget(self.connections[number])  # type: ignore[arg-type]
+        for table in (self.consumers, self.producers):
+            for key in [key for key in table if key[1] == number]:
+                del table[key]
+        self.forget_empty_groups()
+
+    @rule(seconds=st.integers(0, 100))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.move_ms(1_000 * seconds)
+        gone = self.registry.expire(EXPIRE_MS)
+
+        limit = self.clock.now_ms() - EXPIRE_MS
+        silent = {key[1] for table in (self.consumers, self.producers) for key, at in table.items() if at < limit}
+        for table in (self.consumers, self.producers):
+            for key in [key for key, at in table.items() if at < limit]:
+                del table[key]
+        left = {number for _, number in [*self.consumers, *self.producers]}
+        assert {channel.client_id for channel in gone} == {f"client-{number}" for number in silent - left}
+        self.forget_empty_groups()
+
+    def forget_empty_groups(self) -> None:
+        there = {group for group, _ in self.consumers}
+        self.topics = {group: topics for group, topics in self.topics.items() if group in there}
+
+    @invariant()
+    def both_agree(self) -> None:
+        assert self.registry.consumer_groups() == sorted(self.topics)
+        for group, topics in self.topics.items():
+            info = self.registry.consumer_group(group)
+            assert info is not None
+            members = sorted({f"client-{number}" for name, number in self.consumers if name == group})
+            assert info.client_ids() == members
+            assert info.subscriptions.keys() == topics
+        producers = {
+            (group, channel.client_id)
+            for group, channels in self.registry.producer_groups().items()
+            for channel in channels
+        }
+        assert producers == {(group, f"client-{number}") for group, number in self.producers}
+
+
+Clients.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestClients = Clients.TestCase

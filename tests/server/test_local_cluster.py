@@ -1,0 +1,122 @@
+"""One process that is a whole cluster: it opens from the inside out, and closes the other way round."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError, StoreLockedError
+from mqtemplate.message import HostAddress, MessageQueue
+from mqtemplate.remoting.client import RemotingClient
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.settings import RemotingClientSettings, RemotingServerSettings
+from mqtemplate.remoting.tls import ClientTls, ServerTls, TlsMode
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from tests.remoting.certificates import Certificates, has_openssl
+from tests.server.tool import ANY_PORT, Tool, make_engine
+
+SETTINGS = BrokerServerSettings(listen=ANY_PORT)
+
+
+@pytest.fixture
+def taken() -> Iterator[HostAddress]:
+    """A port that somebody else has."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield HostAddress(*listening.getsockname())
+
+
+def test_what_was_sent_and_committed_is_there_after_the_stop(tmp_path: Path) -> None:
+    queue = MessageQueue("orders", "broker-a", 0)
+    with LocalCluster(make_engine(VirtualClock(), tmp_path), SETTINGS, ANY_PORT) as cluster:
+        with Tool(cluster.address) as tool:
+            tool.send("orders")
+        cluster.engine.commit_offset("billing", queue, 1)
+
+    with make_engine(VirtualClock(), tmp_path) as engine:
+        assert engine.max_offset(queue) == 1
+        assert engine.committed_offset("billing", queue) == 1
+
+
+def test_stopping_twice_is_harmless_and_both_doors_are_closed() -> None:
+    cluster = LocalCluster(make_engine(VirtualClock()), SETTINGS, ANY_PORT)
+    cluster.start()
+    doors = [cluster.address, cluster.name_server_address]
+    assert doors[0] != doors[1]
+
+    cluster.stop()
+    cluster.stop()
+
+    for door in doors:
+        with Tool(door) as tool, pytest.raises(RemoteConnectError):
+            tool.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+
+
+@pytest.mark.parametrize("which", ["broker", "name server"])
+def test_a_door_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path, taken: HostAddress, which: str) -> None:
+    listen, name_server = (taken, ANY_PORT) if which == "broker" else (ANY_PORT, taken)
+    cluster = LocalCluster(make_engine(VirtualClock(), tmp_path), BrokerServerSettings(listen=listen), name_server)
+
+    with pytest.raises(BrokerError, match=f"{taken}"):
+        cluster.start()
+
+    with make_engine(VirtualClock(), tmp_path) as engine:  # else the folder would be in use
+        assert engine.topics.names()
+    if which == "name server":
+        with Tool(cluster.address) as tool, pytest.raises(RemoteConnectError):
+            tool.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+
+
+def test_a_folder_that_is_in_use_opens_no_door(tmp_path: Path) -> None:
+    with make_engine(VirtualClock(), tmp_path):
+        cluster = LocalCluster(make_engine(VirtualClock(), tmp_path), SETTINGS, ANY_PORT)
+
+        with pytest.raises(StoreLockedError, match="is in use by process"):
+            cluster.start()
+
+
+def test_a_table_that_cannot_be_understood_opens_no_door(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "kvConfig.json").write_text('{"configTable": [1]}')
+    cluster = LocalCluster(make_engine(VirtualClock(), tmp_path), SETTINGS, ANY_PORT)
+
+    with pytest.raises(Exception, match="config/kvConfig.json does not hold what it should"):
+        cluster.start()
+
+    with make_engine(VirtualClock(), tmp_path) as engine:
+        assert engine.topics.names()
+
+
+@pytest.mark.skipif(not has_openssl(), reason="openssl, which makes the certificates, is not here")
+def test_tls_holds_at_both_doors(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    cert, key = certificates.issue("server")
+    remoting = RemotingServerSettings(tls=ServerTls(cert_path=str(cert), key_path=str(key), mode=TlsMode.ENFORCING))
+    trusting = RemotingClientSettings(tls=ClientTls(trust_cert_path=str(certificates.authority), check_host_name=False))
+    with LocalCluster(make_engine(VirtualClock()), SETTINGS, ANY_PORT, remoting=remoting) as cluster:
+        for door in map(str, (cluster.address, cluster.name_server_address)):
+            request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+            client = RemotingClient(trusting, SystemClock())
+            answer = client.invoke(door, request, 10_000)
+            client.close()
+            plain = RemotingClient(RemotingClientSettings(), SystemClock())
+            with pytest.raises(RemoteConnectError):
+                plain.invoke(door, RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO), 10_000)
+            plain.close()
+
+            assert answer.code == ResponseCode.SUCCESS
+
+
+def test_a_certificate_that_is_not_there_opens_nothing(tmp_path: Path) -> None:
+    tls = ServerTls(cert_path=str(tmp_path / "none.pem"), key_path=str(tmp_path / "none.pem"))
+    remoting = RemotingServerSettings(tls=tls)
+
+    with pytest.raises(ConfigurationError, match="none.pem"):
+        LocalCluster(make_engine(VirtualClock(), tmp_path / "store"), SETTINGS, ANY_PORT, remoting=remoting)
+
+    assert list(tmp_path.iterdir()) == []

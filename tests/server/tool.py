@@ -1,0 +1,110 @@
+"""A tool beside a server: asks it as ``mqadmin`` does, and takes part as a client does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.client import RemotingClient
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol import CURRENT_VERSION, RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from mqtemplate.remoting.protocol.headers import CommandHeader, SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
+
+TIMEOUT_MS = 10_000
+ANY_PORT = HostAddress("127.0.0.1", 0)
+
+
+def make_engine(clock: VirtualClock, path: Path | None = None) -> EmbeddedBroker:
+    """An engine whose server tells the port that the system chose; its index files are small."""
+    settings = EmbeddedSettings(listen_host=ANY_PORT, max_hash_slot_num=1_000, max_index_num=4_000)
+    return EmbeddedBroker(path, settings, clock)
+
+
+class Tool:
+    """One connection to one address.
+
+    Args:
+        on_request: Answers what the server asks.
+    """
+
+    def __init__(
+        self,
+        address: HostAddress,
+        credentials: Credentials | None = None,
+        on_request: Callable[[Connection, RemotingCommand], RemotingCommand | None] | None = None,
+    ) -> None:
+        self.address = str(address)
+        self._client = RemotingClient(RemotingClientSettings(credentials=credentials), SystemClock(), on_request)
+
+    def ask(
+        self, code: int, header: CommandHeader | None = None, body: bytes = b"", *, version: int = CURRENT_VERSION
+    ) -> RemotingCommand:
+        """The answer, whatever it says."""
+        request = RemotingCommand.request(code, header, body)
+        request.version = version
+        return self.pass_on(request)
+
+    def pass_on(self, request: RemotingCommand) -> RemotingCommand:
+        """The answer to a request that is made already."""
+        return self._client.invoke(self.address, request, TIMEOUT_MS)
+
+    def ask_well(self, code: int, header: CommandHeader | None = None, body: bytes = b"") -> RemotingCommand:
+        """The answer, which must be SUCCESS."""
+        answer = self.ask(code, header, body)
+        assert answer.code == ResponseCode.SUCCESS, f"{answer}"
+        return answer
+
+    def send(
+        self, topic: str, body: bytes = b"hello", queue_id: int = 0, *, keys: str = "", delay_level: int = 0
+    ) -> RemotingCommand:
+        """Send one message, as Java's producer does; it must be taken."""
+        answer = self.send_any(topic, body, queue_id, keys=keys, delay_level=delay_level)
+        assert answer.code == ResponseCode.SUCCESS, f"{answer}"
+        return answer
+
+    def send_any(
+        self, topic: str, body: bytes = b"hello", queue_id: int = 0, *, keys: str = "", delay_level: int = 0
+    ) -> RemotingCommand:
+        """The answer to a send, whatever it says."""
+        properties = {"KEYS": keys, "DELAY": str(delay_level) if delay_level else ""}
+        header = SendMessageRequestHeaderV2(
+            producer_group="tool-producer",
+            topic=topic,
+            default_topic="TBW102",
+            default_topic_queue_nums=4,
+            queue_id=queue_id,
+            sys_flag=0,
+            born_timestamp=SystemClock().now_ms(),
+            flag=0,
+            properties=encode_properties_text({name: value for name, value in properties.items() if value}),
+        )
+        return self.ask(RequestCode.SEND_MESSAGE_V2, header, body)
+
+    def consume(self, group: str, *topics: str, client_id: str = "consumer-1") -> None:
+        """Join a group."""
+        subscriptions = [SubscriptionData(topic=topic, sub_version=1) for topic in topics]
+        data = ConsumerData(group_name=group, subscription_data_set=subscriptions)
+        heartbeat = HeartbeatData(client_id=client_id, consumer_data_set=[data])
+        self.ask_well(RequestCode.HEART_BEAT, body=heartbeat.encode())
+
+    def produce(self, group: str, client_id: str = "producer-1") -> None:
+        """Be a producer of a group."""
+        heartbeat = HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(group_name=group)])
+        self.ask_well(RequestCode.HEART_BEAT, body=heartbeat.encode())
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
