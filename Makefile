@@ -36,14 +36,14 @@ $(READY): pyproject.toml
 	@touch $@
 
 # What Apache RocketMQ is made of, from Maven. Without it everything works, only the comparisons with RocketMQ are left out.
-$(PEER)/.ready: bench/peer/pom.xml
+$(PEER)/.ready: bench/peer/pom.xml $(wildcard bench/peer/packages/*/pom.xml)
 	@if ! { command -v mvn && command -v javac && { $(FIND_JAVA); }; } >/dev/null 2>&1; then \
 		echo "No JDK 17 or newer with Maven (java, javac, mvn): the tests and benches against Apache RocketMQ are skipped."; \
 	else \
-		echo "Fetching Apache RocketMQ into $(PEER), about 100 MB the first time, for the tests and benches against it."; \
+		echo "Fetching Apache RocketMQ 5.5.0, parts of 4.9, and rocketmq-spring into $(PEER), about 150 MB the first time,"; \
+		echo "for the tests and benches against them."; \
 		rm -rf $(PEER); \
-		if log=$$(mvn --batch-mode --file $< dependency:copy-dependencies \
-			-DincludeScope=runtime -DoutputDirectory="$(CURDIR)/$(PEER)/lib" 2>&1 </dev/null); \
+		if log=$$(mvn --batch-mode --file $< dependency:copy-dependencies -Dpeer.folder="$(CURDIR)/$(PEER)" 2>&1 </dev/null); \
 		then touch $@; else \
 			echo "Maven could not, so they are skipped: $$(echo "$$log" | sed -n 's/^\[ERROR\] //p' | head -n 1)"; fi; \
 	fi
@@ -74,7 +74,7 @@ lint: $(READY) ## Check format, lint and types
 	@$(VENV)/bin/mypy
 
 test: setup lint ## Lint, then run all tests
-	@$(VENV)/bin/pytest
+	@$(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 bench: setup ## Run every bench; each prints its figures
 	@for bench in $$(grep -l "^if __name__ ==" bench/*.py); do \

@@ -12,7 +12,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.message import Message, MessageQueue
 from tests.conformance.story import LATER, ORDERS, read_all, send, settings
-from tests.conformance.theirs import send_later
+from tests.conformance.theirs import PATIENCE_MS, send_later
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(180)]
 
@@ -25,7 +25,7 @@ def test_timers_of_a_wheel_kept_in_snapshots_are_delivered_once(
     with RocketMQ(tmp_path, name_server, options) as theirs:
         java.connect()
         delivered = send_later(java, [("timer, theirs", {"delay_ms": 300})])
-        assert java.read(LATER, 1, 20_000)
+        assert java.read(LATER, 1, PATIENCE_MS)
         waiting = send_later(
             java, [(f"timer {delay_ms}", {"delay_ms": delay_ms}) for delay_ms in (6_000, 9_000, 14_000)]
         )

@@ -16,7 +16,7 @@ from bench.peer.rocketmq import JavaClient, NameServer, PeerMessage, RocketMQ, b
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreLockedError
 from tests.conformance.story import BATCHES, BIG, IPV6, LATER, LONG_TOPIC, ORDERS, READERS, Sent, settings
-from tests.conformance.theirs import now_ms
+from tests.conformance.theirs import PATIENCE_MS, now_ms
 from tests.conformance.writer import Written, write
 
 pytestmark = pytest.mark.conformance
@@ -113,7 +113,7 @@ def test_a_group_goes_on_where_it_had_come_to(opened: Opened) -> None:
     """Four of the ten messages in queue 0 were done; of the queues without an offset all comes."""
     committed = opened.java.committed(READERS, ORDERS)
 
-    handled = opened.java.consume(READERS, ORDERS, 36, 20_000, linger=True)
+    handled = opened.java.consume(READERS, ORDERS, 36, PATIENCE_MS, linger=True)
 
     assert committed[0] == opened.written.done
     assert Counter(message.queue_id for message in handled) == {0: 6, 1: 10, 2: 10, 3: 10}

@@ -18,10 +18,13 @@ from mqtemplate import (
     SendResult,
     SendStatus,
     SystemClock,
+    TransactionSendResult,
+    TransactionState,
     VirtualClock,
     message_listener,
     service,
     spark_listener,
+    transaction_listener,
 )
 from mqtemplate.testing import Harness
 
@@ -44,6 +47,33 @@ def test_sending_gives_a_result_or_a_future_of_one(template: RocketMQTemplate, m
     mqtemplate_harness.run_until_idle()
 
     assert assert_type(result.send_status, SendStatus) is spring.send_status is future.result().send_status
+
+
+@transaction_listener()
+class Ledger:
+    def execute_local_transaction(self, order: Order, arg: object) -> TransactionState:
+        return TransactionState.COMMIT
+
+    def check_local_transaction(self, order: Order) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+def test_a_transaction_gives_a_result_with_a_state(mqtemplate_broker: EmbeddedBroker) -> None:
+    template = RocketMQTemplate(mqtemplate_broker, producer_group="shop")
+    template.add_transaction_listener(assert_type(Ledger(), Ledger))
+
+    result = assert_type(template.send_in_transaction("orders", Order(1), 4466), TransactionSendResult)
+    spring = assert_type(template.sendMessageInTransaction("orders", Order(1), 4466), TransactionSendResult)
+
+    assert assert_type(result.local_transaction_state, TransactionState) is spring.local_transaction_state
+
+
+def test_a_request_gives_what_was_asked_for(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
+    future = assert_type(template.async_send_and_receive("nobody", b"?", Order, timeout=1), Future[Order])
+
+    with pytest.raises(TimeoutError):
+        assert_type(template.send_and_receive("nobody", b"?", Order, timeout=1), Order)
+    assert future.done()
 
 
 def test_receiving_gives_what_was_asked_for(template: RocketMQTemplate) -> None:

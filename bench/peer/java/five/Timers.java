@@ -23,6 +23,7 @@ public final class Timers {
     }
 
     public static void main(String[] args) throws Exception {
+        Start.exitOnError();
         String topic = args[1];
         String what = args[2];
         int count = Integer.parseInt(args[3]);
@@ -44,6 +45,7 @@ public final class Timers {
         producer.setNamesrvAddr(names);
         producer.setSendMsgTimeout(10_000);
         producer.start();
+        Start.awaitBroker(producer);
         int threads = Math.min(32, count);
         send(producer, topic, body, first); // alone, so that the topic is made once
         AtomicInteger next = new AtomicInteger(1);

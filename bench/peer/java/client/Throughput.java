@@ -17,6 +17,7 @@ public final class Throughput {
     }
 
     public static void main(String[] args) throws Exception {
+        Start.exitOnError();
         String topic = args[1];
         int threads = Integer.parseInt(args[2]);
         int batch = Integer.parseInt(args[4]);
@@ -27,6 +28,7 @@ public final class Throughput {
         producer.setCompressMsgBodyOverHowmuch(Integer.MAX_VALUE);
         producer.setSendMsgTimeout(10_000);
         producer.start();
+        Start.awaitBroker(producer);
         send(producer, topic, body, batch); // alone, so that the topic is made once
         for (int round = 0; round <= Integer.parseInt(args[6]); round++) {
             double rate = round(producer, topic, threads, body, batch, roundNs);

@@ -1,0 +1,172 @@
+import com.alibaba.fastjson2.JSONArray;
+import com.alibaba.fastjson2.JSONObject;
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.impl.CommunicationMode;
+import org.apache.rocketmq.client.impl.producer.DefaultMQProducerImpl;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageClientIDSetter;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.exception.RemotingException;
+import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeader;
+import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
+import org.apache.rocketmq.remoting.protocol.route.BrokerData;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
+import org.apache.rocketmq.tools.command.MQAdminStartup;
+
+/** What the client 5.5.0 has beside 4.9.8: timers, recall; and the tools of RocketMQ. */
+final class Extra {
+    private static final int PATIENCE = 1_200;
+    private final String nameServer;
+    private DefaultMQAdminExt admin;
+
+    Extra(String nameServer) {
+        this.nameServer = nameServer;
+    }
+
+    void connect(String instanceName) throws Exception {
+        admin = new DefaultMQAdminExt("peer-admin");
+        admin.setNamesrvAddr(nameServer);
+        admin.setInstanceName(instanceName + "-admin");
+        admin.start();
+        // a minute: the broker tells the name server at its start, and then at times that are up to 30 s apart
+        for (int patience = PATIENCE; !isRegistered(); patience--) {
+            if (patience == 0) throw new IllegalStateException("the broker did not tell the name server of its topics");
+            Thread.sleep(50);
+        }
+    }
+
+    /** Whether the name server knows the broker and all of its topics, which it is told some time after the broker serves. */
+    private boolean isRegistered() throws Exception {
+        Map<String, BrokerData> brokers = admin.examineBrokerClusterInfo().getBrokerAddrTable();
+        if (brokers.isEmpty()) return false;
+        try {
+            String address = brokers.values().iterator().next().selectBrokerAddr();
+            Set<String> topics = admin.getAllTopicConfig(address, 3_000).getTopicConfigTable().keySet();
+            return admin.fetchAllTopicList().getTopicList().containsAll(topics);
+        } catch (RemotingException error) {
+            return false; // the name server has not noticed that the last broker is gone
+        }
+    }
+
+    void disconnect() {
+        admin.shutdown();
+    }
+
+    Object answer(JSONObject question) throws Exception {
+        String group = question.getString("group");
+        String topic = question.getString("topic");
+        switch (question.getString("do")) {
+            case "committed": return committed(group, topic);
+            case "topic_status": return topicStatus(topic);
+            case "create_topic": return createTopic(topic, question.getIntValue("queues"));
+            case "reset_offset": return resetOffset(topic, group, question.getLongValue("timestamp_ms"));
+            case "members": return members(group);
+            case "mqadmin": return mqadmin(question.getJSONArray("arguments"));
+            default: throw new IllegalArgumentException("no such question: " + question);
+        }
+    }
+
+    // --- messages -----------------------------------------------------------------------------------------------------------
+
+    static void delay(Message message, JSONObject given) {
+        if (given.containsKey("delay_sec")) message.setDelayTimeSec(given.getLongValue("delay_sec"));
+        if (given.containsKey("delay_ms")) message.setDelayTimeMs(given.getLongValue("delay_ms"));
+        if (given.containsKey("deliver_ms")) message.setDeliverTimeMs(given.getLongValue("deliver_ms"));
+    }
+
+    static String recallHandle(SendResult result) {
+        return result.getRecallHandle();
+    }
+
+    static String recall(DefaultMQProducer producer, String topic, String handle) throws Exception {
+        return producer.recallMessage(topic, handle);
+    }
+
+    static void broadcast(DefaultMQPushConsumer consumer) {
+        consumer.setMessageModel(MessageModel.BROADCASTING);
+    }
+
+    /** A broker keeps %RETRY% topics that are longer than what the client's own check lets pass. */
+    static SendResult sendUnchecked(DefaultMQProducer producer, Message message) throws Exception {
+        DefaultMQProducerImpl inner = producer.getDefaultMQProducerImpl();
+        String address = inner.getMqClientFactory().findBrokerAddressInPublish("broker-a");
+        MessageClientIDSetter.setUniqID(message);
+        SendMessageRequestHeader header = new SendMessageRequestHeader();
+        header.setProducerGroup(producer.getProducerGroup());
+        header.setTopic(message.getTopic());
+        header.setDefaultTopic("TBW102");
+        header.setDefaultTopicQueueNums(1);
+        header.setQueueId(0);
+        header.setSysFlag(0);
+        header.setBornTimestamp(System.currentTimeMillis());
+        header.setFlag(message.getFlag());
+        header.setProperties(MessageDecoder.messageProperties2String(message.getProperties()));
+        header.setReconsumeTimes(0);
+        header.setBatch(false);
+        return inner.getMqClientFactory().getMQClientAPIImpl()
+            .sendMessage(address, "broker-a", message, header, 10_000, CommunicationMode.SYNC, null, inner);
+    }
+
+    // --- tools --------------------------------------------------------------------------------------------------------------
+
+    private Object committed(String group, String topic) throws Exception {
+        Map<String, Long> offsets = new HashMap<>();
+        admin.examineConsumeStats(group, topic).getOffsetTable().forEach((queue, offset) -> {
+            if (queue.getTopic().equals(topic)) offsets.put(String.valueOf(queue.getQueueId()), offset.getConsumerOffset());
+        });
+        return offsets;
+    }
+
+    private Object topicStatus(String topic) throws Exception {
+        Map<String, List<Long>> status = new HashMap<>();
+        admin.examineTopicStats(topic).getOffsetTable().forEach((queue, offset) -> {
+            if (offset.getMaxOffset() > 0) {
+                status.put(String.valueOf(queue.getQueueId()), List.of(offset.getMinOffset(), offset.getMaxOffset()));
+            }
+        });
+        return status;
+    }
+
+    private Object createTopic(String topic, int queues) throws Exception {
+        admin.createTopic("TBW102", topic, queues, null);
+        return true;
+    }
+
+    /** Queue id -> the offset the group was set to. */
+    private Object resetOffset(String topic, String group, long timestampMs) throws Exception {
+        Map<String, Long> offsets = new HashMap<>();
+        for (Map.Entry<MessageQueue, Long> entry : admin.resetOffsetByTimestamp(topic, group, timestampMs, true).entrySet()) {
+            offsets.put(String.valueOf(entry.getKey().getQueueId()), entry.getValue());
+        }
+        return offsets;
+    }
+
+    /** The client ids of a group's members. */
+    private Object members(String group) throws Exception {
+        return admin.examineConsumerConnectionInfo(group).getConnectionSet().stream().map(member -> member.getClientId()).sorted().toList();
+    }
+
+    /** What one of the tools of mqadmin prints. */
+    private Object mqadmin(JSONArray arguments) {
+        PrintStream before = System.out;
+        ByteArrayOutputStream printed = new ByteArrayOutputStream();
+        System.setProperty("rocketmq.namesrv.addr", nameServer);
+        System.setOut(new PrintStream(printed, true, StandardCharsets.UTF_8));
+        try {
+            MQAdminStartup.main0(arguments.toArray(new String[0]), null);
+        } finally {
+            System.setOut(before);
+        }
+        return printed.toString(StandardCharsets.UTF_8);
+    }
+}

@@ -1,0 +1,54 @@
+"""How many messages a second RocketMQ's Python client sends synchronously. Prints one line a round: messages a second.
+
+Arguments: the proxy, topic, bytes of a body, seconds of a round, rounds. The first round warms up and is not printed.
+
+It runs in the environment of `bench.peer.python_client`, not in ours. It ends when standard input ends, so nothing
+outlives whoever started it; and when it takes half a minute longer than it was told to.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+
+from rocketmq import ClientConfiguration, Credentials, Message, Producer  # type: ignore[import-not-found]
+
+_PATIENCE_SECONDS = 30
+
+
+def _guard() -> None:
+    while os.read(0, 1_024):
+        pass
+    os._exit(1)
+
+
+def main(proxy: str, topic: str, body_bytes: int, seconds: float, rounds: int) -> None:
+    threading.Thread(target=_guard, daemon=True).start()
+    faulthandler.dump_traceback_later(seconds * (rounds + 1) + _PATIENCE_SECONDS, exit=True)
+    body = b"x" * body_bytes
+    producer = Producer(ClientConfiguration(proxy, Credentials()), (topic,))
+    producer.startup()
+
+    def send() -> None:
+        message = Message()
+        message.topic = topic
+        message.body = body
+        producer.send(message)  # raises unless the broker has stored it
+
+    for number in range(rounds + 1):
+        count, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            send()
+            count += 1
+        if number:
+            print(f"{count / (time.perf_counter() - start):.1f}", flush=True)
+    producer.shutdown()
+
+
+if __name__ == "__main__":
+    _proxy, _topic, _body_bytes, _seconds, _rounds = sys.argv[1:]
+    main(_proxy, _topic, int(_body_bytes), float(_seconds), int(_rounds))
+    os._exit(0)  # the client's threads may still run
