@@ -87,7 +87,7 @@ class Property:
     """Ours, on what takes the place of a waiting message that was cancelled or rescheduled: that one's level, 0 for a
     timer."""
     FOLLOWED = "__FOLLOWED"
-    """Ours, on the mark that a half message is done: the id of the message that takes its place, the next in the log."""
+    """Ours, on the mark that a half message is done: the id of the message next in the log, which takes its place."""
 
 
 DELAY_PROPERTIES = (
