@@ -84,8 +84,9 @@ class ClientProcessor:
         channel = ClientChannel(
             connection, beat.client_id, request.language, request.version, self._engine.clock.now_ms()
         )
-        for producer in beat.producer_data_set:
-            self._clients.register_producer(producer.group_name, channel)
+        came = [self._clients.register_producer(producer.group_name, channel) for producer in beat.producer_data_set]
+        if any(came):
+            self._engine.transactions.somebody_came()
         refusals = []
         for consumer in beat.consumer_data_set:
             try:

@@ -136,10 +136,12 @@ class ClientRegistry:
 
     # --- telling -------------------------------------------------------------------------------
 
-    def register_producer(self, group: str, channel: ClientChannel) -> None:
-        """A client sends for *group*, or still does."""
+    def register_producer(self, group: str, channel: ClientChannel) -> bool:
+        """A client sends for *group*, or still does; gives whether it is the first of its group."""
         with self._lock:
-            self._producers[group] = self._producers.get(group, {}) | {channel.connection.id: channel}
+            others = self._producers.get(group, {})
+            self._producers[group] = others | {channel.connection.id: channel}
+            return not others
 
     def register_consumer(self, data: ConsumerData, channel: ClientChannel, *, without_sub: bool = False) -> bool:
         """A client consumes for a group, or still does; gives whether that was news.

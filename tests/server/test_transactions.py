@@ -189,6 +189,16 @@ def test_a_late_end_by_the_first_answer_counts(serving: Serving) -> None:
     assert [message.body for message in serving.read("orders", queue_id=1)] == [b"half"]
 
 
+def test_who_comes_late_is_asked_at_once_about_what_nobody_could_be_asked(serving: Serving) -> None:
+    send_half(serving)
+    serving.advance(6_000)
+
+    serving.heartbeat("", producers=["producers"])
+    serving.advance(1)
+
+    assert len(questions(serving.connection)) == 1
+
+
 def test_another_producer_of_the_group_is_asked_when_one_is_gone(serving: Serving) -> None:
     gone, there = RecordingConnection(), RecordingConnection()
     serving.heartbeat("", producers=["producers"], over=gone, client_id="a")
