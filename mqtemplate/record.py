@@ -55,6 +55,7 @@ __all__ = [
     "CHECK_NAME",
     "CHECK_SIZE",
     "CHECK_START",
+    "HOST_FLAGS",
     "MAGIC_BLANK",
     "MAGIC_V1",
     "MAGIC_V2",
@@ -121,7 +122,9 @@ class SysFlag:
     COMPRESSION_MASK = COMPRESSION_MASK
 
 
-_NOT_HOST_FLAGS = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+HOST_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+"""A record with one of them has a longer head. What a draft says of them does not count: its hosts do."""
+_NOT_HOST_FLAGS = ~HOST_FLAGS
 
 
 class BadRecordError(Exception):

@@ -30,8 +30,6 @@ __all__ = ["SendBackProcessor"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
-_KEPT_FLAGS = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-
 
 class SendBackProcessor:
     """Stores the message again: for the group's retry topic, through the delay levels, or for its dead letters.
@@ -126,7 +124,7 @@ class SendBackProcessor:
     ) -> None:
         queue_id = self._topics.queue(again.topic, -1)
         draft = self._engine.drafts.make_again(again, message, queue_id, self._engine.clock.now_ms())
-        draft.sys_flag = record.sys_flag & _KEPT_FLAGS
+        draft.sys_flag = record.sys_flag
         put = self._writer.put(draft, again.topic, queue_id)
 
         def done(error: StoreError | None) -> None:

@@ -21,7 +21,7 @@ from mqtemplate.message import (
     offset_msg_id,
     offset_msg_ids,
 )
-from mqtemplate.record import CHECK_NAME, RecordDraft, SysFlag, pack_host
+from mqtemplate.record import CHECK_NAME, RecordDraft, pack_host
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies import SubscriptionGroupConfig
@@ -46,7 +46,6 @@ __all__ = ["SendProcessor"]
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 _ONE_BROKERS_OWN = ("POP_CK", CHECK_NAME)
-_KEPT_FLAGS = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 
 
 class SendProcessor:
@@ -244,7 +243,7 @@ class SendProcessor:
 
     def _fill(self, draft: RecordDraft, sent: SendMessageRequestHeader, remote: HostAddress) -> None:
         """Note in a record what the header says, and where it came from."""
-        draft.sys_flag = sent.sys_flag & _KEPT_FLAGS
+        draft.sys_flag = sent.sys_flag
         draft.born_timestamp = sent.born_timestamp
         draft.born_host = _pack_host(remote)
         draft.reconsume_times = sent.reconsume_times or 0

@@ -8,10 +8,10 @@ from mmap import mmap
 import numpy as np
 import structlog
 
-from mqtemplate.record import MAGIC_V1, SysFlag
+from mqtemplate.record import HOST_FLAGS, MAGIC_V1, SysFlag
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.index_file import KeyRows
-from mqtemplate.store.log_walk import HEAD, HOST_FLAGS, is_blank, record_in
+from mqtemplate.store.log_walk import HEAD, is_blank, record_in
 from mqtemplate.store.record_tails import hash_keys, tail_of
 
 __all__ = ["KeyReader"]

@@ -7,13 +7,20 @@ from mmap import mmap
 from typing import NamedTuple
 
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
-from mqtemplate.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, BadRecordError, StoredRecord, SysFlag, parse_record
+from mqtemplate.record import (
+    HOST_FLAGS,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    BadRecordError,
+    StoredRecord,
+    parse_record,
+)
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.layout import BLANK_SIZE
 
 __all__ = [
     "HEAD",
-    "HOST_FLAGS",
     "RecordHead",
     "is_blank",
     "is_record_start",
@@ -25,9 +32,6 @@ __all__ = [
 HEAD = struct.Struct(">ii20xqi16xq8x12xi")
 """Total size, magic, physical offset, sys flag, store timestamp, body length: of a record with IPv4 hosts."""
 assert HEAD.size == 88
-
-HOST_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-"""A record with one of them has a longer head."""
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 

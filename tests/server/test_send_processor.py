@@ -80,6 +80,13 @@ def test_a_compressed_body_is_stored_as_it_came(serving: Serving) -> None:
     assert (record.body, record.sys_flag) == (body, 0x301)
 
 
+def test_what_kind_of_address_a_peer_has_is_seen_not_believed(serving: Serving) -> None:
+    serving.send("orders", b"paid", sys_flag=SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+
+    (message,) = serving.read("orders")
+    assert (message.body, message.sys_flag) == (b"paid", 0)
+
+
 def test_long_names_say_the_same(serving: Serving) -> None:
     header = SendMessageRequestHeader(
         producer_group="producers",
