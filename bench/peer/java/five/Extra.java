@@ -50,7 +50,9 @@ final class Extra {
         Map<String, BrokerData> brokers = admin.examineBrokerClusterInfo().getBrokerAddrTable();
         if (brokers.isEmpty()) return false;
         try {
-            String address = brokers.values().iterator().next().selectBrokerAddr();
+            BrokerData broker = brokers.values().iterator().next();
+            if (broker.getBrokerAddrs().isEmpty()) return false; // the last one has gone, and this one was not heard of yet
+            String address = broker.selectBrokerAddr();
             Set<String> topics = admin.getAllTopicConfig(address, 3_000).getTopicConfigTable().keySet();
             return admin.fetchAllTopicList().getTopicList().containsAll(topics);
         } catch (RemotingException error) {
