@@ -24,10 +24,10 @@ from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.message import Message
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.waiting import SteerStatus
+from mqtemplate.pending import SteerStatus
 
 TOPIC = "crash"
 _LEVELS = "1s 2s"

@@ -48,11 +48,11 @@ from mqtemplate.remoting.protocol import (
     SerializeType,
     encode_command,
 )
-from mqtemplate.remoting.protocol.group_bodies import HeartbeatData
-from mqtemplate.remoting.protocol.group_headers import QueryConsumerOffsetRequestHeader
-from mqtemplate.remoting.protocol.header_fields import BoundaryType
-from mqtemplate.remoting.protocol.headers import REQUEST_HEADERS
-from mqtemplate.remoting.protocol.message_headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
+from mqtemplate.remoting.protocol.headers.group import QueryConsumerOffsetRequestHeader
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType
+from mqtemplate.remoting.protocol.headers.headers import REQUEST_HEADERS
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
 
 QUESTION = RequestCode.GET_ROUTEINFO_BY_TOPIC
 """Every server of ours answers it, if only with an error."""

@@ -14,7 +14,7 @@ from bench.measure import BODY, percentile, report, run, scratch_folder
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 

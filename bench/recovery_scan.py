@@ -18,9 +18,9 @@ from pathlib import Path
 from bench.measure import report, resident_mib, run, scratch_folder
 from mqtemplate.clock import SystemClock
 from mqtemplate.delay import DelayLevels, ScheduleMessageService, TimerMessageStore, tags_code_of
-from mqtemplate.delay.levels import DEFAULT_DELAY_LEVELS
+from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
 from mqtemplate.java_hash import tags_code
-from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft, encode_properties
 from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
 
 _QUEUES = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.measure import BODY, rate, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
-from mqtemplate.record import RecordDraft
+from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
 from mqtemplate.template import RocketMQTemplate
 

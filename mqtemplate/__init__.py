@@ -14,11 +14,11 @@ from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
-from mqtemplate.selector import SelectorType
+from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.spark import SparkBatch, spark_listener
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate, transaction_listener
-from mqtemplate.waiting import PendingCounts, PendingMessage, PendingPage, SteerResult, SteerStatus
+from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, SteerResult, SteerStatus
 
 __all__ = [
     # the application

@@ -18,9 +18,9 @@ from typing import Protocol, Self, TypeAlias
 from mqtemplate.clock import Clock
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
-from mqtemplate.selector import Selector
+from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
-from mqtemplate.waiting import PendingCounts, PendingPage, PendingQuery, SteerResult
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, SteerResult
 
 __all__ = [
     "Broker",

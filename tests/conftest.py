@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _why_not_spark() -> str | None:
     from mqtemplate.errors import SparkError
-    from mqtemplate.spark.java import find_java
+    from mqtemplate.spark.jvm.java import find_java
     from mqtemplate.spark.session import require_pyspark
 
     try:

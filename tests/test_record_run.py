@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import HostAddress
-from mqtemplate.record import RecordDraft, find_property, pack_host, parse_record
-from mqtemplate.record_run import RecordRun, RecordShape
+from mqtemplate.record.codec import RecordDraft, find_property, pack_host, parse_record
+from mqtemplate.record.run import RecordRun, RecordShape
 
 V4, V6 = pack_host(HostAddress("10.0.0.1", 10911)), pack_host(HostAddress("::1", 10911))
 PROPERTIES = b"UNIQ_KEY\x01%04d\x02TAGS\x01%c\x02REAL_TOPIC\x01orders\x02REAL_QID\x01%d\x02"

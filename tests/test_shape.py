@@ -23,12 +23,12 @@ FLOORS: dict[str, int] = {
     "mqtemplate.metrics": 0,
     "mqtemplate.compression": 1,
     "mqtemplate.message": 1,
-    "mqtemplate.waiting": 1,
+    "mqtemplate.pending": 1,
     "mqtemplate.results": 1,
-    "mqtemplate.selector": 1,
-    "mqtemplate.sql92": 1,
-    "mqtemplate.record": 2,
-    "mqtemplate.record_run": 2,
+    "mqtemplate.selectors.tags": 1,
+    "mqtemplate.selectors.sql92": 1,
+    "mqtemplate.record.codec": 2,
+    "mqtemplate.record.run": 2,
     "mqtemplate.converter": 2,
     "mqtemplate.broker": 2,
     "mqtemplate.store": 3,
@@ -51,7 +51,7 @@ FLOORS: dict[str, int] = {
 
 VISITS = {
     # on one floor: who -> whom
-    ("mqtemplate.selector", "mqtemplate.sql92"),
+    ("mqtemplate.selectors.tags", "mqtemplate.selectors.sql92"),
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.cli", "mqtemplate.context"),
 }

@@ -8,7 +8,7 @@ import socket
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.context import AppSettings
-from mqtemplate.context.server_settings import (
+from mqtemplate.context.settings.server import (
     AccountSettings,
     AclSection,
     ServerSettings,

@@ -10,7 +10,7 @@ from mqtemplate.broker import Capability
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
 from mqtemplate.cli.say import say
 from mqtemplate.context import load_settings, remote_settings
-from mqtemplate.context.name_server import RemoteCluster
+from mqtemplate.context.settings.name_server import RemoteCluster
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

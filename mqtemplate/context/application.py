@@ -13,12 +13,12 @@ import structlog
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.application_context import ApplicationContext
+from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.autoconfigure import AutoConfiguration
-from mqtemplate.context.components import collect_components
-from mqtemplate.context.config_source import load_settings
-from mqtemplate.context.injection import name_of
-from mqtemplate.context.settings import AppSettings
+from mqtemplate.context.injection.components import collect_components
+from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.injection.marks import name_of
+from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import start
 from mqtemplate.errors import ConfigurationError, DependencyError

@@ -11,9 +11,9 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import ClassVar
 
-from mqtemplate.context.application_context import ApplicationContext, ConditionOutcome
-from mqtemplate.context.definitions import snake_case
-from mqtemplate.context.settings import AppSettings
+from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome
+from mqtemplate.context.injection.definitions import snake_case
+from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
 
 __all__ = ["GROUP", "NOT_INSTALLED", "AutoConfiguration", "Starter", "apply_starters", "find_starters"]

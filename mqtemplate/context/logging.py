@@ -14,7 +14,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import Processor
 
-from mqtemplate.context.mqtemplate_settings import LogFormat, LoggingSettings
+from mqtemplate.context.settings.mqtemplate import LogFormat, LoggingSettings
 from mqtemplate.listener import add_current_message
 
 __all__ = ["configure_logging"]

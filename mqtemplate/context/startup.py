@@ -10,11 +10,11 @@ import structlog
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.application_context import ApplicationContext
+from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.autoconfigure import NOT_INSTALLED, AutoConfiguration, apply_starters, find_starters
-from mqtemplate.context.components import is_injectable, is_listener, is_spark_listener
-from mqtemplate.context.definitions import Definition, snake_case
-from mqtemplate.context.injection import name_of
+from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
+from mqtemplate.context.injection.definitions import Definition, snake_case
+from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener import ListenerRegistry

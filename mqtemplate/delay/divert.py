@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mqtemplate.delay.levels import DelayLevels
+from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import DelayError
 from mqtemplate.message import BROKER_PROPERTIES, SCHEDULE_TOPIC, TIMER_TOPIC, Property
 

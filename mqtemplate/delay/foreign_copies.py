@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from mqtemplate.record import StoredRecord, find_property
+from mqtemplate.record.codec import StoredRecord, find_property
 
 __all__ = ["ForeignCopies"]
 

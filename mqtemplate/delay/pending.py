@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.delay.keeper import WAITING_DTYPE, Keeper, WaitingPiece
-from mqtemplate.delay.steering import KeyIndex, handle_of, has_key, is_marker
+from mqtemplate.delay.delay_store import WAITING_DTYPE, Keeper, WaitingPiece
+from mqtemplate.delay.control import KeyIndex, handle_of, has_key, is_marker
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import SCHEDULE_TOPIC, Property
-from mqtemplate.record import StoredRecord, find_property
+from mqtemplate.record.codec import StoredRecord, find_property
 from mqtemplate.store import MessageStore
-from mqtemplate.waiting import PendingCounts, PendingMessage, PendingPage, PendingQuery
+from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
 
 __all__ = ["PendingView"]
 

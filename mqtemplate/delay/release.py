@@ -20,7 +20,7 @@ from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property, check_topic
 from mqtemplate.metrics import Histogram
-from mqtemplate.record import (
+from mqtemplate.record.codec import (
     MAX_PROPERTIES_BYTES,
     RecordDraft,
     StoredRecord,
@@ -29,7 +29,7 @@ from mqtemplate.record import (
     encode_properties,
     find_property,
 )
-from mqtemplate.record_run import RecordRun, RecordShape
+from mqtemplate.record.run import RecordRun, RecordShape
 from mqtemplate.store import MessageStore
 
 __all__ = [

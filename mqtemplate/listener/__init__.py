@@ -1,7 +1,7 @@
 """Decorated listeners: what calls users when messages arrive."""
 
 from mqtemplate.listener.batch import BatchFailure
-from mqtemplate.listener.container import ContainerState, ListenerContainer
+from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
 from mqtemplate.listener.current import add_current_message, current_group, current_message, current_messages
 from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerSpec, listener_specs, message_listener
 from mqtemplate.listener.endpoint import Endpoint, make_endpoints

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.modes import ConsumeMode
-from mqtemplate.selector import SelectorType
+from mqtemplate.selectors.tags import SelectorType
 
 __all__ = ["LISTENER_ATTRIBUTE", "ListenerSpec", "listener_specs", "message_listener"]
 

@@ -11,11 +11,11 @@ import structlog
 from mqtemplate.broker import Broker
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.async_loop import LoopThread, PrivateLoop
-from mqtemplate.listener.container import ListenerContainer
+from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
+from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.endpoint import Endpoint, make_endpoints
 from mqtemplate.listener.resolution import ListenerSettings, Resolve, default_resolve
-from mqtemplate.selector import SelectorType, TagSelector
+from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 __all__ = ["IsEnabled", "ListenerRegistry", "check_subscriptions"]
 

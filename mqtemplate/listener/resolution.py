@@ -15,7 +15,7 @@ from mqtemplate.listener.decorator import ListenerSpec
 from mqtemplate.listener.modes import ConsumeMode
 from mqtemplate.listener.unsupported import check_supported
 from mqtemplate.message import check_topic
-from mqtemplate.selector import Selector, SelectorType, TagSelector, make_selector
+from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector, make_selector
 
 __all__ = ["ListenerSettings", "Resolve", "default_resolve", "resolve_spec"]
 

@@ -18,7 +18,7 @@ from mqtemplate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, is_signed_with
-from mqtemplate.remoting.protocol.bodies import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
+from mqtemplate.remoting.protocol.bodies.bodies import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
 from mqtemplate.server.acl_settings import Account, AclSettings, Right
 
 __all__ = ["AclGuard"]

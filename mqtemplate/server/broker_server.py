@@ -12,28 +12,28 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.server import Processor, RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.server.administration import Administration
+from mqtemplate.server.admin.administration import Administration
 from mqtemplate.server.client_expiry import ClientExpiry
-from mqtemplate.server.client_processor import ClientProcessor
+from mqtemplate.server.processors.client import ClientProcessor
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.later import Later
-from mqtemplate.server.lock_processor import LockProcessor
-from mqtemplate.server.message_writer import MessageWriter
-from mqtemplate.server.offset_processor import OffsetProcessor
+from mqtemplate.server.deferred_work import Later
+from mqtemplate.server.processors.lock import LockProcessor
+from mqtemplate.server.processors.message_writer import MessageWriter
+from mqtemplate.server.processors.offset import OffsetProcessor
 from mqtemplate.server.pull_hold import PullHold
-from mqtemplate.server.pull_processor import PullProcessor, pull_response
+from mqtemplate.server.processors.pull import PullProcessor, pull_response
 from mqtemplate.server.queue_locks import QueueLocks
 from mqtemplate.server.raw_reader import RawReader
-from mqtemplate.server.reply_processor import ReplyProcessor
+from mqtemplate.server.processors.reply import ReplyProcessor
 from mqtemplate.server.response import problem_response
-from mqtemplate.server.send_back_processor import SendBackProcessor
-from mqtemplate.server.send_processor import SendProcessor
+from mqtemplate.server.processors.send_back import SendBackProcessor
+from mqtemplate.server.processors.send import SendProcessor
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.subscriptions import Subscriptions
 from mqtemplate.server.topic_configs import AUTO_CREATE_TOPIC, TopicConfigs
-from mqtemplate.server.topic_maker import TopicMaker
-from mqtemplate.server.transaction_processor import TransactionProcessor
+from mqtemplate.server.topic_creation import TopicMaker
+from mqtemplate.server.processors.transaction import TransactionProcessor
 from mqtemplate.services import Service, ServiceThread
 
 __all__ = ["BrokerServer"]

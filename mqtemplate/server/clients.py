@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import LanguageCode
-from mqtemplate.remoting.protocol.bodies import ConsumerData, SubscriptionData
+from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData, SubscriptionData
 
 __all__ = ["ClientChannel", "ClientRegistry", "ConsumerGroupInfo"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.remoting.protocol import fastjson
-from mqtemplate.remoting.protocol.bodies import DataVersion as DataVersionBody
-from mqtemplate.remoting.protocol.bodies import SubscriptionGroupConfig
-from mqtemplate.store.home import Home
-from mqtemplate.store.json_files import DataVersion, dump_json, read_table, understanding, write_table
+from mqtemplate.remoting.protocol.bodies import fastjson
+from mqtemplate.remoting.protocol.bodies.bodies import DataVersion as DataVersionBody
+from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
+from mqtemplate.store.files.store_files import Home
+from mqtemplate.store.files.json_files import DataVersion, dump_json, read_table, understanding, write_table
 
 __all__ = ["SubscriptionGroupTable"]
 

@@ -14,13 +14,13 @@ from functools import partial
 
 import structlog
 
-from mqtemplate.brokers.queue_reader import QueueReader
+from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
-from mqtemplate.selector import Selector
+from mqtemplate.selectors.tags import Selector
 from mqtemplate.server.raw_reader import RawPull, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
 from mqtemplate.store import MessageStore

@@ -8,10 +8,10 @@ from enum import Enum
 
 import structlog
 
-from mqtemplate.brokers.queue_reader import QueueReader
+from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import MessageQueue
-from mqtemplate.record import (
+from mqtemplate.record.codec import (
     SMALLEST_RECORD,
     BadRecordError,
     StoredRecord,
@@ -19,7 +19,7 @@ from mqtemplate.record import (
     parse_record,
     without_check,
 )
-from mqtemplate.selector import Selector, TagSelector
+from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store import MessageStore
 
 __all__ = ["RawPull", "RawReader", "RawStatus"]

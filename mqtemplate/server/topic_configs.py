@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mqtemplate.brokers.routing import TopicRoutes
+from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.errors import DestinationError
 from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
-from mqtemplate.remoting.protocol.bodies import DataVersion, TopicConfig
+from mqtemplate.remoting.protocol.bodies.bodies import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.store import TopicTable
 

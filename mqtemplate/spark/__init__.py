@@ -4,7 +4,7 @@ Importing it needs neither PySpark nor Java; using it says in one sentence what 
 """
 
 from mqtemplate.spark.container import SparkListenerContainer
-from mqtemplate.spark.java import find_java
+from mqtemplate.spark.jvm.java import find_java
 from mqtemplate.spark.listener import (
     AVAILABLE_NOW,
     SparkBatch,

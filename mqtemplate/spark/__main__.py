@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate.spark.archive_training import make_archive
+from mqtemplate.spark.jvm.archive_training import make_archive
 
 __all__: list[str] = []
 

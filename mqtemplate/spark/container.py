@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from mqtemplate.brokers.embedded import EmbeddedBroker
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
 __all__ = ["SparkListenerContainer"]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from mqtemplate.errors import DestinationError, ListenerError, UnsupportedError
 from mqtemplate.message import check_topic
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.offsets import QueueRange
 
 __all__ = [

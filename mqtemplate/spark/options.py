@@ -10,7 +10,7 @@ from datetime import datetime
 
 from mqtemplate.errors import ConfigurationError, DestinationError, ListenerError, UnsupportedError
 from mqtemplate.message import check_topic
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.offsets import OffsetTable, parse_offsets
 
 __all__ = ["OPTION_NAMES", "Position", "SourceOptions"]

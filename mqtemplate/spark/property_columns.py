@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mqtemplate.record import CHECK_NAME
+from mqtemplate.record.codec import CHECK_NAME
 
 __all__ = ["PropertyColumns", "text"]
 

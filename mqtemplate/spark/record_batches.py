@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import Property, offset_msg_id
-from mqtemplate.record import (
+from mqtemplate.record.codec import (
     CHECK_SIZE,
     CHECK_START,
     MAGIC_V1,
@@ -120,7 +120,7 @@ def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
 
 
 class _Records:
-    """Records of one commit log file, their fields found by arithmetic. `mqtemplate.record` has the layout."""
+    """Records of one commit log file, their fields found by arithmetic. `mqtemplate.record.codec` has the layout."""
 
     def __init__(self, window: LogWindow, queue: QueueSlice) -> None:
         self._queue, self._path = queue, window.path

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ConfigurationError, SparkError
-from mqtemplate.spark.class_archive import archive_flags
-from mqtemplate.spark.gateway import Gateway, launch
-from mqtemplate.spark.java import find_java, jvm_flags
+from mqtemplate.spark.jvm.class_archive import archive_flags
+from mqtemplate.spark.jvm.gateway import Gateway, launch
+from mqtemplate.spark.jvm.java import find_java, jvm_flags
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from mqtemplate.spark.offsets import EARLIEST, LATEST, OffsetTable, QueueRange
 from mqtemplate.spark.options import Position, SourceOptions
 from mqtemplate.spark.record_batches import QueueSlice, record_batches
 from mqtemplate.store import FolderHome
-from mqtemplate.store.json_files import read_table
+from mqtemplate.store.files.json_files import read_table
 
 __all__ = ["StoreReading"]
 

@@ -4,10 +4,10 @@ from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.cleaning import CleaningService
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
-from mqtemplate.store.home import FolderHome, Home, MemoryHome
-from mqtemplate.store.index_service import IndexService
-from mqtemplate.store.mapped_file import MappedFile
-from mqtemplate.store.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.files.store_files import FolderHome, Home, MemoryHome
+from mqtemplate.store.index.index_service import IndexService
+from mqtemplate.store.files.mapped_file import MappedFile
+from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.message_store import MessageStore, PutResult
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 from mqtemplate.store.topics import TopicTable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from mqtemplate.record import StoredRecord
-from mqtemplate.store.home import Home
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.store.files.store_files import Home
 from mqtemplate.store.layout import (
     CHECKPOINT_SIZE,
     pack_checkpoint_into,

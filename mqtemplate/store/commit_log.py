@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
 from mqtemplate.message import HostAddress
-from mqtemplate.record import (
+from mqtemplate.record.codec import (
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -26,11 +26,11 @@ from mqtemplate.record import (
     parse_record,
     read_size_and_magic,
 )
-from mqtemplate.record_run import RecordRun
+from mqtemplate.record.run import RecordRun
 from mqtemplate.store.layout import BLANK_SIZE, pack_blank
-from mqtemplate.store.mapped_file import MappedFile
-from mqtemplate.store.mapped_file_queue import MappedFileQueue
-from mqtemplate.store.record_batch import RecordBatch, read_batch
+from mqtemplate.store.files.mapped_file import MappedFile
+from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+from mqtemplate.record.batch import RecordBatch, read_batch
 
 __all__ = ["CommitLog", "LogFile", "PutResult"]
 

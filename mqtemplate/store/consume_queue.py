@@ -18,7 +18,7 @@ from mqtemplate.store.layout import (
     pack_cq_unit_into,
     unpack_cq_unit,
 )
-from mqtemplate.store.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 
 __all__ = ["ConsumeQueue"]
 

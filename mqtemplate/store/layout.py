@@ -1,4 +1,4 @@
-"""The byte layouts of the store's own files; the record's is in `mqtemplate.record`. All numbers are big-endian."""
+"""The byte layouts of the store's own files; the record's is in `mqtemplate.record.codec`. All numbers are big-endian."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.record import MAGIC_BLANK, crc32
+from mqtemplate.record.codec import MAGIC_BLANK, crc32
 
 __all__ = [
     "BLANK_SIZE",

@@ -7,7 +7,7 @@ from mmap import mmap
 from typing import NamedTuple
 
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
-from mqtemplate.record import (
+from mqtemplate.record.codec import (
     HOST_FLAGS,
     MAGIC_BLANK,
     MAGIC_V1,

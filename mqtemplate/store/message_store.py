@@ -15,24 +15,24 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.metrics import Metrics
-from mqtemplate.record import Labelled, RecordDraft, StoredRecord, find_property
-from mqtemplate.record_run import RecordRun
+from mqtemplate.record.codec import Labelled, RecordDraft, StoredRecord, find_property
+from mqtemplate.record.run import RecordRun
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.cleaning import CleaningService
 from mqtemplate.store.commit_log import CommitLog, LogFile, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
-from mqtemplate.store.dispatch_again import DispatchAgain
+from mqtemplate.store.queue_rebuild import DispatchAgain
 from mqtemplate.store.flush import GroupCommit, WhenFlushed
 from mqtemplate.store.flush_service import AllocateService, FlushService
-from mqtemplate.store.foreign_forms import refuse_foreign_forms
-from mqtemplate.store.home import Home
-from mqtemplate.store.index_service import IndexService
+from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
+from mqtemplate.store.files.store_files import Home
+from mqtemplate.store.index.index_service import IndexService
 from mqtemplate.store.layout import CQ_UNIT_SIZE
 from mqtemplate.store.log_walk import read_record
 from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
-from mqtemplate.store.sized_files import open_files
+from mqtemplate.store.files.sized_files import open_files
 
 __all__ = ["MessageStore", "PutResult"]
 

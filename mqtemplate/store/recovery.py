@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import structlog
 
-from mqtemplate.record import BadRecordError, StoredRecord, parse_record
+from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog
-from mqtemplate.store.dispatch_again import DamagedRange, DispatchAgain, QueueGapError, QueuePlace
-from mqtemplate.store.holes import is_lost_write
-from mqtemplate.store.record_batch import RecordBatch
+from mqtemplate.store.queue_rebuild import DamagedRange, DispatchAgain, QueueGapError, QueuePlace
+from mqtemplate.store.files.holes import is_lost_write
+from mqtemplate.record.batch import RecordBatch
 
 __all__ = ["Recovery"]
 

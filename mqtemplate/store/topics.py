@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mqtemplate.clock import Clock
-from mqtemplate.store.home import Home
-from mqtemplate.store.json_files import DataVersion, read_table, understanding, write_table
+from mqtemplate.store.files.store_files import Home
+from mqtemplate.store.files.json_files import DataVersion, read_table, understanding, write_table
 
 __all__ = ["TopicTable"]
 

@@ -12,7 +12,7 @@ from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, 
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, ConversionError
 from mqtemplate.message import Message, MessageExt, MessageQueue, check_topic
-from mqtemplate.selector import SelectorType, make_selector
+from mqtemplate.selectors.tags import SelectorType, make_selector
 
 __all__ = ["LitePullConsumer", "PullSettings"]
 

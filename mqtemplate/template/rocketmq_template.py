@@ -20,7 +20,7 @@ from mqtemplate.errors import (
 )
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult
-from mqtemplate.selector import SelectorType
+from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.callbacks import report_to
 from mqtemplate.template.destination import MessageQueueSelector, check_hash_key, select_queue_by_hash
 from mqtemplate.template.headers import Extras, make_extras

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from mqtemplate.broker import Broker
 from mqtemplate.errors import MessageError
 from mqtemplate.template.delay_options import deliver_time, epoch_ms
-from mqtemplate.waiting import PendingCounts, PendingPage, PendingQuery, SteerResult
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, SteerResult
 
 __all__ = ["WaitingVerbs"]
 

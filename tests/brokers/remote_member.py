@@ -9,7 +9,7 @@ import sys
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 
 
 def main(address: str, group: str, topic: str) -> None:

@@ -12,9 +12,9 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from mqtemplate.remoting.protocol.bodies.bodies import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     GetRouteInfoRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,

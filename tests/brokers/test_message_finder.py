@@ -12,7 +12,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, MessageError
 from mqtemplate.message import HostAddress, Message, Property, offset_msg_id
-from mqtemplate.record import RecordDraft
+from mqtemplate.record.codec import RecordDraft
 from mqtemplate.results import SendResult
 from mqtemplate.testing import Harness
 

@@ -13,7 +13,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, Message
 from mqtemplate.metrics import Histogram, HistogramSnapshot
 from mqtemplate.testing import Harness, messages_in
-from mqtemplate.waiting import PendingQuery
+from mqtemplate.pending import PendingQuery
 
 SETTINGS = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, timer_roll_window_slot=60)
 HOUR_MS = 3_600_000

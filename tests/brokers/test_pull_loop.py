@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqtemplate.brokers.pull_loop import Fetched, OffsetMoved, Outcome, PullFailed, PullLoop
+from mqtemplate.brokers.remote.consuming.pull_loop import Fetched, OffsetMoved, Outcome, PullFailed, PullLoop
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import RemoteConnectError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue

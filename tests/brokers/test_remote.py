@@ -27,11 +27,11 @@ from mqtemplate.errors import (
 from mqtemplate.message import RETRY_TOPIC_PREFIX, HostAddress, Message, Property
 from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies import ConsumerRunningInfo
-from mqtemplate.remoting.protocol.headers import GetConsumerRunningInfoRequestHeader, ResetOffsetRequestHeader
-from mqtemplate.selector import TagSelector
+from mqtemplate.remoting.protocol.bodies.bodies import ConsumerRunningInfo
+from mqtemplate.remoting.protocol.headers.headers import GetConsumerRunningInfoRequestHeader, ResetOffsetRequestHeader
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster
-from mqtemplate.waiting import PendingQuery, SteerStatus
+from mqtemplate.pending import PendingQuery, SteerStatus
 from tests.brokers.scripted_cluster import ScriptedBroker
 
 ANYWHERE = HostAddress("127.0.0.1", 0)

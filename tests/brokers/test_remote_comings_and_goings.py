@@ -11,7 +11,7 @@ from pathlib import Path
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 
 ANYWHERE = HostAddress("127.0.0.1", 0)

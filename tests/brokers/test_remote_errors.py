@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote_errors import answer_problem, check_answer, send_failure, send_problem
+from mqtemplate.brokers.remote.errors import answer_problem, check_answer, send_failure, send_problem
 from mqtemplate.errors import (
     BrokerError,
     DelayError,

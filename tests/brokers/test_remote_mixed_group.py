@@ -19,7 +19,7 @@ from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.results import TransactionState
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from tests.contract.test_remote_rocketmq import until_registered
 
 pytestmark = pytest.mark.conformance

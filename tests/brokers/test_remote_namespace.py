@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import from_regex, sampled_from
 
-from mqtemplate.brokers.remote_namespace import SYSTEM_TOPICS, Namespace
+from mqtemplate.brokers.remote.namespace import SYSTEM_TOPICS, Namespace
 from mqtemplate.message import MessageQueue
 
 PROD = Namespace("prod")

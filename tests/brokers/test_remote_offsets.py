@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.brokers.remote_offsets import FileOffsets, broadcast_file
+from mqtemplate.brokers.remote.consuming.offsets import FileOffsets, broadcast_file
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.message import MessageQueue
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqtemplate.brokers.remote_namespace import Namespace
-from mqtemplate.brokers.remote_routes import DEFAULT_TOPIC, NameServers, RouteTable
+from mqtemplate.brokers.remote.namespace import Namespace
+from mqtemplate.brokers.remote.routes import DEFAULT_TOPIC, NameServers, RouteTable
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import MessageQueue

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.brokers.remote_routes import DEFAULT_TOPIC
+from mqtemplate.brokers.remote.routes import DEFAULT_TOPIC
 from mqtemplate.errors import DestinationError, SendError, SendTimeoutError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version

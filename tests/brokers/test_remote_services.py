@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote_services import PeriodicService
+from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.clock import VirtualClock
 
 

@@ -12,12 +12,12 @@ import pytest
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, Property
-from mqtemplate.record import SysFlag
+from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from mqtemplate.remoting.protocol.headers.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.remoting.protocol.messages import encode_message
 from mqtemplate.results import TransactionState
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.brokers.scripted_cluster import ScriptedBroker
 

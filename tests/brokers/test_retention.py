@@ -16,7 +16,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SendError
 from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import CleaningService, FlushDiskType
 from mqtemplate.testing import Harness
 

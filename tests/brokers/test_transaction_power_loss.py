@@ -155,7 +155,7 @@ def name(message: Message) -> bytes:
 def test_whatever_the_power_leaves_each_transaction_has_one_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
 ) -> None:
-    monkeypatch.setattr("mqtemplate.brokers.embedded.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
+    monkeypatch.setattr("mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
     life = Life(folder, seed=3)
 
     with capture_logs():

@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.brokers.transaction_progress import OpProgress
-from mqtemplate.brokers.transaction_records import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
+from mqtemplate.brokers.embedded.transactions.progress import OpProgress
+from mqtemplate.brokers.embedded.transactions.records import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DelayError, DestinationError, MessageError, MQTemplateError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.record import SysFlag
+from mqtemplate.record.codec import SysFlag
 from mqtemplate.results import HalfMessage, PullStatus, TransactionState
 from mqtemplate.store import FolderHome
 from mqtemplate.testing import Harness, messages_in

@@ -18,8 +18,8 @@ from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.cli.say import say
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol.bodies import ClusterInfo
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.bodies.bodies import ClusterInfo
+from mqtemplate.remoting.protocol.headers.headers import (
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
     SendMessageResponseHeader,

@@ -17,9 +17,9 @@ from typing import Any, Self
 import structlog
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
-from mqtemplate.brokers.remote import RemoteBroker
-from mqtemplate.brokers.remote_settings import RemoteSettings
-from mqtemplate.selector import TagSelector
+from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.selectors.tags import TagSelector
 
 __all__ = ["PythonMember"]
 

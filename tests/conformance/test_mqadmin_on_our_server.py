@@ -14,10 +14,10 @@ import pytest
 from bench.peer.rocketmq import JavaClient, NameServer, free_port, why_not
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, MessageQueue
-from mqtemplate.record import parse_record
+from mqtemplate.record.codec import parse_record
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.bodies import CMResult, ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from mqtemplate.remoting.protocol.bodies.bodies import CMResult, ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqtemplate.results import SendResult
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster
 from tests.server.tool import ANY_PORT, Tool

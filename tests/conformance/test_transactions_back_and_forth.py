@@ -10,7 +10,7 @@ import pytest
 
 from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers.transaction_records import HALF_TOPIC
+from mqtemplate.brokers.embedded.transactions.records import HALF_TOPIC
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import TransactionState
 from tests.conformance.story import read_all, settings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
-from mqtemplate.store.json_files import load_json
+from mqtemplate.store.files.json_files import load_json
 from tests.conformance.story import BATCHES, BIG, LATER, LONG_TOPIC, MUCH_LATER, ORDERS, READERS, Sent, settings
 
 __all__ = ["PATIENCE_MS", "Written", "compressed_body", "now_ms", "send_later", "write"]

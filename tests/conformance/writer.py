@@ -16,9 +16,9 @@ from typing import NamedTuple
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import HostAddress, Message, MessageQueue
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType
-from mqtemplate.waiting import SteerStatus
+from mqtemplate.pending import SteerStatus
 from tests.conformance.story import BATCHES, BIG, IPV6, LATER, LONG_TOPIC, ORDERS, READERS, Sent, send, settings
 
 __all__ = ["Written", "write"]

@@ -12,7 +12,7 @@ import structlog
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import AppSettings, MQApplication, configure_logging
-from mqtemplate.context.mqtemplate_settings import LoggingSettings
+from mqtemplate.context.settings.mqtemplate import LoggingSettings
 from mqtemplate.listener import message_listener
 from mqtemplate.testing.harness import Harness
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mqtemplate.context import AppSettings
-from mqtemplate.context.reference import configuration_reference
-from mqtemplate.context.relaxed_keys import kebab
-from mqtemplate.context.schema import field_shapes
+from mqtemplate.context.config.reference import configuration_reference
+from mqtemplate.context.config.relaxed_keys import kebab
+from mqtemplate.context.config.schema import field_shapes
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 

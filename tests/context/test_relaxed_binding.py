@@ -8,8 +8,8 @@ import pytest
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.context import AppSettings
-from mqtemplate.context.relaxed_keys import squash
-from mqtemplate.context.schema import field_shapes
+from mqtemplate.context.config.relaxed_keys import squash
+from mqtemplate.context.config.schema import field_shapes
 from mqtemplate.store.settings import FlushDiskType
 from tests.context.loading import Load, Refusal
 

@@ -15,7 +15,7 @@ from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Property
 from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest
-from mqtemplate.waiting import SteerStatus
+from mqtemplate.pending import SteerStatus
 
 pytestmark = pytest.mark.conformance
 

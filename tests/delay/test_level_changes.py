@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mqtemplate.delay import DelayLevels
 from mqtemplate.delay.divert import slot_of
 from mqtemplate.message import TIMER_TOPIC
-from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from tests.delay.test_exactly_once import Killed, MortalClock

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 
 from mqtemplate.delay import DelayLevels
-from mqtemplate.delay.keeper import WAITING_DTYPE, Keeper
+from mqtemplate.delay.delay_store import WAITING_DTYPE, Keeper
 from mqtemplate.message import SCHEDULE_TOPIC
-from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.store import FlushDiskType, PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from tests.delay.waiting_room import WaitingRoom

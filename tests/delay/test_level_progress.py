@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.delay import DEAD_LETTER_TOPIC, DelayLevels
-from mqtemplate.delay.schedule_message_service import DELAY_OFFSET_FILE
+from mqtemplate.delay.levels.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
-from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.store import PutResult
-from mqtemplate.store.json_files import read_table
+from mqtemplate.store.files.json_files import read_table
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from tests.delay.conftest import OpenRoom
 from tests.delay.foreign_records import foreign_copy, foreign_level_message

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.delay.level_queue import NEVER_MS, LevelQueue
+from mqtemplate.delay.levels.level_queue import NEVER_MS, LevelQueue
 from mqtemplate.store import ConsumeQueue, MemoryHome
 from mqtemplate.store.layout import DONE_SIZE_MARK
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError
-from mqtemplate.waiting import PendingQuery
+from mqtemplate.pending import PendingQuery
 from tests.delay.waiting_room import WaitingRoom
 
 HOUR_MS = 3_600_000

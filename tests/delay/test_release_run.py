@@ -18,8 +18,8 @@ from mqtemplate.delay.release import Releaser, WaitingRecord, count_copies
 from mqtemplate.delay.release_run import read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, HostAddress
-from mqtemplate.record import RecordDraft, encode_properties, pack_host
-from mqtemplate.record_run import RecordRun
+from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host
+from mqtemplate.record.run import RecordRun
 from mqtemplate.store import PutResult
 from tests.delay.waiting_room import WaitingRoom
 

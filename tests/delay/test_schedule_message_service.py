@@ -12,7 +12,7 @@ from mqtemplate.delay.release import observe_all
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import SCHEDULE_TOPIC
 from mqtemplate.metrics import Histogram, HistogramSnapshot
-from mqtemplate.record import RecordDraft, SysFlag, encode_properties
+from mqtemplate.record.codec import RecordDraft, SysFlag, encode_properties
 from mqtemplate.store import PutResult
 from tests.delay.conftest import OpenRoom
 from tests.delay.foreign_records import foreign_level_message

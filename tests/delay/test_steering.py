@@ -13,8 +13,8 @@ import pytest
 from mqtemplate.delay import TimerLimits
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import TIMER_TOPIC
-from mqtemplate.record import StoredRecord
-from mqtemplate.waiting import SteerStatus
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.pending import SteerStatus
 from tests.delay.waiting_room import WaitingRoom
 
 DAY_MS = 86_400_000

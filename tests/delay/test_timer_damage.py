@@ -15,14 +15,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay.timer_files import (
+from mqtemplate.delay.timers.files import (
     TIMER_CHECKPOINT_FILE,
     TIMER_LOG_FOLDER,
     TIMER_WHEEL_FILE,
     TimerFiles,
     TimerSettings,
 )
-from mqtemplate.delay.timer_log import TimerLogDamageError
+from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.store import FolderHome
 from tests.delay.waiting_room import WaitingRoom

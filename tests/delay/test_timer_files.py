@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqtemplate.delay.timer_checkpoint import (
+from mqtemplate.delay.timers.timer_checkpoint import (
     TimerCheckpoint,
     Writer,
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from mqtemplate.delay.timer_files import TimerFiles, TimerSettings
-from mqtemplate.delay.timer_log import TimerLog, TimerLogDamageError
-from mqtemplate.delay.timer_unit import (
+from mqtemplate.delay.timers.files import TimerFiles, TimerSettings
+from mqtemplate.delay.timers.timer_log import TimerLog, TimerLogDamageError
+from mqtemplate.delay.timers.timer_unit import (
     DONE_RECORD_SIZE,
     MAGIC_DEFAULT,
     MAGIC_DONE,
@@ -25,7 +25,7 @@ from mqtemplate.delay.timer_unit import (
     seal_units,
     unpack_unit,
 )
-from mqtemplate.delay.timer_wheel import DEFAULT_SLOTS_TOTAL, Slot, TimerWheel, wheel_file_size
+from mqtemplate.delay.timers.timer_wheel import DEFAULT_SLOTS_TOTAL, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import ConfigurationError, StoreFormatError
 from mqtemplate.store import FolderHome, MappedFile, MappedFileQueue
 

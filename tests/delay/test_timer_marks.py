@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqtemplate.delay.timer_backlog import TimerBacklog
-from mqtemplate.delay.timer_unit import DONE_RECORD_SIZE, MAGIC_DONE
+from mqtemplate.delay.timers.backlog import TimerBacklog
+from mqtemplate.delay.timers.timer_unit import DONE_RECORD_SIZE, MAGIC_DONE
 from mqtemplate.store import FlushDiskType
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom

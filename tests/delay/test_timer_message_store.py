@@ -12,12 +12,12 @@ import pytest
 
 from mqtemplate.clock import SystemClock
 from mqtemplate.delay import DEAD_LETTER_TOPIC, TimerLimits
-from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
-from mqtemplate.delay.timer_intake import deliver_time, roll_slots
-from mqtemplate.delay.timer_metrics import TIMER_METRICS_FILE
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.delay.timers.intake import deliver_time, roll_slots
+from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import TIMER_TOPIC
-from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.services import ServiceThread
 from mqtemplate.store import PutResult
 from tests.delay.conftest import OpenRoom

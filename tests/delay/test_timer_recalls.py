@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay.timer_files import TIMER_LOG_FOLDER
-from mqtemplate.waiting import PendingQuery, SteerStatus
+from mqtemplate.delay.timers.files import TIMER_LOG_FOLDER
+from mqtemplate.pending import PendingQuery, SteerStatus
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay.timer_checkpoint import TimerCheckpoint
-from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.errors import StoreFormatError
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import SMALL_WHEEL, WaitingRoom

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqtemplate.delay.timer_checkpoint import TimerCheckpoint, Writer
-from mqtemplate.delay.timer_files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
-from mqtemplate.delay.timer_unit import MAGIC_DONE, TIMER_UNIT_DTYPE
+from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint, Writer
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.delay.timers.timer_unit import MAGIC_DONE, TIMER_UNIT_DTYPE
 from mqtemplate.message import TIMER_TOPIC
-from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft, encode_properties
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom
 

@@ -18,9 +18,9 @@ from mqtemplate.delay import (
     handle_of,
     tags_code_of,
 )
-from mqtemplate.delay.steering import KeyIndex
+from mqtemplate.delay.control import KeyIndex
 from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
-from mqtemplate.record import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.store import FlushDiskType, FolderHome, Home, MemoryHome, MessageStore, PutResult, StoreSettings
 
 SMALL_WHEEL = {"slots_total": 4_000, "roll_window_slots": 3_600, "timer_log_file_size": 5_216}

@@ -11,7 +11,7 @@ from dependency_injector.wiring import Provide, inject
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ConsumeMode, ListenerSpec, listener_specs, message_listener
-from mqtemplate.selector import SelectorType
+from mqtemplate.selectors.tags import SelectorType
 
 
 def test_a_decorated_function_is_the_same_function() -> None:

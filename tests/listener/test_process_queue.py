@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.listener.process_queue import ProcessQueue, ProcessQueues
+from mqtemplate.listener.consuming.process_queue import ProcessQueue, ProcessQueues
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 
 if TYPE_CHECKING:
     from tests.listener.conftest import MakeMessage

@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import ListenerError, UnsupportedError
 from mqtemplate.listener import ConsumeMode, ListenerSettings, ListenerSpec, default_resolve, resolve_spec
-from mqtemplate.sql92 import Sql92Selector
+from mqtemplate.selectors.sql92 import Sql92Selector
 
 NOW_MS = 1_767_225_600_000
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.listener import ConsumeMode, ContainerState, current_message, message_listener
-from mqtemplate.listener.process_queue import ProcessQueue
+from mqtemplate.listener.consuming.process_queue import ProcessQueue
 from mqtemplate.message import MessageExt
 
 if TYPE_CHECKING:

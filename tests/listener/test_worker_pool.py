@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqtemplate.listener.worker_pool import WorkerPool
+from mqtemplate.listener.consuming.worker_pool import WorkerPool
 
 PATIENCE_S = 30
 

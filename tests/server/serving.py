@@ -13,9 +13,9 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import RETRY_TOPIC_PREFIX, HostAddress, Message, MessageExt
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.headers.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.server import BrokerServer, BrokerServerSettings

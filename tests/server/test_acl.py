@@ -11,13 +11,13 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.bodies import (
+from mqtemplate.remoting.protocol.bodies.bodies import (
     ConsumerData,
     HeartbeatData,
     LockBatchRequestBody,
     SubscriptionData,
 )
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     CommandHeader,
     ConsumerGroupRequestHeader,
     ConsumerSendMsgBackRequestHeader,

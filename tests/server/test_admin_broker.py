@@ -10,8 +10,8 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies import BrokerStatsData, ConsumeStats, KVTable
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.bodies.bodies import BrokerStatsData, ConsumeStats, KVTable
+from mqtemplate.remoting.protocol.headers.headers import (
     GetBrokerConfigResponseHeader,
     GetConsumeStatsRequestHeader,
     ViewBrokerStatsDataRequestHeader,

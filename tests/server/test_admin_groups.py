@@ -12,7 +12,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import CURRENT_VERSION, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies import (
+from mqtemplate.remoting.protocol.bodies.bodies import (
     ConsumerConnection,
     ProducerConnection,
     ProducerTableInfo,
@@ -22,7 +22,7 @@ from mqtemplate.remoting.protocol.bodies import (
     SubscriptionGroupWrapper,
     TopicList,
 )
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     ConsumerGroupRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     GetAllSubscriptionGroupRequestHeader,

@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies import (
+from mqtemplate.remoting.protocol.bodies.bodies import (
     CreateTopicListRequestBody,
     GroupList,
     TopicConfig,
@@ -19,7 +19,7 @@ from mqtemplate.remoting.protocol.bodies import (
     TopicStatsTable,
 )
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     CreateTopicRequestHeader,
     DeleteTopicRequestHeader,
     GetAllTopicConfigRequestHeader,

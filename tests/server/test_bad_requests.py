@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.header_fields import camel_case
-from mqtemplate.remoting.protocol.headers import REQUEST_HEADERS
+from mqtemplate.remoting.protocol.headers.fields import camel_case
+from mqtemplate.remoting.protocol.headers.headers import REQUEST_HEADERS
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.tool import ANY_PORT, Tool, make_engine
 

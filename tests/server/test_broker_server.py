@@ -14,9 +14,9 @@ from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies import ConsumerData, HeartbeatData, TopicRouteData
+from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData, HeartbeatData, TopicRouteData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     ConsumerGroupRequestHeader,
     GetRouteInfoRequestHeader,
     PullMessageRequestHeader,

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers import REQUEST_HEADERS
+from mqtemplate.remoting.protocol.headers.headers import REQUEST_HEADERS
 from mqtemplate.server.response import problem_response
 from tests.server.serving import RecordingConnection, Serving
 

@@ -11,8 +11,8 @@ import pytest
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DestinationError
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.server import later as later_module
-from mqtemplate.server.later import Later
+from mqtemplate.server import deferred_work as later_module
+from mqtemplate.server.deferred_work import Later
 from mqtemplate.server.response import RefusedError
 from tests.server.serving import RecordingConnection
 

@@ -17,7 +17,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, Version
-from mqtemplate.remoting.protocol.bodies import (
+from mqtemplate.remoting.protocol.bodies.bodies import (
     CheckClientRequestBody,
     ConsumerData,
     HeartbeatData,
@@ -25,7 +25,7 @@ from mqtemplate.remoting.protocol.bodies import (
     LockBatchResponseBody,
 )
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     CommandHeader,
     ConsumerGroupRequestHeader,
     ConsumerSendMsgBackRequestHeader,

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol.headers import SendMessageResponseHeader
-from mqtemplate.server.message_writer import MessageWriter
+from mqtemplate.remoting.protocol.headers.headers import SendMessageResponseHeader
+from mqtemplate.server.processors.message_writer import MessageWriter
 from tests.server.serving import Serving
 
 

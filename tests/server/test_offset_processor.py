@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     BoundaryType,
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,

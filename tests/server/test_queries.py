@@ -9,16 +9,16 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue, Property
-from mqtemplate.record import parse_record
+from mqtemplate.record.codec import parse_record
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies import (
+from mqtemplate.remoting.protocol.bodies.bodies import (
     CMResult,
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
     QueryConsumeQueueResponseBody,
 )
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     QueryConsumeQueueRequestHeader,

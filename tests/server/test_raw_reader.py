@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.message import HostAddress, MessageQueue
-from mqtemplate.record import RecordDraft, encode_properties, pack_host, parse_record, without_check
-from mqtemplate.selector import TagSelector
+from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host, parse_record, without_check
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server.raw_reader import RawReader, RawStatus
-from mqtemplate.sql92 import Sql92Selector
+from mqtemplate.selectors.sql92 import Sql92Selector
 from tests.server.serving import Serving
 
 TAGS = st.sampled_from(["a", "b", "Aa", "BB", ""])

@@ -8,8 +8,8 @@ import pytest
 
 from mqtemplate.message import MessageExt
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.headers import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.headers.headers import ConsumerSendMsgBackRequestHeader
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import Serving
 

@@ -8,9 +8,9 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, Message
-from mqtemplate.record import SysFlag
+from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.headers import SendMessageRequestHeader, SendMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.headers import SendMessageRequestHeader, SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_offset_msg_id, encode_batch
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import RecordingConnection, Serving

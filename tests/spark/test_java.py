@@ -9,8 +9,8 @@ import pytest
 
 from mqtemplate.errors import ConfigurationError, SparkError
 from mqtemplate.spark import find_java, session
-from mqtemplate.spark.class_archive import archive_flags
-from mqtemplate.spark.java import Java, jvm_flags
+from mqtemplate.spark.jvm.class_archive import archive_flags
+from mqtemplate.spark.jvm.java import Java, jvm_flags
 
 
 def fake_java(home: Path, version: str, *, works: bool = True) -> Path:

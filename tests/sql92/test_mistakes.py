@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.errors import ListenerError, SelectorError
-from mqtemplate.sql92 import Sql92Selector
-from mqtemplate.sql92.grammar import MAX_LENGTH
-from mqtemplate.sql92.mistakes import EXAMPLE
-from mqtemplate.sql92.parts import MAX_DEPTH
+from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.sql92.grammar import MAX_LENGTH
+from mqtemplate.selectors.sql92.mistakes import EXAMPLE
+from mqtemplate.selectors.sql92.parts import MAX_DEPTH
 
 
 def refusal(expression: str) -> SelectorError:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtemplate.errors import SelectorError
-from mqtemplate.sql92 import Sql92Selector
-from mqtemplate.sql92.grammar import compile_expression
-from mqtemplate.sql92.values import NotComparableError
+from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.sql92.grammar import compile_expression
+from mqtemplate.selectors.sql92.values import NotComparableError
 from tests.sql92.golden import VALUES, Golden, golden, messages
 
 READ = [case for case in golden() if case.answers is not None and not case.ignores_the_rest]
@@ -178,7 +178,7 @@ def test_selectors_of_one_text_are_equal() -> None:
 def test_who_selects_by_tag_does_not_wait_for_the_grammar() -> None:
     """The library for grammars is loaded by the first selector."""
     program = (
-        "import sys; from mqtemplate.sql92 import Sql92Selector; assert 'lark' not in sys.modules; "
+        "import sys; from mqtemplate.selectors.sql92 import Sql92Selector; assert 'lark' not in sys.modules; "
         "Sql92Selector('a = 1'); assert 'lark' in sys.modules"
     )
 

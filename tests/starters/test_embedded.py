@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate import EmbeddedBroker, EmbeddedSettings, MQApplication, VirtualClock
-from mqtemplate.context.mqtemplate_settings import BrokerSettings
+from mqtemplate.context.settings.mqtemplate import BrokerSettings
 from mqtemplate.errors import DependencyError, MessageError, UnsupportedError
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from mqtemplate.store.disk import Disk
+from mqtemplate.store.files.disk import Disk
 
 Judge = Callable[[int, str], int]
 

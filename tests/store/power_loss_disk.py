@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from mqtemplate.store.disk import Disk
+from mqtemplate.store.files.disk import Disk
 
 _FOLDER = -1
 

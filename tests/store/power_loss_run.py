@@ -25,9 +25,9 @@ from typing import Any
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MQTemplateError
-from mqtemplate.record import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft, encode_properties
 from mqtemplate.store import FlushDiskType, FolderHome
-from mqtemplate.store.disk import Disk
+from mqtemplate.store.files.disk import Disk
 from tests.delay.waiting_room import Arrived, WaitingRoom
 from tests.store.power_loss_disk import Image, PowerLossDisk, RestartedDisk, subsets, write_image
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqtemplate.record import RecordDraft
+from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store import MessageStore, StoreSettings
 
 OpenStore = Callable[..., MessageStore]

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import ConfigurationError, CorruptRecordError, DeletedRecordError, StoreFullError
-from mqtemplate.record import StoredRecord
+from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store import FolderHome, MemoryHome, MessageStore, StoreSettings
 from mqtemplate.store.cleaning import DeleteHours
 from tests.store.small_store import OpenStore, bodies, draft, kill, small

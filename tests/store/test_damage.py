@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.brokers.queue_reader import QueueReader
+from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
-from mqtemplate.record import CHECK_SIZE
+from mqtemplate.record.codec import CHECK_SIZE
 from mqtemplate.store import ConsumerOffsets, FolderHome, MessageStore, StoreSettings, TopicTable
-from mqtemplate.store.disk import Disk
-from mqtemplate.store.json_files import read_table, write_table
+from mqtemplate.store.files.disk import Disk
+from mqtemplate.store.files.json_files import read_table, write_table
 from tests.store.small_store import bodies, draft, kill, small
 
 LOG_FILE = 400

@@ -13,9 +13,9 @@ import pytest
 
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
 from mqtemplate.store import FolderHome, MappedFile, MappedFileQueue, MemoryHome
-from mqtemplate.store.disk import Disk, disk_error
-from mqtemplate.store.folders import make_folder
-from mqtemplate.store.home import ABORT_FILE
+from mqtemplate.store.files.disk import Disk, disk_error
+from mqtemplate.store.files.folders import make_folder
+from mqtemplate.store.files.store_files import ABORT_FILE
 from tests.store.faulty_disk import FaultyDisk, never, once
 from tests.store.power_loss_disk import RestartedDisk
 

@@ -22,7 +22,7 @@ from mqtemplate.delay import TimerMessageStore
 from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.results import SendStatus
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType, FolderHome, MessageStore
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, during, never, once
 from tests.store.small_store import bodies, draft, kill, small
@@ -33,7 +33,7 @@ RETRY_MS = 1_000
 @pytest.fixture(autouse=True)
 def small_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A timer wheel has 38 MB, and a thousand starts have a lot to say."""
-    monkeypatch.setattr("mqtemplate.brokers.embedded.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
+    monkeypatch.setattr("mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
     with capture_logs():
         yield
 

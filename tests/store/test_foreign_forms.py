@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store import FolderHome
-from mqtemplate.store.foreign_forms import refuse_foreign_forms
+from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
 
 
 @pytest.mark.parametrize(

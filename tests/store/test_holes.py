@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.record import RecordDraft
-from mqtemplate.store.holes import is_lost_write
-from mqtemplate.store.mapped_file import MappedFile
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.store.files.holes import is_lost_write
+from mqtemplate.store.files.mapped_file import MappedFile
 
 HOST = b"\x7f\x00\x00\x01\x00\x00*\x9f"
 RECORD = len(RecordDraft("orders", 0, b"x" * 700, b"").encode(0, 0, 0, HOST))

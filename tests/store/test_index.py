@@ -21,11 +21,11 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import StoreFormatError, StoreFullError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
-from mqtemplate.record import RecordDraft, SysFlag
+from mqtemplate.record.codec import RecordDraft, SysFlag
 from mqtemplate.store import FolderHome, IndexService, MappedFile, MemoryHome, MessageStore, PutResult
-from mqtemplate.store.index_file import IndexFile, KeyRows, index_key_hashes
+from mqtemplate.store.index.index_file import IndexFile, KeyRows, index_key_hashes
 from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
-from mqtemplate.store.record_tails import keys_of
+from mqtemplate.store.index.record_tails import keys_of
 from tests.store.small_store import OpenStore, draft, kill, small
 
 SLOTS, UNITS = 5, 9

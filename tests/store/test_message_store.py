@@ -15,7 +15,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import CorruptRecordError, MessageError, StoreFormatError, StoreFullError, StoreLockedError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
-from mqtemplate.record import pack_host
+from mqtemplate.record.codec import pack_host
 from mqtemplate.store import FolderHome, MemoryHome, MessageStore
 from tests.store.small_store import OpenStore, bodies, draft, small
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import HostAddress
-from mqtemplate.record import (
+from mqtemplate.record.codec import (
     MAGIC_V1,
     MAGIC_V2,
     BadRecordError,

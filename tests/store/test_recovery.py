@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.record import RecordDraft, StoredRecord, SysFlag
+from mqtemplate.record.codec import RecordDraft, StoredRecord, SysFlag
 from mqtemplate.store import FolderHome, MessageStore
 from mqtemplate.store.checkpoint import StoreCheckpoint
 from tests.delay.foreign_records import ForeignDraft

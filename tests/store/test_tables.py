@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store import ConsumerOffsets, FolderHome, TopicTable
-from mqtemplate.store.json_files import load_json
+from mqtemplate.store.files.json_files import load_json
 
 
 def test_keys_without_quotes_are_read() -> None:

@@ -12,7 +12,7 @@ from mqtemplate.broker import MessageModel
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import BrokerClosedError, ConfigurationError, MessageError, SelectorError
 from mqtemplate.message import MessageExt
-from mqtemplate.selector import SelectorType
+from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, messages_in
 

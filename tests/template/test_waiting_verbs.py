@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
-from mqtemplate.waiting import SteerStatus
+from mqtemplate.pending import SteerStatus
 
 NOW_MS = VirtualClock().now_ms()
 NOW = datetime.fromtimestamp(NOW_MS / 1_000, UTC)

@@ -13,7 +13,7 @@ from mqtemplate.remoting.protocol.codes import (
     ResponseCode,
     SerializeType,
 )
-from mqtemplate.remoting.protocol.header_fields import CommandHeader, HeaderT
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, HeaderT
 
 __all__ = ["RemotingCommand"]
 

@@ -1,6 +1,6 @@
 """Messages as they stand in bodies: what pulls, views and checks bring, and what a batch sends.
 
-What brokers send is records of `mqtemplate.record` one behind the other, without a count. A batch is, for each message
+What brokers send is records of `mqtemplate.record.codec` one behind the other, without a count. A batch is, for each message
 (big-endian; the broker knows topic and queue from the header)::
 
      0  i4     total_size         of this message, this field included
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import HostAddress, Message, MessageExt
-from mqtemplate.record import (
+from mqtemplate.record.codec import (
     SMALLEST_RECORD,
     BadRecordError,
     RecordDraft,

@@ -1,6 +1,6 @@
 """A message's properties as one text: ``name 0x01 value 0x02`` for each. Nothing is escaped.
 
-The text is what headers carry; `mqtemplate.record` has the same as bytes.
+The text is what headers carry; `mqtemplate.record.codec` has the same as bytes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.errors import OffsetOutOfRangeError
 from mqtemplate.message import MessageQueue
 from mqtemplate.results import PullStatus
-from mqtemplate.selector import TagSelector
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
 __all__ = ["PullContract"]

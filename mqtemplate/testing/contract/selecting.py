@@ -8,8 +8,8 @@ from mqtemplate.broker import Capability
 from mqtemplate.errors import ListenerError, SelectorError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.results import PullStatus
-from mqtemplate.selector import SelectorType, TagSelector, make_selector
-from mqtemplate.sql92 import Sql92Selector
+from mqtemplate.selectors.tags import SelectorType, TagSelector, make_selector
+from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
 __all__ = ["SelectContract"]

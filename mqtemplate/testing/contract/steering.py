@@ -9,7 +9,7 @@ from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import Message, Property
 from mqtemplate.results import SendResult
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
-from mqtemplate.waiting import PendingQuery, SteerStatus
+from mqtemplate.pending import PendingQuery, SteerStatus
 
 __all__ = ["SteeringContract"]
 

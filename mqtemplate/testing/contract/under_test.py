@@ -14,7 +14,7 @@ import pytest
 from mqtemplate.broker import Broker, Capability, ConsumeFromWhere, Consumer, ConsumerSpec
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.results import SendResult
-from mqtemplate.selector import Selector, TagSelector
+from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.testing.harness import Harness
 
 __all__ = ["BrokerUnderTest"]

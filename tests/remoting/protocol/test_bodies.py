@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, bodies, fastjson
-from mqtemplate.remoting.protocol.bodies import (
+from mqtemplate.remoting.protocol.bodies.bodies import (
     REQUEST_BODIES,
     RESPONSE_BODIES,
     BrokerData,
@@ -31,7 +31,7 @@ from mqtemplate.remoting.protocol.bodies import (
     UserInfo,
     encode_list,
 )
-from mqtemplate.remoting.protocol.fastjson import dumps, loads
+from mqtemplate.remoting.protocol.bodies.fastjson import dumps, loads
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.strategies import bodies as bodies_of
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, headers
-from mqtemplate.remoting.protocol.header_fields import CommandHeader, Long, header, wire
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, header, wire
+from mqtemplate.remoting.protocol.headers.headers import (
     REQUEST_HEADERS,
     RESPONSE_HEADERS,
     BoundaryType,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mqtemplate import compression
 from mqtemplate.errors import ConversionError, MessageError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, Message, MessageExt, offset_msg_id
-from mqtemplate.record import SysFlag
+from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol.compression import CompressionType, compress_body, compression_type, decompress_body
 from mqtemplate.remoting.protocol.messages import (
     decode_batch,

@@ -12,7 +12,7 @@ import pytest
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.java_hash import java_string_hash, tags_code
 from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id
-from mqtemplate.record import crc32, pack_host, parse_record
+from mqtemplate.record.codec import crc32, pack_host, parse_record
 from mqtemplate.remoting.protocol import (
     CURRENT_VERSION,
     RemotingCommand,
@@ -23,10 +23,10 @@ from mqtemplate.remoting.protocol import (
     encode_command,
 )
 from mqtemplate.remoting.protocol.acl import is_signed_with, sign_command, signed_content
-from mqtemplate.remoting.protocol.bodies import BrokerData, ClusterInfo, SubscriptionData, TopicOffset, TopicStatsTable
+from mqtemplate.remoting.protocol.bodies.bodies import BrokerData, ClusterInfo, SubscriptionData, TopicOffset, TopicStatsTable
 from mqtemplate.remoting.protocol.codes import Perm, PullSysFlag
 from mqtemplate.remoting.protocol.compression import CompressionType, compress_body, decompress_body
-from mqtemplate.remoting.protocol.headers import (
+from mqtemplate.remoting.protocol.headers.headers import (
     REQUEST_HEADERS,
     ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,

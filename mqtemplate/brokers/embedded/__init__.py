@@ -1,0 +1,1 @@
+"""The embedded broker: the `Broker` interface over a store in this process."""

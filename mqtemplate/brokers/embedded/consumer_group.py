@@ -1,0 +1,284 @@
+"""Consumer groups of an embedded broker: members, who reads which queue, and how far."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import structlog
+
+from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.brokers.embedded.queue_reader import QueueReader
+from mqtemplate.brokers.rebalance import allocate_averagely
+from mqtemplate.brokers.same_group import check_same_group
+from mqtemplate.clock import Clock
+from mqtemplate.errors import (
+    BrokerClosedError,
+    CorruptRecordError,
+    DeletedRecordError,
+    UnsupportedError,
+)
+from mqtemplate.message import RETRY_TOPIC_PREFIX, MessageExt, MessageQueue, Property
+from mqtemplate.selectors.tags import Selector
+from mqtemplate.services import Bell
+from mqtemplate.store import ConsumerOffsets, MessageStore
+
+__all__ = ["ConsumerGroup", "EmbeddedConsumer", "GroupBackend"]
+
+_log = structlog.stdlib.get_logger("mqtemplate.broker")
+
+_YOUNG_QUEUE_BYTES = 1 << 30
+
+
+class GroupBackend(Protocol):
+    """What the members need of their broker."""
+
+    clock: Clock
+    store: MessageStore
+    reader: QueueReader
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]: ...
+
+    def create_topic(self, topic: str, queue_count: int = 4) -> None: ...
+
+    def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None: ...
+
+
+class ConsumerGroup:
+    """The members of one group in this process, and how its queues are shared out among them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._members: dict[str, EmbeddedConsumer] = {}
+        self._joined = 0
+        self._queue_locks: dict[MessageQueue, EmbeddedConsumer] = {}
+
+    @property
+    def has_members(self) -> bool:
+        return bool(self._members)
+
+    def join(self, member: EmbeddedConsumer) -> str:
+        """Take a member in; gives its id.
+
+        Raises:
+            ListenerError: The others want something else.
+        """
+        with self._lock:
+            for other in self._members.values():
+                check_same_group(other.spec, member.spec)
+            self._joined += 1
+            member_id = f"{member.spec.instance_name}@{self._joined:06d}"
+            self._members[member_id] = member
+        self.rebalance()
+        return member_id
+
+    def leave(self, member: EmbeddedConsumer) -> None:
+        with self._lock:
+            self._members = {key: other for key, other in self._members.items() if other is not member}
+            self._queue_locks = {queue: owner for queue, owner in self._queue_locks.items() if owner is not member}
+        self.rebalance()
+
+    def rebalance(self) -> None:
+        """Share the queues out anew: after a member came or went, or a topic got queues."""
+        with self._lock:
+            ids = sorted(self._members)
+            for member_id, member in self._members.items():
+                mine: set[MessageQueue] = set()
+                for queues in member.subscribed_queues():
+                    shares = member.spec.message_model is MessageModel.CLUSTERING
+                    mine.update(allocate_averagely(member_id, ids, queues) if shares else queues)
+                member.assign(mine)
+
+    def close(self) -> None:
+        """Close every member."""
+        for member in list(self._members.values()):
+            member.close()
+
+    def lock(self, queue: MessageQueue, member: EmbeddedConsumer) -> bool:
+        with self._lock:
+            return self._queue_locks.setdefault(queue, member) is member
+
+    def unlock(self, queue: MessageQueue, member: EmbeddedConsumer) -> None:
+        with self._lock:
+            if self._queue_locks.get(queue) is member:
+                del self._queue_locks[queue]
+
+
+class EmbeddedConsumer(Consumer):
+    """A member of a group, in the broker's process. Waits on a bell that the store rings."""
+
+    def __init__(
+        self, broker: GroupBackend, group: ConsumerGroup, spec: ConsumerSpec, offsets: ConsumerOffsets
+    ) -> None:
+        self.spec = spec
+        self._broker = broker
+        self._group = group
+        self._offsets = offsets
+        self._bell = Bell()
+        self._lock = threading.Lock()
+        self._assignment: frozenset[MessageQueue] = frozenset()
+        self._turn: list[MessageQueue] = []
+        self._positions: dict[MessageQueue, int] = {}
+        self._is_closed = False
+        self._is_woken = False
+        self._has_passed = False  # the last read left messages out, and gave none of their queue
+        self._selectors: dict[str, Selector | None] = {
+            topic: None if selector.selects_all else selector for topic, selector in spec.subscriptions.items()
+        }
+        self._retry_topic = RETRY_TOPIC_PREFIX + spec.group
+        if spec.message_model is MessageModel.CLUSTERING:
+            self._selectors[self._retry_topic] = None
+            broker.create_topic(self._retry_topic, 1)
+        for topic in self._selectors:
+            broker.store.watch(topic, self._bell.ring)
+        group.join(self)
+
+    # --- membership ----------------------------------------------------------------------------
+
+    def subscribed_queues(self) -> Iterable[list[MessageQueue]]:
+        """The queues of each topic, those of the retry topic among them."""
+        return [sorted(self._broker.queues(topic)) for topic in self._selectors]
+
+    def assign(self, queues: set[MessageQueue]) -> None:
+        """Read these from now on. A queue that comes begins where its group has committed."""
+        with self._lock:
+            self._positions = {queue: at for queue, at in self._positions.items() if queue in queues}
+            self._turn = sorted(queues)
+            self._assignment = frozenset(queues)
+        self._bell.ring()
+
+    def assignment(self) -> frozenset[MessageQueue]:
+        return self._assignment
+
+    def lock(self, queue: MessageQueue) -> bool:
+        return self._group.lock(queue, self)
+
+    def unlock(self, queue: MessageQueue) -> None:
+        self._group.unlock(queue, self)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for topic in self._selectors:
+            self._broker.store.unwatch(topic, self._bell.ring)
+        self._group.leave(self)
+        self._bell.ring()
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        self._is_woken = True
+        self._bell.ring()
+
+    def poll(
+        self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
+    ) -> list[MessageExt]:
+        deadline = time.monotonic() + wait_ms / 1_000
+        is_virtual = self._broker.clock.is_virtual
+        while True:
+            messages = self._read(max_count, without)
+            left = deadline - time.monotonic()
+            if not messages and self._has_passed and not self._is_woken and (is_virtual or left > 0):
+                continue  # a selector left out all that was read, and there may be more behind it
+            if messages or left <= 0 or self._is_woken or is_virtual:
+                self._is_woken = False
+                return messages
+            self._bell.wait(left)
+
+    def _read(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
+        """What there is now. The queues take turns at being first, so that none starves."""
+        self._has_passed = False
+        if self._is_closed:
+            raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
+        messages: list[MessageExt] = []
+        with self._lock:
+            turn = self._turn
+            self._turn = turn[1:] + turn[:1]
+            for queue in turn:
+                if queue not in without and len(messages) < max_count:
+                    self._read_queue(queue, max_count - len(messages), messages)
+        return messages
+
+    def _read_queue(self, queue: MessageQueue, max_count: int, messages: list[MessageExt]) -> None:
+        at = self._positions.get(queue)
+        if at is None:
+            at = self._positions[queue] = self._first_position(queue)
+        reader = self._broker.reader
+        if at < (low := reader.min_offset(queue)):
+            at = self._positions[queue] = self._pass_deleted(queue, at, low)
+        selector = self._selectors[queue.topic]
+        try:
+            found, self._positions[queue] = reader.read(queue, at, max_count, selector)
+            self._has_passed |= not found and self._positions[queue] > at
+        except DeletedRecordError:  # at this moment
+            self._positions[queue] = self._pass_deleted(queue, at, max(reader.first_kept(queue), at + 1))
+            self._read_queue(queue, max_count, messages)
+            return
+        except CorruptRecordError as exc:
+            if messages:
+                return  # hand out what was read; the next poll meets the damage again, and says so
+            self._positions[queue] = (at if exc.queue_offset is None else exc.queue_offset) + 1
+            raise
+        if queue.topic == self._retry_topic:
+            for message in found:
+                message.topic = message.properties.get(Property.RETRY_TOPIC, message.topic)
+        messages += found
+
+    def _pass_deleted(self, queue: MessageQueue, queue_offset: int, next_offset: int) -> int:
+        """Say that messages were deleted before this group had read them; gives *next_offset*."""
+        _log.warning(
+            "consumer.messages_deleted",
+            group=self.spec.group,
+            topic=queue.topic,
+            queue=queue.queue_id,
+            offset=queue_offset,
+            next_offset=next_offset,
+            reason="retention deleted their file; see file-reserved-time",
+        )
+        return next_offset
+
+    def _first_position(self, queue: MessageQueue) -> int:
+        committed = self.committed(queue)
+        reader = self._broker.reader
+        low, high = reader.min_offset(queue), reader.max_offset(queue)
+        if committed is not None:
+            return min(committed, high)  # what lies before `low` is passed, and logged, when it is read
+        where = self.spec.consume_from_where
+        if queue.topic == self._retry_topic or where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+            return low
+        if where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            since = self.spec.consume_timestamp
+            return reader.search_offset(queue, self._broker.clock.now_ms() - 1_800_000 if since is None else since)
+        # As upstream's brokers answer: a queue that still has its first message, close behind the log's end, is
+        # young, and a new group reads it whole; else it begins at the end.
+        return low if low == 0 and reader.bytes_behind(queue, low) <= _YOUNG_QUEUE_BYTES else high
+
+    def position(self, queue: MessageQueue) -> int:
+        with self._lock:
+            at = self._positions.get(queue)
+            return self._first_position(queue) if at is None else at
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        with self._lock:
+            self._positions[queue] = queue_offset
+        self._bell.ring()
+
+    # --- progress ------------------------------------------------------------------------------
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        return self._offsets.offset(self.spec.group, queue.topic, queue.queue_id)
+
+    def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        self._offsets.commit(self.spec.group, queue.topic, queue.queue_id, queue_offset)
+
+    def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
+        if self.spec.message_model is MessageModel.BROADCASTING:
+            raise UnsupportedError(
+                f"group {self.spec.group!r} broadcasts, and a message that each member gets has no one retry topic; "
+                "handle the failure in the listener, or use CLUSTERING"
+            )
+        self._broker.give_back(message, self.spec.group, delay_level, self.spec.max_reconsume_times)

@@ -1,0 +1,1 @@
+"""The remote broker: the `Broker` interface over RocketMQ's remoting protocol."""

@@ -1,0 +1,1 @@
+"""Consumer group members of the remote broker: rebalance, pulls, offsets, and queue locks."""

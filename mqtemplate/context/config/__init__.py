@@ -1,0 +1,1 @@
+"""Configuration: files, profiles, environment and placeholders as one tree of keys."""

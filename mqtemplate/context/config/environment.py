@@ -1,0 +1,86 @@
+"""Environment variables as keys, bound by the schema: no separator has to be guessed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+
+from mqtemplate.context.config.tree import ConfigNode
+from mqtemplate.context.config.relaxed_keys import same_key, shown, squash
+from mqtemplate.context.config.schema import FieldShape, field_shapes
+from mqtemplate.errors import ConfigurationError
+
+__all__ = ["BoundEnvironment", "bind_environment", "variable_name"]
+
+_NOT_OURS = {"ROCKETMQ_HOME"}  # where a RocketMQ is installed; set on many machines, means nothing to us
+
+
+@dataclass(slots=True)
+class BoundEnvironment:
+    """What the environment says.
+
+    Attributes:
+        root: The keys it sets.
+        unused: Variables that begin like ours and set nothing -> the variable that may have been meant, or None.
+    """
+
+    root: ConfigNode = field(default_factory=ConfigNode)
+    unused: dict[str, str | None] = field(default_factory=dict)
+
+
+def variable_name(path: tuple[str, ...]) -> str:
+    """The spelling we advise: ``ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT``."""
+    return "_".join(path).replace("-", "_").upper()
+
+
+def bind_environment(
+    model: type[BaseModel], environment: Mapping[str, str], prefix: tuple[str, ...] = ()
+) -> BoundEnvironment:
+    """Find the variables that set keys of *model*.
+
+    Underscores and case carry no meaning, so ``ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT``,
+    ``ROCKETMQ_PRODUCER_SENDMESSAGETIMEOUT`` and ``ROCKETMQ__PRODUCER__SEND_MESSAGE_TIMEOUT`` are one key. Keys in
+    a map are the user's own words and need the double underscore: ``ROCKETMQ__CONSUMER__LISTENERS__group__topic``.
+
+    Args:
+        prefix: Where in the configuration the model stands.
+
+    Raises:
+        ConfigurationError: Two spellings of one variable have different values.
+    """
+    shapes = {(*prefix, *path): shape for path, shape in field_shapes(model)}
+    plain = {squash("".join(path)): path for path, shape in shapes.items()}
+    maps = {path: shape for path, shape in shapes.items() if shape.map_depth}
+    firsts = {squash(path[0]) for path in shapes}
+    bound = BoundEnvironment()
+    by_path: dict[tuple[str, ...], str] = {}
+    for name, value in sorted(environment.items()):
+        first, separator, _ = name.replace(".", "_").partition("_")
+        if not separator or squash(first) not in firsts or name.upper() in _NOT_OURS:
+            continue
+        path = plain.get(squash(name.replace(".", ""))) or next(_map_entries(name, maps), None)
+        if path is None:
+            bound.unused[name] = _nearest(name, shapes)
+            continue
+        if (twin := by_path.setdefault(path, name)) != name and environment[twin] != value:
+            raise ConfigurationError(
+                f"environment: {twin} and {name} both set {shown(path)}, to different values; keep one"
+            )
+        bound.root.put(path, value, f"environment {name}")
+    return bound
+
+
+def _map_entries(name: str, maps: Mapping[tuple[str, ...], FieldShape]) -> Iterator[tuple[str, ...]]:
+    parts = name.split("__")
+    for path, shape in maps.items():
+        at = len(path)
+        if len(parts) >= at + shape.map_depth and all(map(same_key, parts, path)):
+            yield (*path, *parts[at:])
+
+
+def _nearest(name: str, shapes: Mapping[tuple[str, ...], FieldShape]) -> str | None:
+    close = difflib.get_close_matches(name.upper(), [variable_name(path) for path in shapes], 1, cutoff=0.75)
+    return close[0] if close else None

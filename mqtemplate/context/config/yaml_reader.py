@@ -1,0 +1,176 @@
+"""YAML files as `ConfigNode` trees: with line numbers, without YAML 1.1's surprises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from mqtemplate.context.config.tree import UNSET, ConfigNode
+from mqtemplate.errors import ConfigurationError
+
+__all__ = ["YamlDocument", "read_yaml"]
+
+_ACTIVATION_KEYS = (
+    ("config", "activate", "on-profile"),
+    ("spring", "config", "activate", "on-profile"),  # in files shared with a Spring application
+)
+_TIMESTAMP, _BOOL, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "bool", "int"))
+_MERGE = "tag:yaml.org,2002:merge"
+_COLLECTIONS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that leaves alone what only looks like something else.
+
+    YAML 1.1 reads ``on`` and ``no`` as booleans, ``010`` as eight, ``1:30`` as ninety and a bare date as a
+    date. Here they stay text: a tag may be called ``on``, a level table begins with ``90s``.
+    """
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_TIMESTAMP, _BOOL, _INT}]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(true|false)$", re.IGNORECASE), list("tTfF"))
+_Loader.add_implicit_resolver(_INT, re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
+
+
+@dataclass(frozen=True, slots=True)
+class YamlDocument:
+    """One document of a file.
+
+    Attributes:
+        root: Its keys.
+        on_profile: The profiles it is for (``!name``: for all but that one); empty for every profile.
+        origin: Where it begins.
+    """
+
+    root: ConfigNode
+    on_profile: tuple[str, ...]
+    origin: str
+
+
+def read_yaml(file: Path) -> list[YamlDocument]:
+    """Read every document of a file.
+
+    Raises:
+        ConfigurationError: Not UTF-8, not YAML, a document that is no mapping, or a key given twice.
+    """
+    try:
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(f"{file.name}: not UTF-8 at byte {exc.start}; save the file as UTF-8") from exc
+    except OSError as exc:
+        raise ConfigurationError(f"{file}: cannot be read: {exc.strerror}") from exc
+    try:
+        loader = _Loader(text)
+        try:
+            return list(_documents(loader, file.name))
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as exc:
+        line = exc.problem_mark.line + 1 if exc.problem_mark else "?"
+        raise ConfigurationError(f"{file.name}:{line}: not valid YAML: {exc.problem}") from exc
+    except yaml.YAMLError as exc:
+        raise ConfigurationError(f"{file.name}: not valid YAML: {exc}") from exc
+
+
+def _documents(loader: _Loader, file: str) -> Iterator[YamlDocument]:
+    while loader.check_node():
+        node = loader.get_node()
+        if node is None or _is_null(node):
+            continue
+        origin = f"{file}:{node.start_mark.line + 1}"
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigurationError(f"{origin}: a document is made of 'key: value' lines, this one is not")
+        root = ConfigNode(origin=origin)
+        _Walk(loader, file).mapping(node, root)
+        yield YamlDocument(root, _take_activation(root), origin)
+
+
+def _take_activation(root: ConfigNode) -> tuple[str, ...]:
+    """The profiles a document is for; the key itself is taken out, it is no setting."""
+    for path in _ACTIVATION_KEYS:
+        activate = root.find(path[:-1])
+        node = root.find(path)
+        if activate is None or node is None or node.value is UNSET:
+            continue
+        activate.children.pop(next(key for key, child in activate.children.items() if child is node))
+        values = node.value if isinstance(node.value, list) else str(node.value).split(",")
+        return tuple(str(value).strip() for value in values if str(value).strip())
+    return ()
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+
+
+class _Walk:
+    """Turns the nodes of one document into config nodes."""
+
+    def __init__(self, loader: _Loader, file: str) -> None:
+        self._loader = loader
+        self._file = file
+        self._open: set[int] = set()  # mappings and lists we are inside of: an alias may lead back into one
+
+    def mapping(self, node: yaml.MappingNode, parent: ConfigNode) -> None:
+        self._enter(node)
+        for key_node, value_node in self._pairs(node):
+            below = tuple(self._key(key_node).split("."))
+            origin = self._at(key_node)
+            if isinstance(value_node, yaml.MappingNode):
+                self.mapping(value_node, parent.put(below, UNSET, origin))
+                continue
+            twin = parent.put(below, UNSET, origin)
+            if twin.value is not UNSET:
+                key = ".".join(below)
+                raise ConfigurationError(f"{origin}: key '{key}' was given before, at {twin.origin}; keep one")
+            parent.put(below, self._plain(value_node), origin)
+        self._open.discard(id(node))
+
+    def _plain(self, node: yaml.Node) -> object:
+        """A scalar, or a list with whatever is in it."""
+        if isinstance(node, yaml.ScalarNode):
+            return self._loader.construct_object(node)
+        self._enter(node)
+        plain: object
+        if isinstance(node, yaml.SequenceNode):
+            plain = [self._plain(item) for item in node.value]
+        else:
+            assert isinstance(node, yaml.MappingNode)
+            plain = {self._key(key): self._plain(value) for key, value in self._pairs(node)}
+        self._open.discard(id(node))
+        return plain
+
+    def _pairs(self, node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
+        """The pairs of a mapping, ``<<`` merged in; what stands in the mapping itself comes last and wins."""
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = self._key(key_node)
+            if key in seen and key_node.tag != _MERGE:
+                at = self._at(key_node)
+                raise ConfigurationError(f"{at}: key '{key}' is given twice in the same mapping; keep one")
+            seen.add(key)
+        self._loader.flatten_mapping(node)
+        return list({self._key(pair[0]): pair for pair in node.value}.values())
+
+    def _key(self, node: yaml.Node) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise ConfigurationError(f"{self._at(node)}: a key must be plain text, this one is a list or a mapping")
+        return str(node.value)
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self._file}:{node.start_mark.line + 1}"
+
+    def _enter(self, node: yaml.Node) -> None:
+        if node.tag not in _COLLECTIONS:
+            raise ConfigurationError(
+                f"{self._at(node)}: the tag {node.tag!r} means nothing here; write plain keys and lists"
+            )
+        if id(node) in self._open:
+            raise ConfigurationError(f"{self._at(node)}: an alias leads back to the value it stands in")
+        self._open.add(id(node))

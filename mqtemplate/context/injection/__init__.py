@@ -1,0 +1,1 @@
+"""Dependency injection: definitions of components and the resolution of constructor parameters."""

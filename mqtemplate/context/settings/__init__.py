@@ -1,0 +1,1 @@
+"""Typed settings: the models behind ``rocketmq.*`` and ``mqtemplate.*``."""

@@ -1,0 +1,1 @@
+"""Delay levels: RocketMQ's schedule service."""

@@ -1,0 +1,1 @@
+"""Timers: RocketMQ's timing wheel and timer log."""

@@ -1,0 +1,1 @@
+"""Listener containers: fetching messages, calling handlers, and committing progress."""

@@ -1,0 +1,226 @@
+"""Bodies about topics, brokers and where they are.
+
+Source: RocketMQ ``remoting: protocol/route``, ``protocol/body``, ``common: TopicConfig``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.protocol.codes import Perm
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+
+__all__ = [
+    "BrokerData",
+    "BrokerStatsData",
+    "BrokerStatsItem",
+    "ClusterInfo",
+    "ConsumeQueueData",
+    "CreateTopicListRequestBody",
+    "DataVersion",
+    "KVTable",
+    "QueryConsumeQueueResponseBody",
+    "QueueData",
+    "RegisterBrokerBody",
+    "SubscriptionData",
+    "TopicConfig",
+    "TopicConfigSerializeWrapper",
+    "TopicList",
+    "TopicOffset",
+    "TopicRouteData",
+    "TopicStatsTable",
+]
+
+
+@body
+class QueueData(JsonBody):
+    """The queues a topic has on one broker.
+
+    Attributes:
+        perm: Bits of `codes.Perm`.
+    """
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int = Perm.READ | Perm.WRITE
+    topic_sys_flag: int = 0
+
+
+@body
+class BrokerData(JsonBody):
+    """Where a broker is.
+
+    Attributes:
+        broker_addrs: Broker id -> ``host:port``; 0 is the master, without which nobody sends to it.
+    """
+
+    cluster: str | None = None
+    broker_name: str
+    broker_addrs: dict[int, str]
+    enable_acting_master: bool = False
+    zone_name: str | None = None
+
+
+@body
+class TopicRouteData(JsonBody):
+    """Where a topic is. Send it in standard JSON to whoever asks for it: version 4.9.4 and newer.
+
+    Attributes:
+        order_topic_conf: ``broker:queues``, separated by ``;``, of an ordered topic.
+    """
+
+    queue_datas: list[QueueData]
+    broker_datas: list[BrokerData]
+    filter_server_table: dict[str, list[str]] = field(default_factory=dict)
+    order_topic_conf: str | None = None
+
+
+@body
+class ClusterInfo(JsonBody):
+    """All brokers.
+
+    Attributes:
+        broker_addr_table: By broker name.
+        cluster_addr_table: Cluster -> broker names.
+    """
+
+    broker_addr_table: dict[str, BrokerData] = field(default_factory=dict)
+    cluster_addr_table: dict[str, list[str]] = field(default_factory=dict)
+
+
+@body
+class KVTable(JsonBody):
+    """Names and texts: a broker's runtime figures, or a name server's entries."""
+
+    table: dict[str, str] = field(default_factory=dict)
+
+
+@body
+class TopicList(JsonBody):
+    topic_list: list[str] = field(default_factory=list)
+    broker_addr: str | None = None
+
+
+@body
+class DataVersion(JsonBody):
+    """Which of two tables is newer."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+
+
+@body
+class TopicConfig(JsonBody):
+    """A topic on one broker.
+
+    Attributes:
+        topic_filter_type: ``SINGLE_TAG`` or ``MULTI_TAG``.
+    """
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = Perm.READ | Perm.WRITE
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+@body
+class TopicConfigSerializeWrapper(JsonBody):
+    """All topics of a broker."""
+
+    topic_config_table: dict[str, TopicConfig] = field(default_factory=dict)
+    data_version: DataVersion = field(default_factory=DataVersion)
+
+
+@body
+class CreateTopicListRequestBody(JsonBody):
+    topic_config_list: list[TopicConfig]
+
+
+@body
+class RegisterBrokerBody(JsonBody):
+    """What a broker tells a name server; this is the form that is not compressed."""
+
+    topic_config_serialize_wrapper: TopicConfigSerializeWrapper
+    filter_server_list: list[str] = field(default_factory=list)
+
+
+@body
+class TopicOffset(JsonBody):
+    """One queue: its first message, the next free place, and when (ms) something came last."""
+
+    min_offset: int
+    max_offset: int
+    last_update_timestamp: int = 0
+
+
+@body
+class TopicStatsTable(JsonBody):
+    """All queues of a topic on one broker; tools take an empty table for a mistake."""
+
+    offset_table: dict[MessageQueue, TopicOffset]
+    topic_put_tps: float | None = None
+
+
+@body
+class SubscriptionData(JsonBody):
+    """What a consumer wants of a topic.
+
+    Attributes:
+        sub_string: ``*``, or tags separated by ``||``, or an SQL92 expression.
+        code_set: `mqtemplate.java_hash.java_string_hash` of each tag.
+        sub_version: When it was made, ms; pulls repeat it, and the larger one is the newer one.
+        expression_type: ``TAG`` or ``SQL92``.
+    """
+
+    topic: str
+    sub_string: str = "*"
+    tags_set: list[str] = field(default_factory=list)
+    code_set: list[int] = field(default_factory=list)
+    sub_version: int = 0
+    expression_type: str = "TAG"
+    class_filter_mode: bool = False
+
+
+@body
+class ConsumeQueueData(JsonBody):
+    """One unit of a consume queue, and what a group's filter says of it."""
+
+    physic_offset: int
+    physic_size: int
+    tags_code: int
+    extend_data_json: str | None = None
+    bit_map: str | None = None
+    eval: bool = False
+    msg: str | None = None
+
+
+@body
+class QueryConsumeQueueResponseBody(JsonBody):
+    queue_data: list[ConsumeQueueData]
+    max_queue_index: int
+    min_queue_index: int
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
+
+
+@body
+class BrokerStatsItem(JsonBody):
+    sum: int = 0
+    tps: float = 0.0
+    avgpt: float = 0.0
+
+
+@body
+class BrokerStatsData(JsonBody):
+    """One figure of a broker over the last minute, hour and day."""
+
+    stats_minute: BrokerStatsItem
+    stats_hour: BrokerStatsItem
+    stats_day: BrokerStatsItem

@@ -1,0 +1,1 @@
+"""Headers of requests and responses, one class for each form."""

@@ -1,0 +1,1 @@
+"""The name server: topic routes and registered brokers."""

@@ -1,0 +1,1 @@
+"""One processor for each kind of request that producers and consumers send."""

@@ -1,0 +1,64 @@
+"""Makes the archive of Spark's classes, by running a small stream and a small job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import structlog
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import SparkError
+from mqtemplate.message import Message
+from mqtemplate.spark.jvm.class_archive import QUIET, archive_path
+from mqtemplate.spark.container import SparkListenerContainer
+from mqtemplate.spark.jvm.java import find_java
+from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, spark_listener
+from mqtemplate.spark.session import session
+
+__all__ = ["make_archive"]
+
+_log = structlog.stdlib.get_logger("mqtemplate.spark")
+
+
+def make_archive(java_home: str | None = None) -> Path:
+    """Make the archive from the classes that a small stream and a small job load. Takes about half a minute.
+
+    Raises:
+        SparkError: The training run failed, or left no archive.
+    """
+    java = find_java(java_home)
+    path = archive_path(java)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.new")
+    program = f"import sys; from {__name__} import _train; _train(*sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", program, str(fresh), str(java.executable.parents[1])], check=False)
+    if done.returncode or not fresh.is_file():
+        raise SparkError(f"no archive of Spark's classes was made: the training run ended with code {done.returncode}")
+    fresh.replace(path)
+    _log.info("spark.class_archive", path=str(path), megabytes=path.stat().st_size >> 20)
+    return path
+
+
+def _train(archive: str, java_home: str) -> None:
+    """Load the classes that listeners and reads need; the JVM writes them down when it ends."""
+
+    @spark_listener("training", "training", trigger=AVAILABLE_NOW)
+    def count_by_tag(messages: object, batch: SparkBatch) -> None:
+        messages.groupBy("tags").count().collect()  # type: ignore[attr-defined]
+
+    java_options = f"-XX:ArchiveClassesAtExit={archive} {QUIET}"
+    spark = session(java_home=java_home, short_lived=True, **{"spark.driver.extraJavaOptions": java_options})
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder, "store"), clock=VirtualClock()) as broker:
+        broker.send(Message("training", b"{}", {"TAGS": "one"}))
+        container = SparkListenerContainer.on_broker(count_by_tag, spark, broker, Path(folder, "checkpoints"))
+        container.start()
+        container.await_idle()
+        container.stop()
+        read = spark.read.format("mqtemplate").options(store=f"{folder}/store", topic="training").load()
+        read.groupBy("tags").count().write.parquet(f"{folder}/out")

@@ -1,5 +1,0 @@
-"""SQL92 selectors: which messages of a topic a group wants, told by their properties."""
-
-from mqtemplate.sql92.selector import Sql92Selector
-
-__all__ = ["Sql92Selector"]

@@ -1,0 +1,1 @@
+"""RocketMQ's index files: messages by key."""
