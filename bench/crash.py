@@ -24,10 +24,10 @@ from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.message import Message
+from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.pending import SteerStatus
 
 TOPIC = "crash"
 _LEVELS = "1s 2s"
@@ -81,14 +81,14 @@ def _steer(template: RocketMQTemplate, handle: str | None, number: int, chance: 
     """Cancel a message or move it."""
     if chance.random() < 0.5:
         _say("cancelling", number, 0)
-        if template.cancel(handle).status is SteerStatus.CANCELLED:
+        if template.cancel(handle).status is ScheduleChangeStatus.CANCELLED:
             _say("cancelled", number, 0)
         else:
             _say("delivered", number, 0)
         return
     deliver_ms = clock.now_ms() + chance.randrange(_LONGEST_DELAY_MS)
     _say("moving", number, deliver_ms)
-    if template.reschedule(handle, deliver_at=deliver_ms).status is SteerStatus.RESCHEDULED:
+    if template.reschedule(handle, deliver_at=deliver_ms).status is ScheduleChangeStatus.RESCHEDULED:
         _say("moved", number, deliver_ms)
     else:
         _say("delivered", number, 0)

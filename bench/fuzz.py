@@ -49,10 +49,10 @@ from mqtemplate.remoting.protocol import (
     encode_command,
 )
 from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
-from mqtemplate.remoting.protocol.headers.group import QueryConsumerOffsetRequestHeader
 from mqtemplate.remoting.protocol.headers.fields import BoundaryType
-from mqtemplate.remoting.protocol.headers.headers import REQUEST_HEADERS
+from mqtemplate.remoting.protocol.headers.group import QueryConsumerOffsetRequestHeader
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 
 QUESTION = RequestCode.GET_ROUTEINFO_BY_TOPIC
 """Every server of ours answers it, if only with an error."""

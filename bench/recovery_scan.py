@@ -21,7 +21,7 @@ from mqtemplate.delay import DelayLevels, ScheduleMessageService, TimerMessageSt
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
 from mqtemplate.java_hash import tags_code
 from mqtemplate.record.codec import RecordDraft, encode_properties
-from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
+from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
 
 _QUEUES = 8
 _BATCH = 1_000
@@ -30,7 +30,9 @@ _LEVELS = DelayLevels.parse(DEFAULT_DELAY_LEVELS)
 
 
 def open_store(folder: Path) -> MessageStore:
-    return MessageStore(FolderHome(folder), _SETTINGS, SystemClock(), lambda record: tags_code_of(record, _LEVELS))
+    return MessageStore(
+        FolderStoreFiles(folder), _SETTINGS, SystemClock(), lambda record: tags_code_of(record, _LEVELS)
+    )
 
 
 def fill(folder: Path, mib: int, seed: int) -> int:

@@ -6,7 +6,7 @@ from bench.measure import BODY, rate, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
+from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
 from mqtemplate.template import RocketMQTemplate
 
 
@@ -26,7 +26,7 @@ def template() -> None:
 def store() -> None:
     with scratch_folder() as folder:
         engine = MessageStore(
-            FolderHome(folder), StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), SystemClock()
+            FolderStoreFiles(folder), StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), SystemClock()
         )
         engine.load()
         engine.start()

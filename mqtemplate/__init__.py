@@ -13,12 +13,12 @@ from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.spark import SparkBatch, spark_listener
 from mqtemplate.store import FlushDiskType
 from mqtemplate.template import RocketMQTemplate, transaction_listener
-from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, SteerResult, SteerStatus
 
 __all__ = [
     # the application
@@ -40,8 +40,8 @@ __all__ = [
     "TransactionState",
     "TransactionSendResult",
     # what waits
-    "SteerResult",
-    "SteerStatus",
+    "ScheduleChange",
+    "ScheduleChangeStatus",
     "PendingPage",
     "PendingMessage",
     "PendingCounts",

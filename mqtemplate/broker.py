@@ -1,6 +1,6 @@
 """The port: what every broker promises, whichever lies behind.
 
-The template and the listeners know this file and no broker. Two keepers stand behind it:
+The template and the listeners know this file and no broker. Two delay_stores stand behind it:
 `brokers.embedded.EmbeddedBroker`, over files or memory of this process, and a remote one, over
 RocketMQ's protocol. `testing.contract` holds the promises as tests.
 """
@@ -17,10 +17,10 @@ from typing import Protocol, Self, TypeAlias
 
 from mqtemplate.clock import Clock
 from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, SteerResult
 
 __all__ = [
     "Broker",
@@ -43,7 +43,7 @@ class Capability(Enum):
     DELAY_LEVEL = "delay levels"
     TIMER = "any delay or deliver time"
     BATCH_DELAY = "delays on a batch"
-    STEER = "cancel and reschedule"
+    SCHEDULE_CHANGE = "cancel and reschedule"
     PENDING = "look at what waits"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a folder of this machine"
@@ -365,7 +365,7 @@ class Broker(ABC):
     # --- what waits ----------------------------------------------------------------------------
 
     @abstractmethod
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> SteerResult:
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         """Take a waiting message back, so that it is never delivered. Once this says "cancelled", that lasts.
 
         Args:
@@ -381,7 +381,7 @@ class Broker(ABC):
     @abstractmethod
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
-    ) -> SteerResult:
+    ) -> ScheduleChange:
         """Let a waiting message be delivered at another time; a time that has come means now. Otherwise as `cancel`.
 
         Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import secrets
 import socket
 import time
@@ -13,33 +12,21 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from mqtemplate.errors import DestinationError
-
 __all__ = [
     "BROKER_PROPERTIES",
     "DELAY_PROPERTIES",
-    "DLQ_TOPIC_PREFIX",
     "RESERVED_PROPERTIES",
-    "RETRY_TOPIC_PREFIX",
-    "SCHEDULE_TOPIC",
-    "TIMER_TOPIC",
     "HostAddress",
     "Message",
     "MessageExt",
     "MessageQueue",
     "Property",
-    "check_topic",
     "copy_properties",
     "create_unique_id",
     "join_keys",
     "offset_msg_id",
     "offset_msg_ids",
 ]
-
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-TIMER_TOPIC = "rmq_sys_wheel_timer"
-RETRY_TOPIC_PREFIX = "%RETRY%"
-DLQ_TOPIC_PREFIX = "%DLQ%"
 
 
 class Property:
@@ -83,7 +70,7 @@ class Property:
     DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
     LEVEL_DELAY_MS = "__DELAY_MS"
     """Ours, on a message that waits by level: the level's delay (ms) when it was sent. The table may change later."""
-    STEERED = "__STEERED"
+    REPLACED_LEVEL = "__STEERED"
     """Ours, on what takes the place of a waiting message that was cancelled or rescheduled: that one's level, 0 for a
     timer."""
     FOLLOWED = "__FOLLOWED"
@@ -109,7 +96,7 @@ BROKER_PROPERTIES = frozenset(
         Property.TIMER_ROLL_TIMES,
         Property.TIMER_ROLL_LABEL,
         Property.LEVEL_DELAY_MS,
-        Property.STEERED,
+        Property.REPLACED_LEVEL,
     }
 )
 """What only a broker may write on a message that waits."""
@@ -168,7 +155,7 @@ class Message:
     """What a producer hands to the broker.
 
     Attributes:
-        topic: Where to; see `check_topic` for what a name may be.
+        topic: Where to; see `mqtemplate.topics.check_topic` for what a name may be.
         body: The payload as bytes.
         properties: Text beside the body: RocketMQ's own names (`Property`) and the user's.
         flag: A number of the user's, carried along.
@@ -249,27 +236,6 @@ class MessageExt(Message):
         """When a delayed message was due; None for one that was not delayed."""
         text = self.properties.get(Property.TIMER_DELIVER_MS)
         return int(text) if text and Property.REAL_TOPIC in self.properties else None
-
-
-_TOPIC_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
-_TOPIC_LONGEST = 127
-_SYSTEM_TOPIC_LONGEST = 255
-
-
-@lru_cache(maxsize=4_096)
-def check_topic(topic: str) -> str:
-    """Return *topic* if it is a legal name, else raise `DestinationError`. Source: ``TopicValidator``."""
-    if not topic:
-        raise DestinationError("the topic is empty; give 'topic' or 'topic:tag'")
-    if not _TOPIC_PATTERN.fullmatch(topic):
-        raise DestinationError(
-            f"topic {topic!r} has characters that are not allowed; use letters, digits, '_', '-', '%', '|'"
-        )
-    system = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
-    longest = _SYSTEM_TOPIC_LONGEST if system else _TOPIC_LONGEST
-    if len(topic) > longest:
-        raise DestinationError(f"topic {topic[:40]!r}… has {len(topic)} characters, allowed are {longest}")
-    return topic
 
 
 def offset_msg_id(store_host: HostAddress, physical_offset: int) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
-__all__ = ["PendingCounts", "PendingMessage", "PendingPage", "PendingQuery", "SteerResult", "SteerStatus"]
+__all__ = ["PendingCounts", "PendingMessage", "PendingPage", "PendingQuery", "ScheduleChange", "ScheduleChangeStatus"]
 
 
-class SteerStatus(Enum):
+class ScheduleChangeStatus(Enum):
     """What became of a message that was to be cancelled or rescheduled. Exactly one is true, for good.
 
     ``CANCELLED`` and ``RESCHEDULED``: it was waiting, and the wish was carried out (or had been, before).
@@ -23,7 +23,7 @@ class SteerStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SteerResult:
+class ScheduleChange:
     """The answer to a cancel or reschedule.
 
     Attributes:
@@ -31,7 +31,7 @@ class SteerResult:
         handles: The handles of what waits now instead, for a reschedule.
     """
 
-    status: SteerStatus
+    status: ScheduleChangeStatus
     count: int = 0
     handles: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mqtemplate.clock import Clock
 
-__all__ = ["AfterChangeService", "Bell", "Service", "ServiceThread"]
+__all__ = ["AfterChangeService", "Service", "ServiceThread", "WakeEvent"]
 
 
 class Service(Protocol):
@@ -28,7 +28,7 @@ class Service(Protocol):
         """Take the function to call when work arrives before the time ``step`` returned."""
 
 
-class Bell:
+class WakeEvent:
     """Wakes the one thread that waits for it. A ring that nobody waits for is kept for the next wait, once."""
 
     __slots__ = ("_lock",)
@@ -37,7 +37,7 @@ class Bell:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         if self._lock.locked():
             with contextlib.suppress(RuntimeError):  # another thread rang in between
                 self._lock.release()
@@ -99,7 +99,7 @@ class ServiceThread:
         self._services = services
         self._clock = clock
         self._on_error = on_error
-        self._bell = Bell()
+        self._wake_event = WakeEvent()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         for service in services:
@@ -109,12 +109,12 @@ class ServiceThread:
         self._thread.start()
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._wake_event.set()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Let the step that is running end, then end the thread."""
         self._stopping = True
-        self._bell.ring()
+        self._wake_event.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
@@ -124,7 +124,7 @@ class ServiceThread:
             due_ms = min(wake_at, default=None)
             sleep_s = self._LONGEST_SLEEP_S if due_ms is None else self._clock.seconds_until(due_ms)
             if sleep_s > 0:
-                self._bell.wait(min(sleep_s, self._LONGEST_SLEEP_S))
+                self._wake_event.wait(min(sleep_s, self._LONGEST_SLEEP_S))
 
     def _step(self, service: Service) -> int | None:
         try:

@@ -1,8 +1,8 @@
 """Those who keep the port's promises."""
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.brokers.remote.settings import RemoteSettings
-from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 
 __all__ = ["EmbeddedBroker", "EmbeddedSettings", "RemoteBroker", "RemoteSettings"]

@@ -8,14 +8,12 @@ from queue import Full, Queue
 
 import structlog
 
-__all__ = ["CheckThreads"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
 _JOIN_S = 5.0
 
 
-class CheckThreads:
+class TransactionCheckThreads:
     """Runs jobs in threads of its own.
 
     Args:

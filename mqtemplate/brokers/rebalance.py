@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from mqtemplate.message import MessageQueue
 
-__all__ = ["allocate_averagely", "in_javas_order"]
-
 
 def in_javas_order(members: Iterable[str]) -> list[str]:
     """Client ids as Java sorts texts, by UTF-16 units; all members must sort them alike."""

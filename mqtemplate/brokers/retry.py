@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from mqtemplate.message import (
-    DELAY_PROPERTIES,
-    DLQ_TOPIC_PREFIX,
-    RETRY_TOPIC_PREFIX,
-    Message,
-    MessageExt,
-    Property,
-    copy_properties,
-)
-
-__all__ = ["FIRST_RETRY_LEVEL", "dead_letter", "is_exhausted", "retry"]
+from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, Property, copy_properties
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 FIRST_RETRY_LEVEL = 3
 """The level of the first retry where the broker chooses; each further one is a level higher."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.errors import ListenerError
 
-__all__ = ["check_same_group"]
-
 
 def check_same_group(one: ConsumerSpec, other: ConsumerSpec) -> None:
     """Check that two members may share a group.

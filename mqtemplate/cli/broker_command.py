@@ -20,8 +20,6 @@ from mqtemplate.server import LocalCluster
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_broker_command"]
-
 _DESCRIPTION = """\
 Run a broker and its name server in one process, for RocketMQ's clients of every language and for
 applications of mqtemplate (rocketmq.name-server: 127.0.0.1:9876).

@@ -21,8 +21,6 @@ from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.server.acl_settings import Account, AclSettings, Right
 
-__all__ = ["cluster_of", "open_doors"]
-
 
 def cluster_of(settings: AppSettings) -> LocalCluster:
     """The cluster that the settings describe; nothing is opened yet.

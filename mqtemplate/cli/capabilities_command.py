@@ -15,8 +15,6 @@ from mqtemplate.context.settings.name_server import RemoteCluster
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["add_capabilities_command", "capability_report"]
-
 _DESCRIPTION = """\
 Print what the broker of each name server can do, and in what they differ. The port's promises hold for
 all of them; these are what some have beside. A name server is what rocketmq.name-server takes:

@@ -11,8 +11,6 @@ from mqtemplate.cli.capabilities_command import add_capabilities_command
 from mqtemplate.cli.say import say
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 
-__all__ = ["EXIT_CANNOT_START", "EXIT_USAGE", "main"]
-
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
 """Also of a configuration that cannot be used; `argparse` says the same of wrong arguments."""

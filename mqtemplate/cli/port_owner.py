@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["port_owner"]
-
 _LISTENING = "0A"
 
 

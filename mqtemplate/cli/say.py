@@ -6,8 +6,6 @@ import os
 import sys
 from typing import TextIO
 
-__all__ = ["say"]
-
 
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a line at once, on standard output if nothing else is said.

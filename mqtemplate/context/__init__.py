@@ -1,16 +1,16 @@
 """The application: configuration, injection, starters, life cycle."""
 
 from mqtemplate.context.application import MQApplication
-from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome, Part
 from mqtemplate.context.autoconfigure import AutoConfiguration
-from mqtemplate.context.injection.components import SPARK_LISTENER_ATTRIBUTE
 from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome, Part
+from mqtemplate.context.injection.components import SPARK_LISTENER_ATTRIBUTE
 from mqtemplate.context.injection.container import MQContainer
-from mqtemplate.context.settings.embedded_support import check_embedded_support, unneeded_keys
 from mqtemplate.context.injection.marks import Section, Value, service
 from mqtemplate.context.logging import configure_logging
-from mqtemplate.context.settings.remote_support import remote_settings
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.embedded_support import check_embedded_support, unneeded_keys
+from mqtemplate.context.settings.remote_support import remote_settings
 
 __all__ = [
     "SPARK_LISTENER_ATTRIBUTE",

@@ -13,10 +13,10 @@ import structlog
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.autoconfigure import AutoConfiguration
-from mqtemplate.context.injection.components import collect_components
 from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.injection.application_context import ApplicationContext
+from mqtemplate.context.injection.components import collect_components
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
@@ -25,8 +25,6 @@ from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener import ListenerContainer, ListenerRegistry
 from mqtemplate.services import Service
 from mqtemplate.template import RocketMQTemplate
-
-__all__ = ["MQApplication"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.context")
 

@@ -16,8 +16,6 @@ from mqtemplate.context.injection.definitions import snake_case
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
 
-__all__ = ["GROUP", "NOT_INSTALLED", "AutoConfiguration", "Starter", "apply_starters", "find_starters"]
-
 GROUP = "mqtemplate.autoconfigure"
 """The entry-point group in which a distribution names its starters."""
 

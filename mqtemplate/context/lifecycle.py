@@ -9,8 +9,6 @@ import structlog
 
 from mqtemplate.errors import DependencyError
 
-__all__ = ["Lifecycle", "closing_of", "hook_of"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.context")
 
 

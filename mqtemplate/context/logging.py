@@ -17,8 +17,6 @@ from structlog.typing import Processor
 from mqtemplate.context.settings.mqtemplate import LogFormat, LoggingSettings
 from mqtemplate.listener import add_current_message
 
-__all__ = ["configure_logging"]
-
 _CHATTY = ("py4j",)  # tells about each of its sockets at INFO
 
 

@@ -12,8 +12,6 @@ from types import FrameType
 
 import structlog
 
-__all__ = ["StopRequests"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.context")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

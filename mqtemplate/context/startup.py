@@ -10,8 +10,8 @@ import structlog
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.autoconfigure import NOT_INSTALLED, AutoConfiguration, apply_starters, find_starters
+from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition, snake_case
 from mqtemplate.context.injection.marks import name_of
@@ -19,8 +19,6 @@ from mqtemplate.context.lifecycle import closing_of, hook_of
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.template import RocketMQTemplate, TransactionListenerSpec, transaction_listener_spec
-
-__all__ = ["start"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.context")
 

@@ -1,26 +1,26 @@
 """The waiting room: delay levels and timers, and what is due goes back to the log."""
 
+from mqtemplate.delay.control import DelayController, handle_of
+from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert, slot_of, strip_broker_properties
-from mqtemplate.delay.delay_store import Keeper
+from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS, DelayLevels, tags_code_of
 from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC
-from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
-from mqtemplate.delay.control import Steering, handle_of
 from mqtemplate.delay.timers.files import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 
 __all__ = [
     "DEAD_LETTER_TOPIC",
     "DEFAULT_DELAY_LEVELS",
+    "DelayController",
     "DelayLevels",
+    "DelayStore",
     "Diverted",
-    "Keeper",
     "PendingView",
     "RecallHandle",
     "ScheduleMessageService",
-    "Steering",
     "TimerLimits",
     "TimerMessageStore",
     "TimerSettings",

@@ -13,19 +13,18 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert
-from mqtemplate.delay.delay_store import Keeper
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
 from mqtemplate.delay.release import copy_of
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import tags_code
-from mqtemplate.message import DELAY_PROPERTIES, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property
+from mqtemplate.message import DELAY_PROPERTIES, Property
+from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
 from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties, find_property
 from mqtemplate.store import MessageStore
-from mqtemplate.pending import SteerResult, SteerStatus
-
-__all__ = ["KeyIndex", "Steering", "handle_of", "has_key", "is_marker"]
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 _RECALL_TAG = "_RECALL_TAG_"
 """The tag of a delete marker. Source: ``RecallMessageProcessor``."""
@@ -68,11 +67,11 @@ class _Wish(NamedTuple):
         deliver_ms: The new time; None takes the message back.
     """
 
-    status: SteerStatus
+    status: ScheduleChangeStatus
     deliver_ms: int | None
 
 
-class Steering:
+class DelayController:
     """Changes what waits, by handle or key.
 
     - An answer is true for good: "cancelled" is never delivered, "already delivered" was not cancelled.
@@ -80,7 +79,7 @@ class Steering:
     - A message keeps its id, so its handle and keys go on naming it, however often it is moved.
 
     Args:
-        keepers: The two delay services.
+        delay_stores: The two delay services.
         index: Finds messages by key.
         levels: The level table of now.
     """
@@ -88,14 +87,14 @@ class Steering:
     def __init__(
         self,
         store: MessageStore,
-        keepers: Sequence[Keeper],
+        delay_stores: Sequence[DelayStore],
         index: KeyIndex,
         levels: Callable[[], DelayLevels],
         limits: TimerLimits,
         broker_name: str,
     ) -> None:
         self._store = store
-        self._keepers = {keeper.source_topic: keeper for keeper in keepers}
+        self._keepers = {delay_store.source_topic: delay_store for delay_store in delay_stores}
         self._index = index
         self._levels = levels
         self._limits = limits
@@ -105,19 +104,19 @@ class Steering:
 
     # --- what users call -----------------------------------------------------------------------
 
-    def cancel(self, handle: str | None, key: str | None = None, topic: str | None = None) -> SteerResult:
+    def cancel(self, handle: str | None, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         """See `Broker.cancel`."""
-        return self._steer(handle, key, topic, _Wish(SteerStatus.CANCELLED, None))
+        return self._steer(handle, key, topic, _Wish(ScheduleChangeStatus.CANCELLED, None))
 
     def reschedule(
         self, handle: str | None, deliver_ms: int, key: str | None = None, topic: str | None = None
-    ) -> SteerResult:
+    ) -> ScheduleChange:
         """See `Broker.reschedule`."""
         now_ms = self._store.clock.now_ms()
         divert(_timer(deliver_ms), topic or "any", 0, now_ms, self._levels(), self._limits)  # raises if too far
-        return self._steer(handle, key, topic, _Wish(SteerStatus.RESCHEDULED, deliver_ms))
+        return self._steer(handle, key, topic, _Wish(ScheduleChangeStatus.RESCHEDULED, deliver_ms))
 
-    def _steer(self, handle: str | None, key: str | None, topic: str | None, wish: _Wish) -> SteerResult:
+    def _steer(self, handle: str | None, key: str | None, topic: str | None, wish: _Wish) -> ScheduleChange:
         if (handle is None) == (key is None):
             raise MessageError("name what waits by its handle or by key=..., and by one of them")
         if key is not None:
@@ -129,9 +128,9 @@ class Steering:
         done = [result for result in results if result.count]
         handles = tuple(handle for result in done for handle in result.handles)
         status = done[0].status if done else results[0].status
-        return SteerResult(status, sum(result.count for result in done), handles)
+        return ScheduleChange(status, sum(result.count for result in done), handles)
 
-    def _steer_handle(self, handle: RecallHandle, wish: _Wish) -> SteerResult:
+    def _steer_handle(self, handle: RecallHandle, wish: _Wish) -> ScheduleChange:
         first = self._read(handle.physical_offset) if handle.physical_offset >= 0 else None
         if first is not None and _names(first, handle.msg_id, handle.topic) and first.topic in _WAITING_TOPICS:
             answer = self._try([first], wish)
@@ -139,7 +138,7 @@ class Steering:
                 return answer  # the common case, which needs no index: it waits where it waited first
         return self._steer_key(handle.msg_id, handle.topic, wish)
 
-    def _steer_key(self, key: str, topic: str | None, wish: _Wish) -> SteerResult:
+    def _steer_key(self, key: str, topic: str | None, wish: _Wish) -> ScheduleChange:
         family = [
             record
             for waiting_topic in _WAITING_TOPICS
@@ -147,58 +146,58 @@ class Steering:
             if _names(record, key, topic)
         ]
         answer = self._try([record for record in family if not is_marker(record)], wish)
-        return answer if answer.count else SteerResult(self._tell(family, key, topic))
+        return answer if answer.count else ScheduleChange(self._tell(family, key, topic))
 
     # --- one message ---------------------------------------------------------------------------
 
-    def _try(self, records: Iterable[StoredRecord], wish: _Wish) -> SteerResult:
+    def _try(self, records: Iterable[StoredRecord], wish: _Wish) -> ScheduleChange:
         """Carry the wish out on those that wait."""
         end, handles = 0, []
         steered: list[StoredRecord] = []
         topics: set[str] = set()
         for record in records:
-            keeper = self._keepers[record.topic]
-            with keeper.lock:
-                keeper.catch_up()
-                if not keeper.is_waiting(record):
+            delay_store = self._keepers[record.topic]
+            with delay_store.lock:
+                delay_store.catch_up()
+                if not delay_store.is_waiting(record):
                     continue
-                drafts = self._drafts(record, keeper, wish)
+                drafts = self._drafts(record, delay_store, wish)
                 puts = self._store.put_all(drafts, though_full=wish.deliver_ms is None)
-                keeper.withdraw(record)
+                delay_store.withdraw(record)
             steered.append(record)
             end = puts[-1].end
             topics |= {draft.topic for draft in drafts}
             if wish.deliver_ms is not None and drafts[0].topic == TIMER_TOPIC:
                 handles.append(self._handle(drafts[0], wish.deliver_ms, puts[0].physical_offset))
         if steered:
-            self._store.settle(end, topics)
+            self._store.confirm(end, topics)
             if wish.deliver_ms is None or self._store.group_commit.flushed >= end:
                 self._strike_out(steered)
             (self._cancelled if wish.deliver_ms is None else self._rescheduled).add(len(steered))
-        return SteerResult(wish.status, len(steered), tuple(handles))
+        return ScheduleChange(wish.status, len(steered), tuple(handles))
 
     def _strike_out(self, records: Iterable[StoredRecord]) -> None:
         for record in records:
-            keeper = self._keepers[record.topic]
-            with keeper.lock:
-                keeper.strike_out(record)
+            delay_store = self._keepers[record.topic]
+            with delay_store.lock:
+                delay_store.mark_cancelled(record)
 
     def _handle(self, draft: RecordDraft, due_ms: int, physical_offset: int) -> str:
         topic = find_property(draft.properties, b"REAL_TOPIC") or ""
         return handle_of(topic, self._broker_name, draft.properties, due_ms, physical_offset)
 
-    def _drafts(self, record: StoredRecord, keeper: Keeper, wish: _Wish) -> list[RecordDraft]:
+    def _drafts(self, record: StoredRecord, delay_store: DelayStore, wish: _Wish) -> list[RecordDraft]:
         """The records that take the place of a waiting one."""
         if wish.deliver_ms is None:
-            return [self._marker(record, keeper, _CANCELS, record.properties.get(Property.UNIQ_KEY, _NO_KEY))]
+            return [self._marker(record, delay_store, _CANCELS, record.properties.get(Property.UNIQ_KEY, _NO_KEY))]
         copy = self._copy(record, wish.deliver_ms)
         # The copy goes first: a kill that leaves it alone leaves the message, and the copy names its source, too.
-        slot = str(keeper.slot_of(record))
+        slot = str(delay_store.slot_of(record))
         meets_copy = find_property(copy.properties, b"TIMER_OUT_MS") == slot and copy.topic == TIMER_TOPIC
         key = _NO_KEY if meets_copy else record.properties.get(Property.UNIQ_KEY, _NO_KEY)
-        return [copy, self._marker(record, keeper, _MOVES, key)]
+        return [copy, self._marker(record, delay_store, _MOVES, key)]
 
-    def _marker(self, record: StoredRecord, keeper: Keeper, body: bytes, delete_key: str) -> RecordDraft:
+    def _marker(self, record: StoredRecord, delay_store: DelayStore, body: bytes, delete_key: str) -> RecordDraft:
         """What RocketMQ would find when the message is due, and drop it for."""
         properties = record.properties
         kept = {
@@ -206,13 +205,13 @@ class Steering:
             for name in (Property.UNIQ_KEY, Property.KEYS, Property.REAL_TOPIC, Property.REAL_QID)
             if name in properties
         }
-        due_ms = keeper.due_ms(record)
+        due_ms = delay_store.due_ms(record)
         kept |= {
             Property.TAGS: _RECALL_TAG,
             Property.TIMER_DELIVER_MS: str(due_ms),
-            Property.TIMER_OUT_MS: str(keeper.slot_of(record)),
+            Property.TIMER_OUT_MS: str(delay_store.slot_of(record)),
             Property.TIMER_DEL_UNIQKEY: delete_key,
-            Property.STEERED: _kind(record),
+            Property.REPLACED_LEVEL: _kind(record),
         }
         return RecordDraft(
             TIMER_TOPIC,
@@ -236,21 +235,21 @@ class Steering:
         if diverted is None:
             real = {Property.REAL_TOPIC: topic, Property.REAL_QID: str(queue_id)}  # as every released copy has them
             diverted = Diverted(topic, queue_id, wanted | real)
-        encoded = encode_properties(diverted.properties | {Property.STEERED: _kind(record)})
+        encoded = encode_properties(diverted.properties | {Property.REPLACED_LEVEL: _kind(record)})
         return copy_of(record, diverted.topic, diverted.queue_id, encoded)
 
     # --- the truth about what does not wait ----------------------------------------------------
 
-    def _tell(self, family: Sequence[StoredRecord], key: str, topic: str | None) -> SteerStatus:
+    def _tell(self, family: Sequence[StoredRecord], key: str, topic: str | None) -> ScheduleChangeStatus:
         """What became of a message none of whose records waits."""
         if family:
             newest = max(family, key=lambda record: record.physical_offset)
             if is_marker(newest) and newest.body != _MOVES and not self._was_released(newest, key):
-                return SteerStatus.CANCELLED
-            return SteerStatus.ALREADY_DELIVERED
+                return ScheduleChangeStatus.CANCELLED
+            return ScheduleChangeStatus.ALREADY_DELIVERED
         if topic is not None and any(has_key(record, key) for record in self._find(topic, key)):
-            return SteerStatus.ALREADY_DELIVERED
-        return SteerStatus.UNKNOWN
+            return ScheduleChangeStatus.ALREADY_DELIVERED
+        return ScheduleChangeStatus.UNKNOWN
 
     def _was_released(self, marker: StoredRecord, key: str) -> bool:
         """Whether a marker came too late: RocketMQ stores one first, and looks for its message later."""
@@ -279,54 +278,56 @@ class Steering:
         Returns:
             False if something there is due, or cannot be read: then the part is still needed.
         """
-        return all(self._copy_all_forward(keeper, physical_begin, physical_end) for keeper in self._keepers.values())
+        return all(
+            self._copy_all_forward(delay_store, physical_begin, physical_end) for delay_store in self._keepers.values()
+        )
 
     def waiting_bytes(self, physical_begin: int, physical_end: int) -> int:
         """How much of this part of the log waits."""
         total = 0
-        for keeper in self._keepers.values():
-            with keeper.lock:
-                keeper.catch_up()
-                total += int(keeper.waiting_between(physical_begin, physical_end)["size"].sum())
+        for delay_store in self._keepers.values():
+            with delay_store.lock:
+                delay_store.catch_up()
+                total += int(delay_store.waiting_between(physical_begin, physical_end)["size"].sum())
         return total
 
-    def _copy_all_forward(self, keeper: Keeper, physical_begin: int, physical_end: int) -> bool:
-        with keeper.lock:
-            keeper.catch_up()
-            rows = keeper.waiting_between(physical_begin, physical_end)
+    def _copy_all_forward(self, delay_store: DelayStore, physical_begin: int, physical_end: int) -> bool:
+        with delay_store.lock:
+            delay_store.catch_up()
+            rows = delay_store.waiting_between(physical_begin, physical_end)
         # what is due goes by itself; on a full disk it cannot, and must not keep the file that would make room
         if len(rows) and self._store.refusal is None and rows["due_ms"].min() <= self._store.clock.now_ms():
             return False
         offsets = np.sort(rows["physical_offset"])
         moved = [
-            self._move_between(keeper, int(piece[0]), int(piece[-1]) + 1)
+            self._move_between(delay_store, int(piece[0]), int(piece[-1]) + 1)
             for piece in np.split(offsets, range(_AT_ONCE, len(offsets), _AT_ONCE))
             if len(piece)
         ]
         self._store.group_commit.wait(self._store.end_offset, 60_000)
         return all(moved)
 
-    def _move_between(self, keeper: Keeper, physical_begin: int, physical_end: int) -> bool:
+    def _move_between(self, delay_store: DelayStore, physical_begin: int, physical_end: int) -> bool:
         """Copy a few messages; others may be handed over before and after."""
-        with keeper.lock:
-            rows = keeper.waiting_between(physical_begin, physical_end)
+        with delay_store.lock:
+            rows = delay_store.waiting_between(physical_begin, physical_end)
             records = [self._read(physical_offset) for physical_offset in rows["physical_offset"].tolist()]
             whole = [record for record in records if record is not None]
             if len(whole) < len(records) or not whole:
                 return not records
             topics = set()
             for record in whole:  # one by one: together they could be more than a file takes
-                draft = self._forward(record, keeper)
+                draft = self._forward(record, delay_store)
                 self._store.put_all([draft], though_full=True)  # it makes room
-                keeper.withdraw(record)
+                delay_store.withdraw(record)
                 topics.add(draft.topic)
-        self._store.ring(topics)
+        self._store.notify(topics)
         return True
 
-    def _forward(self, record: StoredRecord, keeper: Keeper) -> RecordDraft:
+    def _forward(self, record: StoredRecord, delay_store: DelayStore) -> RecordDraft:
         if record.topic == SCHEDULE_TOPIC:
-            return self._copy(record, keeper.due_ms(record))
-        properties = encode_properties(record.properties | {Property.STEERED: _kind(record)})
+            return self._copy(record, delay_store.due_ms(record))
+        properties = encode_properties(record.properties | {Property.REPLACED_LEVEL: _kind(record)})
         return copy_of(record, TIMER_TOPIC, 0, properties)
 
 

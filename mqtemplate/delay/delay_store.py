@@ -10,8 +10,6 @@ import numpy as np
 
 from mqtemplate.record.codec import StoredRecord
 
-__all__ = ["WAITING_DTYPE", "Keeper", "WaitingPiece"]
-
 WAITING_DTYPE = np.dtype([("due_ms", "i8"), ("physical_offset", "i8"), ("size", "i4"), ("topic_hash", "i4")])
 """One message that waits. ``topic_hash`` is the Java hash of its real topic, or 0 where only its record tells."""
 
@@ -28,7 +26,7 @@ class WaitingPiece(NamedTuple):
     rows: np.ndarray
 
 
-class Keeper(Protocol):
+class DelayStore(Protocol):
     """A service that keeps messages until they are due.
 
     Attributes:
@@ -58,7 +56,7 @@ class Keeper(Protocol):
         It lasts: written to the service's files at the next checkpoint, and until then found again by `replay`.
         """
 
-    def strike_out(self, record: StoredRecord) -> None:
+    def mark_cancelled(self, record: StoredRecord) -> None:
         """With the lock, once nothing is lost if the mark outlives what took the place of *record*: write into the
         files that it is withdrawn, where RocketMQ would find out by nothing else."""
 

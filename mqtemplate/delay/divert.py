@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import DelayError
-from mqtemplate.message import BROKER_PROPERTIES, SCHEDULE_TOPIC, TIMER_TOPIC, Property
-
-__all__ = ["Diverted", "TimerLimits", "divert", "slot_of", "strip_broker_properties"]
+from mqtemplate.message import BROKER_PROPERTIES, Property
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,6 @@ import numpy as np
 
 from mqtemplate.record.codec import StoredRecord, find_property
 
-__all__ = ["ForeignCopies"]
-
 _KEPT_PROPERTIES = (b"UNIQ_KEY", b"REAL_TOPIC", b"REAL_QID", b"DELAY", b"TIMER_OUT_MS")
 """What RocketMQ leaves on a copy as it was on the record that waited, and what tells one message from another."""
 

@@ -10,16 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.delay.delay_store import WAITING_DTYPE, Keeper, WaitingPiece
 from mqtemplate.delay.control import KeyIndex, handle_of, has_key, is_marker
+from mqtemplate.delay.delay_store import WAITING_DTYPE, DelayStore, WaitingPiece
 from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import java_string_hash
-from mqtemplate.message import SCHEDULE_TOPIC, Property
+from mqtemplate.message import Property
+from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
 from mqtemplate.record.codec import StoredRecord, find_property
 from mqtemplate.store import MessageStore
-from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
-
-__all__ = ["PendingView"]
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 _END_OF_TIME_MS = 1 << 62
 _MOST_OF_A_KEY = 100_000
@@ -39,7 +38,7 @@ class PendingView:
     A message that is handed over, cancelled or moved while somebody turns pages may be shown or not.
 
     Args:
-        keepers: The two delay services.
+        delay_stores: The two delay services.
         index: Finds messages by key.
         topics: The topics there are; two of them could share a hash.
     """
@@ -47,13 +46,13 @@ class PendingView:
     def __init__(
         self,
         store: MessageStore,
-        keepers: Sequence[Keeper],
+        delay_stores: Sequence[DelayStore],
         index: KeyIndex,
         topics: Callable[[], Iterable[str]],
         broker_name: str,
     ) -> None:
         self._store = store
-        self._keepers = keepers
+        self._keepers = delay_stores
         self._index = index
         self._topics = topics
         self._broker_name = broker_name
@@ -149,7 +148,7 @@ class PendingView:
         if query.key is not None:
             yield WaitingPiece(after_ms, self._rows_of_key(query.key, after_ms, before_ms))
             return
-        pieces = [keeper.waiting(after_ms, before_ms) for keeper in self._keepers]
+        pieces = [delay_store.waiting(after_ms, before_ms) for delay_store in self._keepers]
         wanted = None if query.topic is None else java_string_hash(query.topic)
         for piece in heapq.merge(*pieces, key=lambda piece: piece.floor_ms):
             rows = piece.rows
@@ -159,14 +158,14 @@ class PendingView:
 
     def _rows_of_key(self, key: str, after_ms: int, before_ms: int) -> np.ndarray:
         rows = []
-        for keeper in self._keepers:
-            for physical_offset in self._index.find(keeper.source_topic, key, 0, _END_OF_TIME_MS, _MOST_OF_A_KEY):
+        for delay_store in self._keepers:
+            for physical_offset in self._index.find(delay_store.source_topic, key, 0, _END_OF_TIME_MS, _MOST_OF_A_KEY):
                 record = self._read(_Place(0, physical_offset))
-                if record is None or record.topic != keeper.source_topic:
+                if record is None or record.topic != delay_store.source_topic:
                     continue
-                with keeper.lock:
-                    keeper.catch_up()
-                    due_ms = keeper.due_ms(record) if keeper.is_waiting(record) else -1
+                with delay_store.lock:
+                    delay_store.catch_up()
+                    due_ms = delay_store.due_ms(record) if delay_store.is_waiting(record) else -1
                 if after_ms <= due_ms < before_ms:
                     rows.append((due_ms, physical_offset, record.total_size, 0))
         return np.array(rows, WAITING_DTYPE)

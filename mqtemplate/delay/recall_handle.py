@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from mqtemplate.errors import MessageError
 
-__all__ = ["RecallHandle", "decode_handle", "encode_handle"]
-
 _VERSION = "v1"
 
 

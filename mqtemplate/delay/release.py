@@ -18,7 +18,7 @@ import structlog
 from mqtemplate.delay.release_run import read_rows
 from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
 from mqtemplate.java_hash import tags_code
-from mqtemplate.message import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, Property, check_topic
+from mqtemplate.message import Property
 from mqtemplate.metrics import Histogram
 from mqtemplate.record.codec import (
     MAX_PROPERTIES_BYTES,
@@ -31,22 +31,7 @@ from mqtemplate.record.codec import (
 )
 from mqtemplate.record.run import RecordRun, RecordShape
 from mqtemplate.store import MessageStore
-
-__all__ = [
-    "DEAD_LETTER_TOPIC",
-    "MAX_RELEASE_COUNT",
-    "PoisonError",
-    "Releaser",
-    "WaitingRecord",
-    "copy_of",
-    "count_copies",
-    "dead_letter_draft",
-    "observe_all",
-    "released_draft",
-    "released_source",
-    "rolled_draft",
-    "timer_stamps",
-]
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
@@ -389,7 +374,7 @@ class Releaser:
             return None if item.physical_offset in self.dead else dead_letter_draft(record)
 
     def append(self, copies: Sequence[RecordDraft | RecordRun]) -> int:
-        """Append copies, all or none; gives the physical offset behind them, for `MessageStore.settle`.
+        """Append copies, all or none; gives the physical offset behind them, for `MessageStore.confirm`.
 
         Raises:
             StoreFullError: There is no room; nothing was handed over, try again.
@@ -411,15 +396,15 @@ class Releaser:
             )
             return self._store.end_offset
 
-    def settle(self, end: int, topics: Collection[str], *, has_more: bool) -> None:
+    def confirm(self, end: int, topics: Collection[str], *, has_more: bool) -> None:
         """Wake the readers of *topics* when what lies before *end* is as safe as the flush mode says.
 
         Amid a spike nobody waits for the disk: what is due next is copied while the last copies are flushed.
         """
         if has_more:
-            self._store.settle_meanwhile(end, topics)
+            self._store.confirm_in_background(end, topics)
         else:
-            self._store.settle(end, topics)
+            self._store.confirm(end, topics)
 
     def _count_poison(self) -> None:
         self.poison_count += 1

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from mqtemplate.store import MessageStore
 
-__all__ = ["read_rows"]
-
 
 def read_rows(store: MessageStore, physical_offsets: NDArray[np.int64], size: int) -> NDArray[np.uint8] | None:
     """What the log holds at these places, *size* bytes each, unchecked; None where one of them is not there.

@@ -15,8 +15,6 @@ from mqtemplate.errors import ListenerError
 from mqtemplate.listener.headers import message_headers
 from mqtemplate.message import Message, MessageExt, MessageQueue
 
-__all__ = ["BatchCall", "Extra", "HandlerPlan", "SingleCall", "plan_handler"]
-
 _Handler = Callable[..., object]
 _Read = Callable[[MessageExt], object]
 SingleCall = Callable[[MessageExt], object]

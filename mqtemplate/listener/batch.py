@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.modes import ConsumeStatus
 
-__all__ = ["BatchFailure", "failed_indices"]
-
 
 class BatchFailure(Exception):  # noqa: N818 (it is an answer of the handler's, not a fault of the library's)
     """Raised by a batch handler: these messages failed, the others are done.

@@ -13,8 +13,6 @@ from typing import Any
 
 from mqtemplate.message import MessageExt
 
-__all__ = ["CURRENT", "add_current_message", "current_group", "current_message", "current_messages", "log_fields"]
-
 CURRENT: ContextVar[tuple[str, MessageExt | Sequence[MessageExt]] | None] = ContextVar(
     "mqtemplate_current", default=None
 )

@@ -12,8 +12,6 @@ from mqtemplate.errors import ListenerError
 from mqtemplate.listener.modes import ConsumeMode
 from mqtemplate.selectors.tags import SelectorType
 
-__all__ = ["LISTENER_ATTRIBUTE", "ListenerSpec", "listener_specs", "message_listener"]
-
 LISTENER_ATTRIBUTE = "__mqtemplate_listener__"
 """Where a decorated object keeps its tuple of `ListenerSpec`."""
 

@@ -15,8 +15,6 @@ from mqtemplate.listener.decorator import ListenerSpec, listener_specs
 from mqtemplate.listener.modes import ConsumeStatus
 from mqtemplate.listener.resolution import ListenerSettings, Resolve, default_resolve, resolve_spec
 
-__all__ = ["Endpoint", "make_endpoints"]
-
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

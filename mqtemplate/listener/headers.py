@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from mqtemplate.message import MessageExt, Property
 
-__all__ = ["message_headers"]
-
 _FROM_PROPERTIES = (
     ("rocketmq_KEYS", Property.KEYS),
     ("rocketmq_TAGS", Property.TAGS),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["ConsumeMode", "ConsumeStatus"]
-
 
 class ConsumeMode(Enum):
     """How the messages of one listener are handed out.

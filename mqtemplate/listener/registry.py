@@ -17,8 +17,6 @@ from mqtemplate.listener.endpoint import Endpoint, make_endpoints
 from mqtemplate.listener.resolution import ListenerSettings, Resolve, default_resolve
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
-__all__ = ["IsEnabled", "ListenerRegistry", "check_subscriptions"]
-
 IsEnabled = Callable[[str, str], bool]
 """Whether configuration lets a listener run: (group, topic) -> bool."""
 

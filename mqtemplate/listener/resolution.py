@@ -14,10 +14,8 @@ from mqtemplate.errors import DestinationError, ListenerError
 from mqtemplate.listener.decorator import ListenerSpec
 from mqtemplate.listener.modes import ConsumeMode
 from mqtemplate.listener.unsupported import check_supported
-from mqtemplate.message import check_topic
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector, make_selector
-
-__all__ = ["ListenerSettings", "Resolve", "default_resolve", "resolve_spec"]
+from mqtemplate.topics import check_topic
 
 Resolve = Callable[[str], str]
 """Fills the placeholders of a text in."""

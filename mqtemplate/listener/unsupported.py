@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from mqtemplate.errors import UnsupportedError
 
-__all__ = ["check_supported"]
-
 
 class _Refusal(NamedTuple):
     attribute: str

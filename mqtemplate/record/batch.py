@@ -8,6 +8,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from mqtemplate.checksum import crc32
 from mqtemplate.record.codec import (
     CHECK_SIZE,
     CHECK_START,
@@ -18,15 +19,12 @@ from mqtemplate.record.codec import (
     RecordLabel,
     StoredRecord,
     SysFlag,
-    crc32,
     decode_topic,
     parse_record,
     read_size_and_magic,
 )
 
-__all__ = ["RecordBatch", "read_batch"]
-
-# The head of a record up to its born host, see `mqtemplate.record.codec`; what follows moves with the lengths of the hosts.
+# The head of a record up to its born host; the positions after it depend on the lengths of the hosts.
 _HEAD = np.dtype(
     {
         "names": ["size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag"],

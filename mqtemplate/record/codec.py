@@ -42,43 +42,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+from mqtemplate.checksum import crc32
 from mqtemplate.compression import COMPRESSED_FLAG, COMPRESSION_MASK, decompress_body
 from mqtemplate.errors import ConversionError, MessageError, UnsupportedError
 from mqtemplate.message import HostAddress, MessageExt
-
-try:
-    from zlib_ng.zlib_ng import crc32  # the same sum, several times as fast
-except ImportError:
-    from zlib import crc32
-
-__all__ = [
-    "CHECK_NAME",
-    "CHECK_SIZE",
-    "CHECK_START",
-    "HOST_FLAGS",
-    "MAGIC_BLANK",
-    "MAGIC_V1",
-    "MAGIC_V2",
-    "MAX_PROPERTIES_BYTES",
-    "SMALLEST_RECORD",
-    "BadRecordError",
-    "Labelled",
-    "RecordDraft",
-    "RecordLabel",
-    "StoredRecord",
-    "SysFlag",
-    "crc32",
-    "decode_properties",
-    "decode_topic",
-    "encode_properties",
-    "find_property",
-    "pack_host",
-    "parse_record",
-    "read_size_and_magic",
-    "to_message_ext",
-    "unpack_host",
-    "without_check",
-]
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)

@@ -13,18 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mqtemplate.checksum import crc32
 from mqtemplate.java_hash import tags_code
-from mqtemplate.record.codec import (
-    CHECK_SIZE,
-    CHECK_START,
-    MAGIC_V1,
-    RecordDraft,
-    StoredRecord,
-    SysFlag,
-    crc32,
-)
-
-__all__ = ["RecordRun", "RecordShape"]
+from mqtemplate.record.codec import CHECK_SIZE, CHECK_START, MAGIC_V1, RecordDraft, StoredRecord, SysFlag
 
 _Bytes2D = NDArray[np.uint8]
 

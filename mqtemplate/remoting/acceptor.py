@@ -13,8 +13,6 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting.addresses import peer_address
 from mqtemplate.remoting.io_loop import READ, IoLoop
 
-__all__ = ["Acceptor"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 _BACKLOG = 1_024

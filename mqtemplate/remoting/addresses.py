@@ -7,8 +7,6 @@ from typing import Any
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 
-__all__ = ["parse_address", "peer_address"]
-
 _MAPPED = "::ffff:"
 
 

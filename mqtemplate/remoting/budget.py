@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["Budget"]
-
 
 class Budget:
     """Counts bytes that come and go, from any thread.

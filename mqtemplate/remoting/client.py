@@ -24,8 +24,6 @@ from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY
 from mqtemplate.remoting.refusals import not_supported, system_error
 from mqtemplate.remoting.settings import RemotingClientSettings
 
-__all__ = ["OnRequest", "RemotingClient"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 OnRequest = Callable[[Channel, RemotingCommand], RemotingCommand | None]

@@ -21,8 +21,6 @@ from mqtemplate.remoting.settings import ConnectionLimits
 from mqtemplate.remoting.streams import Outbox, Stream
 from mqtemplate.remoting.timers import Timer
 
-__all__ = ["Channel", "Connection", "Owner"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 _JOIN_BYTES = 8_192

@@ -10,8 +10,6 @@ from mqtemplate.errors import RemoteConnectError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream
 
-__all__ = ["dial"]
-
 
 def dial(address: HostAddress, timeout_s: float, context: ssl.SSLContext | None) -> Stream:
     """Connect, and shake hands where there is a *context*; all within *timeout_s*.

@@ -13,8 +13,6 @@ from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream
 from mqtemplate.remoting.tls import FIRST_TLS_BYTE, TlsMode
 
-__all__ = ["Greeting"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 

@@ -17,8 +17,6 @@ import structlog
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.timers import Timer, Timers
 
-__all__ = ["READ", "WRITE", "Handler", "IoLoop"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 READ = selectors.EVENT_READ
@@ -74,7 +72,7 @@ class IoLoop:
         self._bell_reader, self._bell_writer = socket.socketpair()
         self._bell_reader.setblocking(False)
         self._bell_writer.setblocking(False)
-        self._selector.register(self._bell_reader, READ, _Bell(self._bell_reader))
+        self._selector.register(self._bell_reader, READ, _WakeEvent(self._bell_reader))
         self._rung = False
         self._thread.start()
 
@@ -146,7 +144,7 @@ class IoLoop:
             self._bell_writer.close()
 
     def _sleep_s(self) -> float | None:
-        """How long nothing is due. From here on whoever hands in work or an earlier timer rings the bell."""
+        """How long nothing is due. From here on whoever hands in work or an earlier timer rings the wake_event."""
         self._sleeps_until_ms = float("inf")  # first: a timer added from now on wakes the loop
         due_ms = self._timers.next_due_ms()
         if self._work or self._stopping:
@@ -170,7 +168,7 @@ class IoLoop:
             _log.exception("remoting.work_failed", loop=self._name)
 
 
-class _Bell:
+class _WakeEvent:
     def __init__(self, reader: socket.socket) -> None:
         self._reader = reader
 

@@ -11,8 +11,6 @@ from mqtemplate.errors import BrokerError
 from mqtemplate.remoting.protocol import RemotingCommand
 from mqtemplate.remoting.timers import Timer
 
-__all__ = ["Done", "Outstanding", "next_opaque", "tell"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 Done = Callable[[RemotingCommand | BrokerError], None]

@@ -12,8 +12,6 @@ from mqtemplate.remoting.dialing import dial
 from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.remoting.tls import client_context
 
-__all__ = ["Peers"]
-
 
 class Peers:
     """Connections by address. Thread-safe.

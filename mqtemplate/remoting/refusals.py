@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 
-__all__ = ["not_supported", "system_error"]
-
 
 def not_supported(request: RemotingCommand) -> RemotingCommand:
     """The answer to a request whose code nobody takes."""

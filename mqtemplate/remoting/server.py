@@ -27,8 +27,6 @@ from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.streams import PlainStream, Stream
 from mqtemplate.remoting.tls import TlsMode, server_context
 
-__all__ = ["Guard", "Problem", "Processor", "RemotingServer"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 Processor = Callable[[Connection, RemotingCommand], RemotingCommand | None]

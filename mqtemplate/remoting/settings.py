@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from mqtemplate.remoting.protocol import MAX_FRAME_BYTES
 from mqtemplate.remoting.tls import ClientTls, ServerTls
 
-__all__ = ["ConnectionLimits", "Credentials", "RemotingClientSettings", "RemotingServerSettings"]
-
 _MIB = 1 << 20
 
 

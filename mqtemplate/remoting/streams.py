@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-__all__ = ["Outbox", "PlainStream", "Stream", "TlsStream"]
-
 _RECORD_BYTES = 16_384
 """The most that TLS puts into a record."""
 _MOST_PARTS = 64

@@ -7,8 +7,6 @@ import itertools
 import threading
 from collections.abc import Callable
 
-__all__ = ["Timer", "Timers"]
-
 
 class Timer:
     """One thing to do at a time; `cancel` may be called from any thread, again and again."""

@@ -8,8 +8,6 @@ from enum import Enum
 
 from mqtemplate.errors import ConfigurationError
 
-__all__ = ["FIRST_TLS_BYTE", "ClientAuth", "ClientTls", "ServerTls", "TlsMode", "client_context", "server_context"]
-
 FIRST_TLS_BYTE = 0x16
 """How a connection begins that speaks TLS; a frame of RocketMQ's would have 369 million bytes."""
 

@@ -1,4 +1,4 @@
-"""Which messages of a topic a group wants."""
+"""Which messages of a topic a group matches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import TypeAlias
 from mqtemplate.errors import ListenerError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.selectors.sql92 import Sql92Selector
-
-__all__ = ["Selector", "SelectorType", "TagSelector", "make_selector"]
 
 
 class SelectorType(Enum):
@@ -46,16 +44,13 @@ class TagSelector:
     def selects_all(self) -> bool:
         return not self.tags
 
-    def matches(self, tags: str | None) -> bool:
-        return not self.tags or tags in self.tags
-
-    def wants(self, properties: Mapping[str, str]) -> bool:
-        """Tell whether a message with these properties is wanted."""
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        """Return True if the selector selects a message with these properties."""
         return not self.tags or properties.get("TAGS") in self.tags
 
 
 Selector: TypeAlias = TagSelector | Sql92Selector
-"""Either kind. Both tell ``selects_all``, ``wants(properties)``, and ``codes``: None where tags codes say nothing."""
+"""Either kind. Both tell ``selects_all``, ``matches(properties)``, and ``codes``: None where tags codes say nothing."""
 
 
 def make_selector(selector_type: SelectorType, expression: str) -> Selector:

@@ -14,14 +14,12 @@ from typing import NamedTuple
 import structlog
 
 from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, is_signed_with
-from mqtemplate.remoting.protocol.bodies.bodies import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
+from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
 from mqtemplate.server.acl_settings import Account, AclSettings, Right
-
-__all__ = ["AclGuard"]
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.acl")
 

@@ -8,8 +8,6 @@ from enum import Flag
 
 from mqtemplate.errors import ConfigurationError
 
-__all__ = ["Account", "AclSettings", "Right"]
-
 _SHORTEST_KEY = 7
 """Source: ``PlainPermissionManager``: names and secrets that are shorter are refused."""
 

@@ -14,29 +14,28 @@ from mqtemplate.remoting.server import Processor, RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server.admin.administration import Administration
 from mqtemplate.server.client_expiry import ClientExpiry
-from mqtemplate.server.processors.client import ClientProcessor
 from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.deferred_work import Later
+from mqtemplate.server.processors.client import ClientProcessor
 from mqtemplate.server.processors.lock import LockProcessor
 from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.processors.offset import OffsetProcessor
-from mqtemplate.server.pull_hold import PullHold
 from mqtemplate.server.processors.pull import PullProcessor, pull_response
+from mqtemplate.server.processors.reply import ReplyProcessor
+from mqtemplate.server.processors.send import SendProcessor
+from mqtemplate.server.processors.send_back import SendBackProcessor
+from mqtemplate.server.processors.transaction import TransactionProcessor
+from mqtemplate.server.pull_hold import PullHold
 from mqtemplate.server.queue_locks import QueueLocks
 from mqtemplate.server.raw_reader import RawReader
-from mqtemplate.server.processors.reply import ReplyProcessor
 from mqtemplate.server.response import problem_response
-from mqtemplate.server.processors.send_back import SendBackProcessor
-from mqtemplate.server.processors.send import SendProcessor
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.subscriptions import Subscriptions
-from mqtemplate.server.topic_configs import AUTO_CREATE_TOPIC, TopicConfigs
+from mqtemplate.server.topic_configs import TopicConfigs
 from mqtemplate.server.topic_creation import TopicMaker
-from mqtemplate.server.processors.transaction import TransactionProcessor
 from mqtemplate.services import Service, ServiceThread
-
-__all__ = ["BrokerServer"]
+from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
@@ -80,7 +79,7 @@ class BrokerServer:
             auto_create=settings.auto_create_topic_enable,
         )
         self.groups = SubscriptionGroupTable(
-            engine.store.home, clock, auto_create=settings.auto_create_subscription_group
+            engine.store.store_files, clock, auto_create=settings.auto_create_subscription_group
         )
         self.clients = ClientRegistry(clock)
         self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
@@ -89,7 +88,7 @@ class BrokerServer:
         self.administration = Administration(
             engine, settings, self.topics, self.groups, self.clients, lambda: str(self.address)
         )
-        self._later = Later(clock)
+        self._deferred_work = DeferredWork(clock)
         self.remoting = RemotingServer(settings.listen, remoting or RemotingServerSettings(), clock)
         self.remoting.problem = problem_response
         self.remoting.on_close(self.clients.forget)
@@ -103,7 +102,7 @@ class BrokerServer:
         self._thread: ServiceThread | None = None
 
     def _make_processors(self, raw: RawReader) -> dict[int, Processor]:
-        engine, settings, groups, later = self.engine, self.settings, self.groups, self._later
+        engine, settings, groups, later = self.engine, self.settings, self.groups, self._deferred_work
         writer = MessageWriter(engine.store)
         topic_maker = TopicMaker(engine.topics, settings)
         subscriptions = Subscriptions(self.clients, settings)
@@ -189,7 +188,7 @@ class BrokerServer:
         """Close the door; the engine goes on."""
         self.hold.close()  # first, since the door waits for what is not answered yet
         self.remoting.stop()
-        self._later.close()
+        self._deferred_work.close()
         if self._thread is not None:
             self._thread.stop()
         self.engine.remote_members = lambda group: False

@@ -9,8 +9,6 @@ import structlog
 from mqtemplate.clock import Clock
 from mqtemplate.server.clients import ClientRegistry
 
-__all__ = ["ClientExpiry"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import LanguageCode
-from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData, SubscriptionData
-
-__all__ = ["ClientChannel", "ClientRegistry", "ConsumerGroupInfo"]
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 
 _BROADCASTING = "BROADCASTING"
 

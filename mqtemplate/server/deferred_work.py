@@ -13,14 +13,12 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 from mqtemplate.server.response import RefusedError, problem_response
 
-__all__ = ["Later"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
 _MOST_WAITING = 10_000
 
 
-class Later:
+class DeferredWork:
     """Work that writes a table to the disk: a topic or a group that is made with its first request.
 
     On a virtual clock it is done at once, in the caller's thread.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from mqtemplate.errors import DestinationError
-from mqtemplate.message import RETRY_TOPIC_PREFIX, check_topic
 from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.response import RefusedError
-
-__all__ = ["ensure_group"]
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
 
 def ensure_group(groups: SubscriptionGroupTable, group: str) -> SubscriptionGroupConfig:

@@ -9,12 +9,10 @@ from typing import Any
 from mqtemplate.clock import Clock
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies import fastjson
-from mqtemplate.remoting.protocol.bodies.bodies import DataVersion as DataVersionBody
-from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
-from mqtemplate.store.files.store_files import Home
-from mqtemplate.store.files.json_files import DataVersion, dump_json, read_table, understanding, write_table
-
-__all__ = ["SubscriptionGroupTable"]
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.route import DataVersion as DataVersionBody
+from mqtemplate.store.files.json_files import DataVersion, dump_json, format_errors, read_table, write_table
+from mqtemplate.store.files.store_files import StoreFiles
 
 _SYSTEM_GROUPS = (
     "CID_ONS-HTTP-PROXY",
@@ -41,8 +39,8 @@ class SubscriptionGroupTable:
 
     _NAME = "config/subscriptionGroup.json"
 
-    def __init__(self, home: Home, clock: Clock, *, auto_create: bool = True) -> None:
-        self._home = home
+    def __init__(self, store_files: StoreFiles, clock: Clock, *, auto_create: bool = True) -> None:
+        self._store_files = store_files
         self._clock = clock
         self._auto_create = auto_create
         self._lock = threading.Lock()
@@ -57,8 +55,8 @@ class SubscriptionGroupTable:
         Raises:
             StoreFormatError: It cannot be understood.
         """
-        table = read_table(self._home, self._NAME)
-        with understanding(self._NAME):
+        table = read_table(self._store_files, self._NAME)
+        with format_errors(self._NAME):
             self._version = DataVersion.of(table)
             self._found = dict(table.pop("subscriptionGroupTable", {}))
             self._table = {group: _read(config) for group, config in self._found.items()}
@@ -125,7 +123,9 @@ class SubscriptionGroupTable:
     def _replace(self, table: dict[str, SubscriptionGroupConfig]) -> None:
         found = {group: self._found.get(group, {}) | _written(config) for group, config in table.items()}
         version = self._version.next(self._clock.now_ms())
-        write_table(self._home, self._NAME, self._other | {"dataVersion": version, "subscriptionGroupTable": found})
+        write_table(
+            self._store_files, self._NAME, self._other | {"dataVersion": version, "subscriptionGroupTable": found}
+        )
         self._table, self._found = table, found
 
 

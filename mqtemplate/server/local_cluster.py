@@ -16,8 +16,6 @@ from mqtemplate.server.broker_server import BrokerServer
 from mqtemplate.server.response import problem_response
 from mqtemplate.server.settings import BrokerServerSettings
 
-__all__ = ["LocalCluster"]
-
 
 class LocalCluster:
     """What ``python -m mqtemplate broker`` runs.

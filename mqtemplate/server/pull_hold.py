@@ -25,8 +25,6 @@ from mqtemplate.server.raw_reader import RawPull, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
 from mqtemplate.store import MessageStore
 
-__all__ = ["HeldPull", "PullHold"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
 _FEW = 1_000
@@ -205,7 +203,7 @@ class PullHold:
             return [list(pulls) for pulls in self._held.get(topic, {}).values()]
 
     def _look(self, pull: HeldPull, *, is_last: bool = False) -> None:
-        """Answer a pull if something is there that it wants, or if this is its last chance."""
+        """Answer a pull if something is there that it matches, or if this is its last chance."""
         try:
             found = self._find(pull, is_last=is_last)
             response = None if found is None else self._answer(pull.request, found)

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from mqtemplate.clock import Clock
 from mqtemplate.message import MessageQueue
 
-__all__ = ["QueueLocks"]
-
 
 class _Lock(NamedTuple):
     client_id: str

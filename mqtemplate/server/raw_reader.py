@@ -22,8 +22,6 @@ from mqtemplate.record.codec import (
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store import MessageStore
 
-__all__ = ["RawPull", "RawReader", "RawStatus"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
 _MOST_UNITS = 4_096
@@ -91,7 +89,7 @@ class RawReader:
             return RawPull(RawStatus.NO_NEW_MSG, queue_offset, low, high)
         records, at = self._read(queue, queue_offset, high, max_count, max_bytes, selector)
         if not records and at == queue_offset:  # deleted at this moment
-            return RawPull(RawStatus.OFFSET_MOVED, max(self._reader.first_kept(queue), at), low, high)
+            return RawPull(RawStatus.OFFSET_MOVED, max(self._reader.first_readable_offset(queue), at), low, high)
         with self._count_lock:
             self._pulled.add(len(records))
         return RawPull(RawStatus.FOUND if records else RawStatus.NO_MATCHED_MSG, at, low, high, records)
@@ -172,4 +170,4 @@ def _check(data: bytes, queue: MessageQueue, queue_offset: int, physical_offset:
 def _wants(selector: Selector, record: StoredRecord) -> bool:
     if isinstance(selector, TagSelector) and selector.selects_all:
         return True
-    return selector.wants(decode_properties(record.properties_bytes))
+    return selector.matches(decode_properties(record.properties_bytes))

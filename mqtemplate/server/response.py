@@ -14,8 +14,6 @@ from mqtemplate.errors import (
 )
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 
-__all__ = ["RefusedError", "problem_response"]
-
 
 class RefusedError(BrokerError):
     """A request that is understood and not served; the answer has this code and this text.

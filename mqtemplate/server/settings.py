@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 
-__all__ = ["BrokerServerSettings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerServerSettings:

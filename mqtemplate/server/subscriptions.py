@@ -7,14 +7,12 @@ from functools import lru_cache
 from mqtemplate.errors import ListenerError
 from mqtemplate.remoting.protocol import ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import PullMessageRequestHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
+from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.selectors.sql92 import Sql92Selector
-
-__all__ = ["Subscriptions", "selector_of"]
 
 
 @lru_cache(maxsize=4_096)

@@ -7,32 +7,22 @@ from typing import Any
 
 from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.errors import DestinationError
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
-from mqtemplate.remoting.protocol.bodies.bodies import DataVersion, TopicConfig
+from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.store import TopicTable
-
-__all__ = ["AUTO_CREATE_TOPIC", "SYSTEM_TOPICS", "TopicConfigs", "apply_attributes", "reply_topic", "system_configs"]
-
-AUTO_CREATE_TOPIC = "TBW102"
-"""Whose settings a topic gets that its first message makes."""
-
-_TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-_ONE_QUEUE_EACH = ("OFFSET_MOVED_EVENT", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "SELF_TEST_TOPIC")
-
-SYSTEM_TOPICS = frozenset(
-    {
-        *_ONE_QUEUE_EACH,
-        _TRACE_TOPIC,
-        AUTO_CREATE_TOPIC,
-        SCHEDULE_TOPIC,
-        TIMER_TOPIC,
-        "BenchmarkTest",
-        "CHECKPOINT_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
+from mqtemplate.topics import (
+    AUTO_CREATE_TOPIC,
+    HALF_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    OP_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    TRACE_TOPIC,
+    check_topic,
 )
-"""Source: ``TopicValidator``. Topics that begin with ``rmq_sys_`` belong to the broker too."""
+
+_ONE_QUEUE_EACH = (OFFSET_MOVED_TOPIC, HALF_TOPIC, OP_TOPIC, SELF_TEST_TOPIC, TRACE_TOPIC)
 
 _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"),
@@ -50,7 +40,7 @@ def reply_topic(cluster_name: str) -> str:
 def system_configs(cluster_name: str, broker_name: str, *, auto_create: bool) -> list[TopicConfig]:
     """The topics that clients expect of a broker. Source: ``TopicConfigManager.init``."""
     usual = Perm.READ | Perm.WRITE
-    configs = [_config(topic, 1, usual) for topic in (*_ONE_QUEUE_EACH, _TRACE_TOPIC, reply_topic(cluster_name))]
+    configs = [_config(topic, 1, usual) for topic in (*_ONE_QUEUE_EACH, reply_topic(cluster_name))]
     configs.append(_config(cluster_name, 16, usual | Perm.INHERIT))
     configs.append(_config(broker_name, 1, usual | Perm.INHERIT))
     if auto_create:
@@ -111,7 +101,7 @@ class TopicConfigs:
 
     def is_system(self, topic: str) -> bool:
         """Whether the broker keeps *topic* for itself."""
-        return topic in self._own or topic.startswith("rmq_sys_")
+        return topic in self._own or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
     def put(self, config: TopicConfig) -> None:
         """Make a topic, or change it as an administrator says.

@@ -7,30 +7,14 @@ from typing import Any
 
 import structlog
 
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
 from mqtemplate.remoting.protocol import ResponseCode
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.topic_configs import AUTO_CREATE_TOPIC
 from mqtemplate.store import TopicTable
-
-__all__ = ["TopicMaker"]
+from mqtemplate.topics import AUTO_CREATE_TOPIC, NOT_SENDABLE_TOPICS, check_topic
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
-
-_NOBODY_SENDS_TO = frozenset(
-    {
-        SCHEDULE_TOPIC,
-        TIMER_TOPIC,
-        "OFFSET_MOVED_EVENT",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "SELF_TEST_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
-)
-"""Source: ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and the timers' own."""
 
 
 class TopicMaker:
@@ -52,7 +36,7 @@ class TopicMaker:
 
     def queue(self, topic: str, queue_id: int) -> int:
         """The queue that a message to *topic* goes to: the one asked for, or any where that is negative."""
-        if topic in _NOBODY_SENDS_TO:
+        if topic in NOT_SENDABLE_TOPICS:
             raise RefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option",

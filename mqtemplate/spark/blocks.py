@@ -18,8 +18,6 @@ from mqtemplate.errors import CorruptRecordError, OffsetOutOfRangeError, SparkEr
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, PRE_BLANK_SIZE_MARK
 
-__all__ = ["LocalBlocks", "LogWindow", "Segment"]
-
 _MARKS_OF_A_STORE = ("commitlog", "lock")  # a broker that was started but got no message has only the second
 _SYS_FLAG_AT, _STORE_TIMESTAMP_AT, _V6_EXTRA = 36, 56, 12  # see `mqtemplate.record.codec`
 

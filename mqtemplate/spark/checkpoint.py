@@ -10,8 +10,6 @@ from typing import Any
 from mqtemplate.errors import SparkError
 from mqtemplate.spark.offsets import OffsetTable, from_spark, to_spark
 
-__all__ = ["QueryCheckpoint"]
-
 _FIRST = "mqtemplate-first-offsets.json"
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
-__all__ = ["SparkListenerContainer"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.spark")
 _COMMIT_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.01
@@ -280,11 +278,11 @@ class SparkListenerContainer:
 
     def _await_commit(self) -> None:
         """Give Spark the moment it needs to note the last batch as done, else a restart would repeat it."""
-        bell = threading.Event()  # nobody rings it: a file cannot
+        wake_event = threading.Event()  # nobody rings it: a file cannot
         for _ in range(int(_COMMIT_WITHIN_S / _LOOK_EVERY_S)):
             if self._last_batch < 0 or self._checkpoint.is_committed(self._last_batch) or self._ended.is_set():
                 return
-            bell.wait(_LOOK_EVERY_S)
+            wake_event.wait(_LOOK_EVERY_S)
 
     # --- a batch -------------------------------------------------------------------------------
 

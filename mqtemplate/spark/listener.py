@@ -11,19 +11,9 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from mqtemplate.errors import DestinationError, ListenerError, UnsupportedError
-from mqtemplate.message import check_topic
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.offsets import QueueRange
-
-__all__ = [
-    "AVAILABLE_NOW",
-    "SPARK_LISTENER_ATTRIBUTE",
-    "SparkBatch",
-    "SparkListenerSpec",
-    "refuse_shared_groups",
-    "spark_listener",
-    "spark_listener_specs",
-]
+from mqtemplate.topics import check_topic
 
 SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
 """Where a decorated object keeps its tuple of `SparkListenerSpec`."""

@@ -9,18 +9,6 @@ from typing import Any
 
 from mqtemplate.errors import ConfigurationError
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "OffsetTable",
-    "QueueRange",
-    "cut",
-    "from_spark",
-    "limited",
-    "parse_offsets",
-    "to_spark",
-]
-
 OffsetTable = dict[tuple[str, int], int]
 """(topic, queue id) -> queue offset."""
 

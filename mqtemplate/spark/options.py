@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mqtemplate.errors import ConfigurationError, DestinationError, ListenerError, UnsupportedError
-from mqtemplate.message import check_topic
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.offsets import OffsetTable, parse_offsets
-
-__all__ = ["OPTION_NAMES", "Position", "SourceOptions"]
+from mqtemplate.topics import check_topic
 
 OPTION_NAMES = (
     "store",

@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 
 from mqtemplate.record.codec import CHECK_NAME
 
-__all__ = ["PropertyColumns", "text"]
-
 _NAME_END, _PAIR_END = 0x01, 0x02
 
 

@@ -33,8 +33,6 @@ from mqtemplate.record.codec import (
 from mqtemplate.spark.blocks import LocalBlocks, LogWindow
 from mqtemplate.spark.property_columns import PropertyColumns
 
-__all__ = ["ARROW_SCHEMA", "ARROW_SCHEMA_WITHOUT_PROPERTIES", "QueueSlice", "record_batches"]
-
 _TIMESTAMP = pa.timestamp("us", "UTC")
 ARROW_SCHEMA = pa.schema(
     [

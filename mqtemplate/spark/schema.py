@@ -15,8 +15,6 @@ from mqtemplate.errors import ListenerError
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["payload_schema", "source_schema"]
-
 
 def source_schema(*, include_properties: bool = True) -> StructType:
     """The columns of ``format("mqtemplate")``.

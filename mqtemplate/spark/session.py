@@ -20,8 +20,6 @@ from mqtemplate.spark.jvm.java import find_java, jvm_flags
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["OLDEST_PYSPARK", "register", "require_pyspark", "session"]
-
 OLDEST_PYSPARK = (4, 2)
 """Rate limits and ``Trigger.AvailableNow`` for sources in Python are there from this version on."""
 

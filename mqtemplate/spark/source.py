@@ -17,8 +17,6 @@ from mqtemplate.spark.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.schema import source_schema
 from mqtemplate.spark.store_reading import StoreReading
 
-__all__ = ["BatchReader", "MqTemplateSource", "RangesPartition", "StreamReader"]
-
 
 class MqTemplateSource(DataSource):
     """``spark.read.format("mqtemplate")`` and ``spark.readStream.format("mqtemplate")``.

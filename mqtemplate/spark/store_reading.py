@@ -12,15 +12,13 @@ import pyarrow.compute as pc
 import structlog
 
 from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SparkError
-from mqtemplate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqtemplate.spark.blocks import LocalBlocks
 from mqtemplate.spark.offsets import EARLIEST, LATEST, OffsetTable, QueueRange
 from mqtemplate.spark.options import Position, SourceOptions
 from mqtemplate.spark.record_batches import QueueSlice, record_batches
-from mqtemplate.store import FolderHome
+from mqtemplate.store import FolderStoreFiles
 from mqtemplate.store.files.json_files import read_table
-
-__all__ = ["StoreReading"]
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.spark")
 _UNITS_AT_ONCE = 65_536
@@ -68,7 +66,7 @@ class StoreReading:
         return tuple(topic for topic in topics if pattern.fullmatch(topic))
 
     def _configured_topics(self) -> Iterable[str]:
-        table = read_table(FolderHome(self._blocks.store), "config/topics.json")
+        table = read_table(FolderStoreFiles(self._blocks.store), "config/topics.json")
         configured: dict[str, object] = table.get("topicConfigTable", {})
         return configured
 
@@ -151,7 +149,7 @@ class StoreReading:
         return {queue: self._offset(queue, LATEST if position == "latest" else EARLIEST) for queue in queues}
 
     def _committed(self, topic: str, queue_id: int) -> int | None:
-        table = read_table(FolderHome(self._blocks.store), "config/consumerOffset.json")
+        table = read_table(FolderStoreFiles(self._blocks.store), "config/consumerOffset.json")
         offset = table.get("offsetTable", {}).get(f"{topic}@{self._options.group}", {}).get(str(queue_id))
         return None if offset is None else int(offset)
 

@@ -2,13 +2,14 @@
 
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.cleaning import CleaningService
+from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
-from mqtemplate.store.files.store_files import FolderHome, Home, MemoryHome
-from mqtemplate.store.index.index_service import IndexService
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-from mqtemplate.store.message_store import MessageStore, PutResult
+from mqtemplate.store.files.store_files import FolderStoreFiles, MemoryStoreFiles, StoreFiles
+from mqtemplate.store.index.index_service import IndexService
+from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 from mqtemplate.store.topics import TopicTable
 
@@ -17,15 +18,15 @@ __all__ = [
     "ConsumeQueue",
     "ConsumerOffsets",
     "FlushDiskType",
-    "FolderHome",
-    "Home",
+    "FolderStoreFiles",
     "IndexService",
     "LogFollower",
     "MappedFile",
     "MappedFileQueue",
-    "MemoryHome",
+    "MemoryStoreFiles",
     "MessageStore",
     "PutResult",
+    "StoreFiles",
     "StoreSettings",
     "TopicTable",
 ]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.store.files.store_files import Home
+from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.layout import (
     CHECKPOINT_SIZE,
     pack_checkpoint_into,
     unpack_checkpoint,
     unpack_own_checkpoint,
 )
-
-__all__ = ["LogFollower", "StoreCheckpoint"]
 
 
 class LogFollower(Protocol):
@@ -47,8 +45,8 @@ class StoreCheckpoint:
         written_by_us: Nobody else has changed the page since we wrote it.
     """
 
-    def __init__(self, home: Home) -> None:
-        self._file = home.open_mapped("checkpoint", CHECKPOINT_SIZE)
+    def __init__(self, store_files: StoreFiles) -> None:
+        self._file = store_files.open_mapped("checkpoint", CHECKPOINT_SIZE)
         self.fields = unpack_checkpoint(self._file.view)
         own = unpack_own_checkpoint(self._file.view)
         self.replay_start = 0 if own is None else own.replay_start

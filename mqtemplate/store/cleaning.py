@@ -15,8 +15,6 @@ from mqtemplate.store.commit_log import LogFile
 from mqtemplate.store.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
 
-__all__ = ["CleanedStore", "CleaningService", "DeleteHours"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
 _HOUR_MS = 3_600_000
@@ -40,7 +38,7 @@ class CleanedStore(Protocol):
     def oldest_file(self) -> LogFile | None:
         """The first file of the log; None if it is the only one, which stays."""
 
-    def checkpoint_behind(self, physical_offset: int) -> bool:
+    def checkpoint_after(self, physical_offset: int) -> bool:
         """Take a checkpoint; whether a restart, from then on, reads nothing before *physical_offset*."""
 
     def delete_before(self, physical_offset: int) -> None:
@@ -231,7 +229,7 @@ class CleaningService:
             if not self.make_free(file.begin, file.end):
                 return "messages wait in it, and could not be copied forward"
             # What was copied forward must be on the disk, and withdrawn for good, before the only other copy goes.
-            if not self._store.checkpoint_behind(file.end):
+            if not self._store.checkpoint_after(file.end):
                 return "a restart would still read it"
         except StoreError as exc:
             return f"what waits in it could not be copied forward: {exc}"

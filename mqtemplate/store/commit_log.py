@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mqtemplate.clock import Clock
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
 from mqtemplate.message import HostAddress
+from mqtemplate.record.batch import RecordBatch, read_batch
 from mqtemplate.record.codec import (
     MAGIC_BLANK,
     MAGIC_V1,
@@ -27,12 +28,9 @@ from mqtemplate.record.codec import (
     read_size_and_magic,
 )
 from mqtemplate.record.run import RecordRun
-from mqtemplate.store.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-from mqtemplate.record.batch import RecordBatch, read_batch
-
-__all__ = ["CommitLog", "LogFile", "PutResult"]
+from mqtemplate.store.layout import BLANK_SIZE, pack_blank
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
@@ -51,7 +49,7 @@ class PutResult(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Physical offset behind the record; what `MessageStore.settle` waits for."""
+        """Physical offset behind the record; what `MessageStore.confirm` waits for."""
         return self.physical_offset + self.size
 
 
@@ -333,7 +331,7 @@ class CommitLog:
         found = self._files.find(min(max(physical_offset, self._files.begin), max(self._files.end - 1, 0)))
         return self._files.begin if found is None else found[1]
 
-    def records_behind(self, physical_offset: int, since_ms: int = 0) -> Iterator[StoredRecord]:
+    def records_after(self, physical_offset: int, since_ms: int = 0) -> Iterator[StoredRecord]:
         """The whole records that begin behind *physical_offset*, wherever they lie.
 
         Args:
@@ -349,9 +347,9 @@ class CommitLog:
                     yield record
                 at += record.total_size if record is not None and is_one else 1
 
-    def find_record_behind(self, physical_offset: int) -> int | None:
+    def find_record_after(self, physical_offset: int) -> int | None:
         """The first whole record anywhere behind *physical_offset*; None if the rest is empty or torn."""
-        record = next(self.records_behind(physical_offset), None)
+        record = next(self.records_after(physical_offset), None)
         return None if record is None else record.physical_offset
 
     def _whole_record(self, file: MappedFile, at: int) -> StoredRecord | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.layout import (
     CQ_UNIT_DTYPE,
     CQ_UNIT_SIZE,
@@ -18,9 +19,6 @@ from mqtemplate.store.layout import (
     pack_cq_unit_into,
     unpack_cq_unit,
 )
-from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-
-__all__ = ["ConsumeQueue"]
 
 _LOOK_BEHIND = 4_096
 """So many units behind a place without one are looked at: where there is one, the queue does not end at that place."""
@@ -245,7 +243,7 @@ class ConsumeQueue:
                 break
         return deleted
 
-    def truncate_behind(self, physical_end: int) -> None:
+    def truncate_after(self, physical_end: int) -> None:
         """Forget the units of records that begin at *physical_end* or behind it."""
         self.cut(self.end_before(physical_end))
 

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mqtemplate.clock import Clock
-from mqtemplate.store.files.store_files import Home
-from mqtemplate.store.files.json_files import DataVersion, read_table, understanding, write_table
-
-__all__ = ["ConsumerOffsets"]
+from mqtemplate.store.files.json_files import DataVersion, format_errors, read_table, write_table
+from mqtemplate.store.files.store_files import StoreFiles
 
 
 class ConsumerOffsets:
@@ -24,12 +22,12 @@ class ConsumerOffsets:
 
     def __init__(
         self,
-        home: Home,
+        store_files: StoreFiles,
         clock: Clock,
         name: str = "config/consumerOffset.json",
         flush: Callable[[], object] = lambda: None,
     ) -> None:
-        self._home = home
+        self._store_files = store_files
         self._clock = clock
         self._name = name
         self._flush = flush
@@ -45,8 +43,8 @@ class ConsumerOffsets:
         self._on_change = changed
 
     def load(self) -> None:
-        table = read_table(self._home, self._name)
-        with understanding(self._name):
+        table = read_table(self._store_files, self._name)
+        with format_errors(self._name):
             self._version = DataVersion.of(table)
             # which topics a group has follows from the offsets, and upstream finds that out by itself
             self._other = {name: value for name, value in table.items() if name not in ("offsetTable", "groupTopicMap")}
@@ -117,7 +115,7 @@ class ConsumerOffsets:
         try:
             self._flush()
             version = self._version.next(self._clock.now_ms())
-            write_table(self._home, self._name, self._other | {"dataVersion": version, "offsetTable": table})
+            write_table(self._store_files, self._name, self._other | {"dataVersion": version, "offsetTable": table})
         except BaseException:
             self._is_dirty = True
             raise

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 
 from mqtemplate.errors import StoreError
 
-__all__ = ["GroupCommit", "WhenFlushed"]
-
 WhenFlushed = Callable[[StoreError | None], None]
 
 
@@ -22,12 +20,12 @@ class _Waiter:
         error: What the disk said, if its bytes are not safe.
     """
 
-    __slots__ = ("after", "bell", "end", "error", "leads")
+    __slots__ = ("after", "end", "error", "leads", "wake_event")
 
     def __init__(self, end: int) -> None:
         self.end = end
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.wake_event = threading.Lock()
+        self.wake_event.acquire()
         self.after: _Waiter | None = None
         self.leads = False
         self.error: StoreError | None = None
@@ -81,7 +79,7 @@ class GroupCommit:
 
     def _follow(self, waiter: _Waiter, timeout_ms: int) -> bool:
         try:
-            if not waiter.bell.acquire(timeout=timeout_ms / 1_000) and self._leave(waiter):
+            if not waiter.wake_event.acquire(timeout=timeout_ms / 1_000) and self._leave(waiter):
                 return False
         except BaseException:  # Ctrl-C: others may rely on this one to wake them, or to lead
             if not self._leave(waiter):
@@ -103,7 +101,7 @@ class GroupCommit:
     def _pass_on(self, waiter: _Waiter) -> None:
         """Do what others rely on: wake the next, or lead."""
         if waiter.after is not None:
-            waiter.after.bell.release()
+            waiter.after.wake_event.release()
         if waiter.leads:
             self._lead()
 
@@ -161,4 +159,4 @@ def _wake_in_turn(served: Sequence[_Waiter], next_leader: _Waiter | None, error:
     for waiter, after in itertools.pairwise(chain):
         waiter.after = after
     if chain:
-        chain[0].bell.release()
+        chain[0].wake_event.release()

@@ -9,8 +9,6 @@ from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.flush import GroupCommit
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
-__all__ = ["AllocateService", "FlushService"]
-
 
 class FlushService:
     """Flushes the log: every half second (``ASYNC_FLUSH``), or at once for a message whose sender does not wait."""

@@ -1,4 +1,4 @@
-"""The byte layouts of the store's own files; the record's is in `mqtemplate.record.codec`. All numbers are big-endian."""
+"""Byte layouts of the store's own files; `mqtemplate.record.codec` has the record's. All numbers are big-endian."""
 
 from __future__ import annotations
 
@@ -8,38 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.record.codec import MAGIC_BLANK, crc32
-
-__all__ = [
-    "BLANK_SIZE",
-    "CHECKPOINT_SIZE",
-    "CQ_UNIT_DTYPE",
-    "CQ_UNIT_SIZE",
-    "DONE_SIZE_MARK",
-    "INDEX_HEADER_SIZE",
-    "INDEX_SLOT_DTYPE",
-    "INDEX_UNIT_DTYPE",
-    "INDEX_UNIT_SIZE",
-    "NO_UNIT_YET",
-    "PRE_BLANK_SIZE_MARK",
-    "CheckpointFields",
-    "CqUnit",
-    "IndexHeader",
-    "IndexUnit",
-    "OwnCheckpoint",
-    "file_name",
-    "index_file_size",
-    "iter_cq_units",
-    "pack_blank",
-    "pack_checkpoint_into",
-    "pack_cq_unit_into",
-    "pack_index_header",
-    "unpack_checkpoint",
-    "unpack_cq_unit",
-    "unpack_index_header",
-    "unpack_index_unit",
-    "unpack_own_checkpoint",
-]
+from mqtemplate.checksum import crc32
+from mqtemplate.record.codec import MAGIC_BLANK
 
 
 class CqUnit(NamedTuple):

@@ -19,16 +19,6 @@ from mqtemplate.record.codec import (
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.layout import BLANK_SIZE
 
-__all__ = [
-    "HEAD",
-    "RecordHead",
-    "is_blank",
-    "is_record_start",
-    "read_record",
-    "record_head",
-    "record_in",
-]
-
 HEAD = struct.Struct(">ii20xqi16xq8x12xi")
 """Total size, magic, physical offset, sys flag, store timestamp, body length: of a record with IPv4 hosts."""
 assert HEAD.size == 88
@@ -117,7 +107,7 @@ def is_record_start(log: CommitLog, physical_offset: int) -> bool:
         if head is not None:
             last_start, at = at, at + head.total_size
             continue
-        behind = log.find_record_behind(at if last_start < 0 else last_start)
+        behind = log.find_record_after(at if last_start < 0 else last_start)
         if behind is None or behind > physical_offset:
             return record_head(log, physical_offset) is not None
         last_start, at = -1, behind

@@ -22,19 +22,17 @@ from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.cleaning import CleaningService
 from mqtemplate.store.commit_log import CommitLog, LogFile, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
-from mqtemplate.store.queue_rebuild import DispatchAgain
+from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
+from mqtemplate.store.files.sized_files import open_files
+from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.flush import GroupCommit, WhenFlushed
 from mqtemplate.store.flush_service import AllocateService, FlushService
-from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
-from mqtemplate.store.files.store_files import Home
 from mqtemplate.store.index.index_service import IndexService
 from mqtemplate.store.layout import CQ_UNIT_SIZE
 from mqtemplate.store.log_walk import read_record
+from mqtemplate.store.queue_rebuild import QueueRebuild
 from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
-from mqtemplate.store.files.sized_files import open_files
-
-__all__ = ["MessageStore", "PutResult"]
 
 _ROOMY_FILES = 16
 """While there is room for so many commit log files, the disk counts as empty, whatever part of it is used."""
@@ -47,7 +45,7 @@ def _tags_code_of(record: Labelled) -> int:
 
 
 class MessageStore:
-    """Commit log, consume queues and what keeps them safe, in one home.
+    """Commit log, consume queues and what keeps them safe, in one store_files.
 
     - A record and its consume queue unit are written under one lock, the record first.
     - ``confirm_offset`` is how far readers may look: what is flushed (``SYNC_FLUSH``), or what is written.
@@ -65,12 +63,12 @@ class MessageStore:
 
     def __init__(
         self,
-        home: Home,
+        store_files: StoreFiles,
         settings: StoreSettings,
         clock: Clock,
         tags_code_of: Callable[[Labelled], int] = _tags_code_of,
     ) -> None:
-        self.home = home
+        self.store_files = store_files
         self.clock = clock
         self.settings = settings
         self.metrics = Metrics()
@@ -93,25 +91,25 @@ class MessageStore:
             "store.checkpoint", self.take_checkpoint, clock, settings.checkpoint_interval_ms
         )
         self._flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
-        self.index = IndexService(home, settings, clock)
+        self.index = IndexService(store_files, settings, clock)
         self.refusal: str | None = None
         # on a virtual clock a test gives the same result on every machine, however full its disk is
         # and a nearly full disk of a terabyte has room for months
         roomy_bytes = _ROOMY_FILES * settings.mapped_file_size_commit_log
-        disk_used = partial(home.disk_used_ratio, roomy_bytes)
+        disk_used = partial(store_files.disk_used_ratio, roomy_bytes)
         self.cleaning = CleaningService(self, None if clock.is_virtual else disk_used)
 
     # --- life ----------------------------------------------------------------------------------
 
     def load(self, followers: Sequence[LogFollower] = ()) -> None:
-        """Own the home, open its files and recover.
+        """Own the store_files, open its files and recover.
 
         Raises:
             StoreLockedError: Another process has it.
             StoreFormatError: Its files have other sizes than the settings, or its queues are of a kind that cannot
                 be read.
         """
-        self.home.lock()
+        self.store_files.lock()
         try:
             self._open(followers)
         except BaseException:
@@ -119,22 +117,24 @@ class MessageStore:
             raise
 
     def _open(self, followers: Sequence[LogFollower]) -> None:
-        refuse_foreign_forms(self.home)
-        was_clean = not self.home.was_left_open()
+        refuse_foreign_forms(self.store_files)
+        was_clean = not self.store_files.was_left_open()
         settings = self.settings
-        files = open_files(self.home, "commitlog", settings.mapped_file_size_commit_log, "mapped-file-size-commit-log")
+        files = open_files(
+            self.store_files, "commitlog", settings.mapped_file_size_commit_log, "mapped-file-size-commit-log"
+        )
         self._commit_log = CommitLog(files, self.clock, settings.store_host, maps_single=self._flushes_first)
         self._open_files.append(self._commit_log)
-        self._checkpoint = StoreCheckpoint(self.home)
+        self._checkpoint = StoreCheckpoint(self.store_files)
         self._open_files.append(self._checkpoint)
         self._followers = followers
         self._is_open = True
         self._load_queues()
-        dispatch = DispatchAgain(self._commit_log, self._queues, self._queue, self._tags_code_of)
+        dispatch = QueueRebuild(self._commit_log, self._queues, self._queue, self._tags_code_of)
         Recovery(self._commit_log, dispatch, followers).run(
             self._checkpoint.replay_start,
             was_clean=was_clean,
-            may_have_holes=not was_clean and self.home.lost_power(),
+            may_have_holes=not was_clean and self.store_files.lost_power(),
         )
         if was_clean:
             self.group_commit.flushed = self.end_offset
@@ -143,12 +143,12 @@ class MessageStore:
         self._correct_min_offsets()
         indexed_to = self._checkpoint.fields.index_msg_timestamp
         self.index.load(self._commit_log, self._written_end, indexed_to, was_clean=was_clean)
-        self.home.mark_open()
+        self.store_files.mark_open()
         self._allocate_service = AllocateService(self._commit_log)
 
     def _load_queues(self) -> None:
-        for topic in self.home.list_folders("consumequeue"):
-            for queue_id in self.home.list_folders(f"consumequeue/{topic}"):
+        for topic in self.store_files.list_folders("consumequeue"):
+            for queue_id in self.store_files.list_folders(f"consumequeue/{topic}"):
                 if queue_id.isdecimal():
                     self._open_queue(topic, int(queue_id))
 
@@ -166,7 +166,7 @@ class MessageStore:
         _log.error("service.failed", service=service.name, exc_info=error)
 
     def close(self) -> None:
-        """Flush everything, write all progress, and give the home free."""
+        """Flush everything, write all progress, and give the store_files free."""
         if not self._is_open:
             return
         if self._thread is not None:
@@ -175,7 +175,7 @@ class MessageStore:
         try:
             self._end_index()
             self.take_checkpoint()
-            self.home.mark_closed()
+            self.store_files.mark_closed()
         finally:
             self.release()
 
@@ -188,9 +188,9 @@ class MessageStore:
             _log.warning("store.index_behind", reason=str(exc))  # the next start goes on where it stands
 
     def release(self) -> None:
-        """Let go of home and files as they are, without a word of progress; the next `load` recovers."""
+        """Let go of store_files and files as they are, without a word of progress; the next `load` recovers."""
         self._close_files()
-        self.home.unlock()
+        self.store_files.unlock()
 
     def _close_files(self) -> None:
         self._is_open = False
@@ -329,7 +329,7 @@ class MessageStore:
         self._flush_service.changed()
         self.index.changed()
 
-    def settle(self, physical_end: int, topics: Iterable[str], timeout_ms: int = 5_000) -> bool:
+    def confirm(self, physical_end: int, topics: Iterable[str], timeout_ms: int = 5_000) -> bool:
         """Keep the promise of the flush mode for everything before *physical_end*, then wake the readers of *topics*.
 
         Returns:
@@ -341,7 +341,7 @@ class MessageStore:
         finally:
             if not is_safe:
                 self._ring_once_safe(physical_end, topics)
-        self.ring(topics)
+        self.notify(topics)
         return is_safe
 
     def _ring_once_safe(self, physical_end: int, topics: Iterable[str]) -> None:
@@ -349,17 +349,17 @@ class MessageStore:
 
         def finish(error: StoreError | None) -> None:
             if error is None:
-                self.ring(topics)
+                self.notify(topics)
             else:
                 self.group_commit.when(physical_end, finish)
 
         self.group_commit.when(physical_end, finish)
 
-    def settle_later(self, physical_end: int, topics: Sequence[str], done: WhenFlushed = lambda error: None) -> None:
+    def confirm_async(self, physical_end: int, topics: Sequence[str], done: WhenFlushed = lambda error: None) -> None:
         """The same without waiting; *done* is called, maybe in another thread, when the promise is kept or broken."""
 
         def finish(error: StoreError | None) -> None:
-            self.ring(topics)
+            self.notify(topics)
             done(error)
 
         if not self._flushes_first:
@@ -368,10 +368,10 @@ class MessageStore:
         self.group_commit.when(physical_end, finish)
         self._flush_soon(physical_end)
 
-    def settle_meanwhile(self, physical_end: int, topics: Collection[str]) -> None:
+    def confirm_in_background(self, physical_end: int, topics: Collection[str]) -> None:
         """The same without waiting, for who appends more at once; the first flush that succeeds wakes the readers."""
         if not self._flushes_first:
-            self.ring(topics)
+            self.notify(topics)
             return
         self._ring_once_safe(physical_end, topics)
         self._flush_soon(physical_end)
@@ -385,7 +385,7 @@ class MessageStore:
     # --- reading -------------------------------------------------------------------------------
 
     def watch(self, topic: str, callback: Callable[[], None]) -> None:
-        """Call *callback* whenever messages of *topic* became readable. It must be quick: it sets a bell."""
+        """Call *callback* whenever messages of *topic* became readable. It must be quick: it sets a wake_event."""
         with self._lock:
             self._watchers[topic] = [*self._watchers.get(topic, []), callback]
 
@@ -393,7 +393,7 @@ class MessageStore:
         with self._lock:
             self._watchers[topic] = [other for other in self._watchers.get(topic, []) if other != callback]
 
-    def ring(self, topics: Iterable[str]) -> None:
+    def notify(self, topics: Iterable[str]) -> None:
         """Wake the readers of *topics*."""
         for topic in topics:
             for callback in self._watchers.get(topic, ()):
@@ -448,7 +448,9 @@ class MessageStore:
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         size = -(-self.settings.mapped_file_size_consume_queue // CQ_UNIT_SIZE) * CQ_UNIT_SIZE
         folder = f"consumequeue/{topic}/{queue_id}"
-        queue = ConsumeQueue(open_files(self.home, folder, size, "mapped-file-size-consume-queue", lasting=False))
+        queue = ConsumeQueue(
+            open_files(self.store_files, folder, size, "mapped-file-size-consume-queue", lasting=False)
+        )
         self._queues[topic, queue_id] = queue
         return queue
 
@@ -496,7 +498,7 @@ class MessageStore:
         """The first file of the log; None if it is the only one."""
         return self._commit_log.oldest_file()
 
-    def checkpoint_behind(self, physical_offset: int) -> bool:
+    def checkpoint_after(self, physical_offset: int) -> bool:
         """Take a checkpoint; whether a restart, from then on, reads nothing before *physical_offset*."""
         end = self._written_end()
         self.take_checkpoint()

@@ -10,13 +10,11 @@ import structlog
 from numpy.typing import NDArray
 
 from mqtemplate.errors import CorruptRecordError
+from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import SMALLEST_RECORD, Labelled, StoredRecord, SysFlag
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
-from mqtemplate.record.batch import RecordBatch
-
-__all__ = ["DamagedRange", "DispatchAgain", "QueueGapError", "QueuePlace"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
@@ -52,7 +50,7 @@ class QueuePlace(NamedTuple):
     unit: CqUnit
 
 
-class DispatchAgain:
+class QueueRebuild:
     """Gives consume queues the units of records that are read again.
 
     - A unit that is there and right stays. One that points elsewhere is written anew.

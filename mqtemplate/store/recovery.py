@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import structlog
 
+from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog
-from mqtemplate.store.queue_rebuild import DamagedRange, DispatchAgain, QueueGapError, QueuePlace
 from mqtemplate.store.files.holes import is_lost_write
-from mqtemplate.record.batch import RecordBatch
-
-__all__ = ["Recovery"]
+from mqtemplate.store.queue_rebuild import DamagedRange, QueueGapError, QueuePlace, QueueRebuild
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
@@ -41,7 +39,7 @@ class Recovery:
         followers: Are shown the records from the checkpoint on that took a waiting one's place; see `LogFollower`.
     """
 
-    def __init__(self, log: CommitLog, dispatch: DispatchAgain, followers: Sequence[LogFollower]) -> None:
+    def __init__(self, log: CommitLog, dispatch: QueueRebuild, followers: Sequence[LogFollower]) -> None:
         self._log = log
         self._dispatch = dispatch
         self._followers = followers
@@ -77,7 +75,7 @@ class Recovery:
         end = self._log.scan_end
         if is_cut or not was_clean:
             for queue in list(self._dispatch.queues.values()):
-                queue.truncate_behind(end)
+                queue.truncate_after(end)
             self._log.truncate(end)
         else:
             self._log.open_at(end)
@@ -149,7 +147,7 @@ class Recovery:
         place = None if self._may_have_holes and bad >= self._checkpoint else self._dispatch.place_of(bad)
         if not reason and self._was_clean and place is None and bad >= self._checkpoint:
             return None
-        whole = next(self._log.records_behind(bad, self._newest_ms), None)
+        whole = next(self._log.records_after(bad, self._newest_ms), None)
         next_whole = None if whole is None else whole.physical_offset
         if self._is_unflushed(bad, next_whole) or self._is_end(bad, reason, next_whole):
             self._log_cut(bad, reason)
@@ -208,7 +206,7 @@ class Recovery:
         """Say what is cut off: a torn record, or all that the power failure left of what was not flushed."""
         self._was_cut = True
         path = self._log.path_of(bad)
-        dropped = sum(1 for _ in self._log.records_behind(bad, self._newest_ms))
+        dropped = sum(1 for _ in self._log.records_after(bad, self._newest_ms))
         if dropped:
             _log.warning("store.unflushed_tail_cut", file=path.name, physical_offset=bad, whole_records_dropped=dropped)
         elif reason:

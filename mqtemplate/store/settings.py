@@ -8,8 +8,6 @@ from enum import Enum
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 
-__all__ = ["FlushDiskType", "StoreSettings", "check_disk_ratios", "parse_delete_when"]
-
 
 class FlushDiskType(Enum):
     """When a message counts as stored: on the disk (sync), or in the operating system's cache (async).

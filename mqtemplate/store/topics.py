@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mqtemplate.clock import Clock
-from mqtemplate.store.files.store_files import Home
-from mqtemplate.store.files.json_files import DataVersion, read_table, understanding, write_table
-
-__all__ = ["TopicTable"]
+from mqtemplate.store.files.json_files import DataVersion, format_errors, read_table, write_table
+from mqtemplate.store.files.store_files import StoreFiles
 
 _READ_AND_WRITE = 6
 
@@ -20,8 +18,8 @@ class TopicTable:
 
     _NAME = "config/topics.json"
 
-    def __init__(self, home: Home, clock: Clock) -> None:
-        self._home = home
+    def __init__(self, store_files: StoreFiles, clock: Clock) -> None:
+        self._store_files = store_files
         self._clock = clock
         self._lock = threading.Lock()
         self._version = DataVersion()
@@ -29,8 +27,8 @@ class TopicTable:
         self._other: dict[str, Any] = {}
 
     def load(self) -> None:
-        table = read_table(self._home, self._NAME)
-        with understanding(self._NAME):
+        table = read_table(self._store_files, self._NAME)
+        with format_errors(self._NAME):
             self._version = DataVersion.of(table)
             self._table = dict(table.pop("topicConfigTable", {}))
             for config in self._table.values():
@@ -104,7 +102,7 @@ class TopicTable:
 
     def _write(self, table: dict[str, dict[str, Any]]) -> None:
         version = self._version.next(self._clock.now_ms())
-        write_table(self._home, self._NAME, self._other | {"dataVersion": version, "topicConfigTable": table})
+        write_table(self._store_files, self._NAME, self._other | {"dataVersion": version, "topicConfigTable": table})
 
 
 def _topic_config(topic: str) -> dict[str, Any]:

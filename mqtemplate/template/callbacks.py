@@ -8,8 +8,6 @@ from typing import TypeVar
 
 import structlog
 
-__all__ = ["report_to"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.template")
 
 T = TypeVar("T")

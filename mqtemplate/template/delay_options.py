@@ -12,8 +12,6 @@ from datetime import UTC, datetime, timedelta
 from mqtemplate.errors import DelayError
 from mqtemplate.message import DELAY_PROPERTIES, Property
 
-__all__ = ["check_one_delay", "delay_header", "delay_properties", "deliver_time", "epoch_ms"]
-
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -8,9 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 from mqtemplate.errors import DestinationError, MessageError
 from mqtemplate.java_hash import java_string_hash
-from mqtemplate.message import Message, MessageQueue, Property, check_topic
-
-__all__ = ["Destination", "MessageQueueSelector", "check_hash_key", "parse_destination", "select_queue_by_hash"]
+from mqtemplate.message import Message, MessageQueue, Property
+from mqtemplate.topics import check_topic
 
 MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, str], MessageQueue]
 """Chooses the queue of a message that is ordered by a key: (queues of the topic, message, key) -> one of the queues."""

@@ -10,8 +10,6 @@ from mqtemplate.errors import MessageError
 from mqtemplate.message import DELAY_PROPERTIES, RESERVED_PROPERTIES, Property, join_keys
 from mqtemplate.template.delay_options import check_one_delay, delay_header, delay_properties
 
-__all__ = ["HEADER_PREFIX", "NO_EXTRAS", "Extras", "header_extras", "make_extras", "merge_extras"]
-
 HEADER_PREFIX = "rocketmq_"
 """What rocketmq-spring puts before the names that mean something to RocketMQ. Source: ``RocketMQHeaders``."""
 

@@ -11,10 +11,9 @@ import structlog
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, ConversionError
-from mqtemplate.message import Message, MessageExt, MessageQueue, check_topic
+from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import SelectorType, make_selector
-
-__all__ = ["LitePullConsumer", "PullSettings"]
+from mqtemplate.topics import check_topic
 
 _log = structlog.stdlib.get_logger("mqtemplate.template")
 

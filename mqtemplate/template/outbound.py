@@ -12,8 +12,6 @@ from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.template.destination import Destination, parse_destination
 from mqtemplate.template.headers import NO_EXTRAS, Extras, header_extras, merge_extras
 
-__all__ = ["MessageFactory"]
-
 
 class MessageFactory:
     """Makes messages of payloads.

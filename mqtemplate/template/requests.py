@@ -14,8 +14,6 @@ from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.template.callbacks import report_to
 
-__all__ = ["RequestVerbs"]
-
 T = TypeVar("T")
 
 

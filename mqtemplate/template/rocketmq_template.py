@@ -31,8 +31,6 @@ from mqtemplate.template.spring_names import SpringNames
 from mqtemplate.template.transactions import TransactionListeners, TransactionVerbs
 from mqtemplate.template.waiting_verbs import WaitingVerbs
 
-__all__ = ["RocketMQTemplate"]
-
 T = TypeVar("T")
 
 _NOT_GIVEN: Any = object()

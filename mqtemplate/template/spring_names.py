@@ -15,8 +15,6 @@ from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.template.destination import MessageQueueSelector
 
-__all__ = ["LocalRequestCallback", "SendCallback", "SpringNames"]
-
 
 class SendCallback(Protocol):
     """Who wants to hear how an asynchronous send went."""

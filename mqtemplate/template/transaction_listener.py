@@ -10,13 +10,6 @@ from typing import Any, TypeVar, cast
 from mqtemplate.errors import ListenerError, UnsupportedError
 from mqtemplate.template.destination import parse_destination
 
-__all__ = [
-    "TRANSACTION_LISTENER_ATTRIBUTE",
-    "TransactionListenerSpec",
-    "transaction_listener",
-    "transaction_listener_spec",
-]
-
 TRANSACTION_LISTENER_ATTRIBUTE = "__mqtemplate_transaction_listener__"
 """Where a decorated class keeps its `TransactionListenerSpec`."""
 

@@ -24,8 +24,6 @@ from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, Tr
 from mqtemplate.template.destination import parse_destination
 from mqtemplate.template.transaction_listener import TransactionListenerSpec, transaction_listener_spec
 
-__all__ = ["TransactionListeners", "TransactionVerbs"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.template")
 
 _RESULT_FIELDS = tuple(field.name for field in fields(SendResult))

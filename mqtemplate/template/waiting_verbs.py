@@ -6,10 +6,8 @@ from datetime import datetime, timedelta
 
 from mqtemplate.broker import Broker
 from mqtemplate.errors import MessageError
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.template.delay_options import deliver_time, epoch_ms
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, SteerResult
-
-__all__ = ["WaitingVerbs"]
 
 
 class WaitingVerbs:
@@ -17,7 +15,7 @@ class WaitingVerbs:
 
     broker: Broker
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> SteerResult:
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         """Take back what waits, by the handle of its `SendResult` or by a key.
 
         The answer is true for good: ``CANCELLED`` is never delivered, ``ALREADY_DELIVERED`` was not cancelled, and of
@@ -38,7 +36,7 @@ class WaitingVerbs:
         deliver_at: datetime | int | None = None,
         key: str | None = None,
         topic: str | None = None,
-    ) -> SteerResult:
+    ) -> ScheduleChange:
         """Let what waits be delivered later or sooner; without *delay* and *deliver_at*, now. Else as `cancel`.
 
         The message keeps its id, keys and handle.

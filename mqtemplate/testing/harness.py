@@ -12,8 +12,6 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.services import Service
 
-__all__ = ["Application", "Harness", "StillBusyError", "span_ms"]
-
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SPAN = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))+\s*")
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -21,7 +19,7 @@ _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _MOST_ROUNDS = 100_000
 
 
-class StillBusyError(AssertionError):
+class NotIdleError(AssertionError):
     """The services go on for ever without time passing: each round one of them says there is more at once."""
 
 
@@ -76,7 +74,7 @@ class Harness:
         """Let time pass: ``"3h"``, ``"1h 30m"``, ``"250ms"``, a timedelta, or milliseconds.
 
         Raises:
-            StillBusyError: At some instant the services never came to rest.
+            NotIdleError: At some instant the services never came to rest.
         """
         target_ms = self.clock.now_ms() + span_ms(span)
         due_ms = self.run_until_idle()
@@ -108,7 +106,7 @@ class Harness:
             due_ms = min((wish for wish in wishes if wish is not None), default=None)
             if not self._woken and (due_ms is None or due_ms > self.clock.now_ms()):
                 return due_ms
-        raise StillBusyError(self._who_is_busy())
+        raise NotIdleError(self._who_is_busy())
 
     def _step(self, service: Service) -> int | None:
         key = id(service)

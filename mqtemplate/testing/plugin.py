@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     StartApp: TypeAlias = Callable[..., MQApplication]
 
-__all__ = ["mqtemplate_app", "mqtemplate_broker", "mqtemplate_clock", "mqtemplate_harness", "mqtemplate_template"]
-
 
 @pytest.fixture
 def mqtemplate_clock() -> VirtualClock:

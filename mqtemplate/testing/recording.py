@@ -15,8 +15,6 @@ from mqtemplate.results import PullStatus, SendResult, TransactionSendResult
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.template.destination import parse_destination
 
-__all__ = ["Inbox", "RecordingTemplate", "SentMessage", "messages_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:

@@ -1,4 +1,4 @@
-"""A broker and name server that says what a test wants, over real sockets."""
+"""A broker and name server that says what a test matches, over real sockets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.headers.headers import (
-    GetRouteInfoRequestHeader,
-    SendMessageRequestHeaderV2,
-    SendMessageResponseHeader,
-)
+from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
 
 Script = Callable[[RemotingCommand], RemotingCommand | None]
 

@@ -25,8 +25,8 @@ from mqtemplate.errors import (
 )
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import PullStatus, SendStatus
-from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store import FlushDiskType
 
 ALL = TagSelector()

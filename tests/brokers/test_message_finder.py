@@ -159,7 +159,7 @@ def test_what_is_not_yet_safe_is_not_found(broker: EmbeddedBroker) -> None:
     message_id = offset_msg_id(SMALL.listen_host, put.physical_offset)
 
     before = (bodies(broker), broker.message_by_id(message_id))
-    broker.store.settle(put.end, ["orders"])
+    broker.store.confirm(put.end, ["orders"])
     after = broker.message_by_id(message_id)
 
     assert before == ([], None)

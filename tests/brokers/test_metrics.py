@@ -10,10 +10,11 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, Message
+from mqtemplate.message import Message
 from mqtemplate.metrics import Histogram, HistogramSnapshot
-from mqtemplate.testing import Harness, messages_in
 from mqtemplate.pending import PendingQuery
+from mqtemplate.testing import Harness, messages_in
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 SETTINGS = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, timer_roll_window_slot=60)
 HOUR_MS = 3_600_000

@@ -24,14 +24,15 @@ from mqtemplate.errors import (
     RemoteConnectError,
     UnsupportedError,
 )
-from mqtemplate.message import RETRY_TOPIC_PREFIX, HostAddress, Message, Property
+from mqtemplate.message import HostAddress, Message, Property
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import ConsumerRunningInfo
-from mqtemplate.remoting.protocol.headers.headers import GetConsumerRunningInfoRequestHeader, ResetOffsetRequestHeader
+from mqtemplate.remoting.protocol.bodies.group import ConsumerRunningInfo
+from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader, ResetOffsetRequestHeader
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster
-from mqtemplate.pending import PendingQuery, SteerStatus
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 from tests.brokers.scripted_cluster import ScriptedBroker
 
 ANYWHERE = HostAddress("127.0.0.1", 0)
@@ -353,7 +354,7 @@ def test_a_timer_is_cancelled_by_its_handle(cluster: LocalCluster, tmp_path: Pat
     with client(cluster, tmp_path) as broker:
         handle = broker.send(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "60"})).handle
 
-        assert broker.cancel(handle).status is SteerStatus.CANCELLED
+        assert broker.cancel(handle).status is ScheduleChangeStatus.CANCELLED
         assert cluster.engine.count_pending(PendingQuery(topic="orders")).total == 0
 
 
@@ -388,5 +389,5 @@ def test_a_handle_whose_time_has_come_is_not_asked_about() -> None:
     with ScriptedBroker() as scripted, RemoteBroker(RemoteSettings(name_servers=(scripted.address,))) as broker:
         handle = encode_handle(RecallHandle("orders", "broker-a", 1, "7F000001", 0))
 
-        assert broker.cancel(handle).status is SteerStatus.ALREADY_DELIVERED
+        assert broker.cancel(handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
         assert scripted.count(RequestCode.RECALL_MESSAGE) == 0

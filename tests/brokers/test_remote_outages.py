@@ -13,9 +13,9 @@ from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.errors import MQTemplateError, SendError, UnsupportedError
 from mqtemplate.message import Message
+from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
-from mqtemplate.selectors.sql92 import Sql92Selector
 from tests.contract.test_remote_server import free_address
 
 

@@ -10,12 +10,12 @@ from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.outbound import Outbound, OutboundMaker
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import VirtualClock
+from mqtemplate.compression import decompress_body
 from mqtemplate.errors import ConfigurationError, DelayError, DestinationError, MessageError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol.compression import decompress_body
-from mqtemplate.remoting.protocol.headers.headers import SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import decode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.routes import DEFAULT_TOPIC, NameServers, RouteTable
+from mqtemplate.brokers.remote.routes import NameServers, RouteTable
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting import RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.codes import Perm
+from mqtemplate.topics import AUTO_CREATE_TOPIC
 from tests.brokers.scripted_cluster import ScriptedBroker
 
 DEAD = "127.0.0.1:1"
@@ -65,7 +66,7 @@ def test_the_permission_says_what_a_queue_is_for(
 def test_a_topic_that_is_not_there_gets_the_queues_its_first_message_would_make(
     client: RemotingClient, cluster: ScriptedBroker
 ) -> None:
-    cluster.topic(DEFAULT_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
+    cluster.topic(AUTO_CREATE_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
 
     routes = table(client, cluster.address)
 

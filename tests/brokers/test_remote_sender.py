@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.brokers.remote.routes import DEFAULT_TOPIC
 from mqtemplate.errors import DestinationError, SendError, SendTimeoutError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.results import SendStatus
+from mqtemplate.topics import AUTO_CREATE_TOPIC
 from tests.brokers.scripted_cluster import ScriptedBroker
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -137,7 +137,7 @@ def test_a_message_that_is_less_safe_than_promised_says_so(cluster: ScriptedBrok
 
 
 def test_the_first_message_of_a_topic_finds_its_real_queues_afterwards(cluster: ScriptedBroker) -> None:
-    cluster.topic(DEFAULT_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
+    cluster.topic(AUTO_CREATE_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
 
     with client_of(cluster) as broker:
         broker.send(Message("new", b"x"))

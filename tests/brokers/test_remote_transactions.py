@@ -14,7 +14,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, R
 from mqtemplate.message import HostAddress, Message, MessageExt, Property
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.headers.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.remoting.protocol.messages import encode_message
 from mqtemplate.results import TransactionState
 from mqtemplate.selectors.tags import TagSelector

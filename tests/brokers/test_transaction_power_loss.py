@@ -20,7 +20,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.delay import TimerMessageStore
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import HalfMessage, TransactionState
-from mqtemplate.store import FolderHome
+from mqtemplate.store import FolderStoreFiles
 from mqtemplate.testing import Harness, messages_in
 from tests.store.power_loss_disk import Image, PowerLossDisk, RestartedDisk, subsets, write_image
 
@@ -68,7 +68,9 @@ class Life:
         self.is_looking = False
 
     def live(self) -> None:
-        broker = EmbeddedBroker(settings=SMALL, clock=self.clock, home=FolderHome(self.folder / "store", self.disk))
+        broker = EmbeddedBroker(
+            settings=SMALL, clock=self.clock, store_files=FolderStoreFiles(self.folder / "store", self.disk)
+        )
         broker.start()
         harness = Harness(broker)
         self.disk.on_event = self.look
@@ -143,8 +145,8 @@ class Life:
 
 @contextmanager
 def opened(folder: Path, clock: VirtualClock) -> Iterator[EmbeddedBroker]:
-    home = FolderHome(folder, RestartedDisk(f"boot-{next(_boots)}"))
-    with EmbeddedBroker(settings=SMALL, clock=clock, home=home) as broker:
+    store_files = FolderStoreFiles(folder, RestartedDisk(f"boot-{next(_boots)}"))
+    with EmbeddedBroker(settings=SMALL, clock=clock, store_files=store_files) as broker:
         yield broker
 
 
@@ -155,7 +157,9 @@ def name(message: Message) -> bytes:
 def test_whatever_the_power_leaves_each_transaction_has_one_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
 ) -> None:
-    monkeypatch.setattr("mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
+    monkeypatch.setattr(
+        "mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200)
+    )
     life = Life(folder, seed=3)
 
     with capture_logs():

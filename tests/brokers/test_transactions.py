@@ -20,14 +20,15 @@ from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.brokers.embedded.transactions.progress import OpProgress
-from mqtemplate.brokers.embedded.transactions.records import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
+from mqtemplate.brokers.embedded.transactions.records import CHECK_MAX_TOPIC, TRANSACTION_GROUP
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DelayError, DestinationError, MessageError, MQTemplateError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.results import HalfMessage, PullStatus, TransactionState
-from mqtemplate.store import FolderHome
+from mqtemplate.store import FolderStoreFiles
 from mqtemplate.testing import Harness, messages_in
+from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
 from tests.store.faulty_disk import FaultyDisk, never, once
 from tests.store.small_store import kill
 
@@ -522,7 +523,7 @@ def test_a_disk_that_fails_once_at_any_call_loses_and_doubles_no_transaction(tmp
     for at in itertools.count():
         folder, clock = tmp_path / str(at), VirtualClock()
         disk = FaultyDisk()
-        broker = EmbeddedBroker(settings=SMALL, clock=clock, home=FolderHome(folder, disk))
+        broker = EmbeddedBroker(settings=SMALL, clock=clock, store_files=FolderStoreFiles(folder, disk))
         broker.start()
         harness = Harness(broker)
         broker.check_transactions(GROUP, lambda message: AT_LAST[message.body])
@@ -656,9 +657,9 @@ class Transactions(RuleBasedStateMachine):
         if end_and_die(self.broker, half, state, cut):
             kill(self.broker.store)
             self.open_broker()
-        self.settle(half.message, state)
+        self.confirm(half.message, state)
 
-    def settle(self, message: Message, state: TransactionState) -> None:
+    def confirm(self, message: Message, state: TransactionState) -> None:
         """The model takes over whether the end was whole."""
         if message.body not in {self.body_of(offset) for offset in list(self.broker.transactions._open)}:
             self.note_end(message.body, state, message.properties)

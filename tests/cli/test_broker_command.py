@@ -18,12 +18,9 @@ from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.cli.say import say
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol.bodies.bodies import ClusterInfo
-from mqtemplate.remoting.protocol.headers.headers import (
-    GetMaxOffsetRequestHeader,
-    OffsetResponseHeader,
-    SendMessageResponseHeader,
-)
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
+from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader, OffsetResponseHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_offset_msg_id
 from mqtemplate.remoting.settings import Credentials
 from tests.server.process import BrokerProcess

@@ -17,7 +17,7 @@ from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.record.codec import parse_record
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.bodies.bodies import CMResult, ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from mqtemplate.remoting.protocol.bodies.group import CMResult, ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from mqtemplate.results import SendResult
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster
 from tests.server.tool import ANY_PORT, Tool

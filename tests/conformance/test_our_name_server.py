@@ -14,7 +14,7 @@ from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol import RequestCode
-from mqtemplate.remoting.protocol.bodies.bodies import ClusterInfo
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.server.tool import ANY_PORT, Tool
 

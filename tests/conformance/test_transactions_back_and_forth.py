@@ -10,9 +10,9 @@ import pytest
 
 from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers.embedded.transactions.records import HALF_TOPIC
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import TransactionState
+from mqtemplate.topics import HALF_TOPIC
 from tests.conformance.story import read_all, settings
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]

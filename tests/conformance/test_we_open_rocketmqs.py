@@ -14,9 +14,9 @@ from bench.peer.rocketmq import JavaClient, NameServer
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.pending import PendingQuery
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store.files.json_files import load_json
-from mqtemplate.pending import PendingQuery
 from tests.conformance.story import (
     BATCHES,
     BIG,

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import HostAddress, Message, MessageQueue
+from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType
-from mqtemplate.pending import SteerStatus
 from tests.conformance.story import BATCHES, BIG, IPV6, LATER, LONG_TOPIC, ORDERS, READERS, Sent, send, settings
 
 __all__ = ["Written", "write"]
@@ -67,21 +67,21 @@ def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
     stored += [send(broker, Message(BIG, b"%02d" % number * 20_000, {"KEYS": f"big-{number}"})) for number in range(40)]
     broker.commit_offset(READERS, MessageQueue(ORDERS, broker.name, 0), 4)
     delivered = [
-        _later(broker, "level 1 before the end", level=1),
-        _later(broker, "timer before the end", delay_ms=700),
+        _delayed(broker, "level 1 before the end", level=1),
+        _delayed(broker, "timer before the end", delay_ms=700),
     ]
     _await_in_topic(broker, LATER, len(delivered))
     # in the first tenth of a slot that is open when the process ends
-    delivered.append(_later(broker, "timer of an open slot", delay_ms=1_100 - broker.clock.now_ms() % 1_000))
+    delivered.append(_delayed(broker, "timer of an open slot", delay_ms=1_100 - broker.clock.now_ms() % 1_000))
     _await_in_topic(broker, LATER, 1)
     broker.store.take_checkpoint()
     waiting = [
-        _later(broker, "level 1", level=1),
-        _later(broker, "level 3", level=3),
-        _later(broker, "level 3 again", level=3),
-        *(_later(broker, f"timer {delay_ms}", delay_ms=delay_ms) for delay_ms in (300, 1_500, 1_600, 2_000, 3_210)),
-        _later(broker, "timer beyond the window", delay_ms=(8 * 1_000) + 777),
-        _later(broker, "timer beyond two windows", delay_ms=13 * 1_000),
+        _delayed(broker, "level 1", level=1),
+        _delayed(broker, "level 3", level=3),
+        _delayed(broker, "level 3 again", level=3),
+        *(_delayed(broker, f"timer {delay_ms}", delay_ms=delay_ms) for delay_ms in (300, 1_500, 1_600, 2_000, 3_210)),
+        _delayed(broker, "timer beyond the window", delay_ms=(8 * 1_000) + 777),
+        _delayed(broker, "timer beyond two windows", delay_ms=13 * 1_000),
     ]
     _cancel_some(broker)
     waiting += _reschedule_some(broker)
@@ -112,7 +112,7 @@ def _batch(broker: EmbeddedBroker) -> list[Sent]:
 _LEVEL_MS = (0, 1_000, 2_000, 12_000, 7_200_000)
 
 
-def _later(broker: EmbeddedBroker, text: str, level: int = 0, delay_ms: int = 0) -> Sent:
+def _delayed(broker: EmbeddedBroker, text: str, level: int = 0, delay_ms: int = 0) -> Sent:
     option = {"DELAY": str(level)} if level else {"TIMER_DELAY_MS": str(delay_ms)}
     message = Message(LATER, text.encode(), {"TAGS": "late", "KEYS": text.replace(" ", "-"), **option})
     return send(broker, message, delay_ms=_LEVEL_MS[level] or delay_ms)
@@ -121,17 +121,19 @@ def _later(broker: EmbeddedBroker, text: str, level: int = 0, delay_ms: int = 0)
 def _cancel_some(broker: EmbeddedBroker) -> None:
     """Send messages that wait for some seconds, and take them back."""
     for text, option in (("level", {"level": 3}), ("timer", {"delay_ms": 9_100}), ("far timer", {"delay_ms": 16_000})):
-        sent = _later(broker, f"cancelled {text}", **option)
-        assert broker.cancel(key=sent.keys, topic=LATER).status is SteerStatus.CANCELLED
+        sent = _delayed(broker, f"cancelled {text}", **option)
+        assert broker.cancel(key=sent.keys, topic=LATER).status is ScheduleChangeStatus.CANCELLED
 
 
 def _reschedule_some(broker: EmbeddedBroker) -> list[Sent]:
     """Send messages that would wait for hours, and let them come sooner."""
     rescheduled = []
     for text, option in (("level", {"level": 4}), ("timer", {"delay_ms": 7_000_000})):
-        sent = _later(broker, f"rescheduled {text}", **option)
+        sent = _delayed(broker, f"rescheduled {text}", **option)
         due_ms = broker.clock.now_ms() + 10_500
-        assert broker.reschedule(deliver_ms=due_ms, key=sent.keys, topic=LATER).status is SteerStatus.RESCHEDULED
+        assert (
+            broker.reschedule(deliver_ms=due_ms, key=sent.keys, topic=LATER).status is ScheduleChangeStatus.RESCHEDULED
+        )
         rescheduled.append(sent._replace(due_ms=due_ms))
     return rescheduled
 

@@ -14,8 +14,8 @@ from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Property
+from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest
-from mqtemplate.pending import SteerStatus
 
 pytestmark = pytest.mark.conformance
 
@@ -126,10 +126,10 @@ def test_rocketmq_does_not_deliver_a_timer_that_was_cancelled(rocketmq_5: str, t
         result = under_test.broker.cancel(gone.handle)
         under_test.pass_time(4_000)
 
-        assert result.status is SteerStatus.CANCELLED
+        assert result.status is ScheduleChangeStatus.CANCELLED
         assert under_test.take_one(member).body == b"kept"
         assert under_test.takes_nothing(member)
-        assert under_test.broker.cancel(gone.handle).status is SteerStatus.ALREADY_DELIVERED
+        assert under_test.broker.cancel(gone.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
 
 
 def test_a_cluster_of_4_says_that_it_keeps_no_timers(rocketmq_4: str, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from mqtemplate.message import SCHEDULE_TOPIC
 from mqtemplate.record.codec import CHECK_SIZE, RecordDraft, StoredRecord, decode_properties, encode_properties
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 __all__ = ["ForeignDraft", "foreign_copy", "foreign_level_message"]
 

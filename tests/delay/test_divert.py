@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.delay import DelayLevels, Diverted, TimerLimits, divert, slot_of, strip_broker_properties
 from mqtemplate.errors import DelayError
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 NOW = 1_767_225_600_500
 DAY = 86_400_000

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from mqtemplate.delay import DelayLevels
 from mqtemplate.delay.divert import slot_of
-from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record.codec import RecordDraft, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
+from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.test_exactly_once import Killed, MortalClock
 from tests.delay.waiting_room import WaitingRoom
 
@@ -103,7 +103,7 @@ class Life:
         self.due[body] = put.store_timestamp + levels.delays_ms[min(level, levels.max_level) - 1]
 
     def cancel(self, number: int) -> None:
-        """What `Steering` does, on some message."""
+        """What `DelayController` does, on some message."""
         body = b"%d" % (number % max(self.count, 1))
         schedule, store = self.room.schedule, self.room.store
         if body not in self.due:

@@ -6,11 +6,11 @@ import threading
 from pathlib import Path
 
 from mqtemplate.delay import DelayLevels
-from mqtemplate.delay.delay_store import WAITING_DTYPE, Keeper
-from mqtemplate.message import SCHEDULE_TOPIC
+from mqtemplate.delay.delay_store import WAITING_DTYPE, DelayStore
 from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.store import FlushDiskType, PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
+from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.waiting_room import WaitingRoom
 
 SECOND, MINUTE = 1_000, 60_000
@@ -46,10 +46,10 @@ def shown(room: WaitingRoom, after_ms: int = 0, before_ms: int = 1 << 62) -> lis
 
 
 def test_it_keeps_what_a_keeper_keeps(room: WaitingRoom) -> None:
-    """`Keeper`: the protocol that steering and looking work with."""
-    keeper: Keeper = room.schedule
+    """`DelayStore`: the protocol that steering and looking work with."""
+    delay_store: DelayStore = room.schedule
 
-    assert keeper.source_topic == SCHEDULE_TOPIC
+    assert delay_store.source_topic == SCHEDULE_TOPIC
 
 
 def test_a_message_waits_until_it_is_handed_over_or_withdrawn(room: WaitingRoom) -> None:

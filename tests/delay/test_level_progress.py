@@ -10,11 +10,11 @@ import pytest
 
 from mqtemplate.delay import DEAD_LETTER_TOPIC, DelayLevels
 from mqtemplate.delay.levels.schedule_message_service import DELAY_OFFSET_FILE
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.files.json_files import read_table
 from mqtemplate.store.layout import DONE_SIZE_MARK
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.delay.conftest import OpenRoom
 from tests.delay.foreign_records import foreign_copy, foreign_level_message
 from tests.delay.waiting_room import WaitingRoom
@@ -62,7 +62,7 @@ def test_progress_is_kept_in_upstreams_file(open_room: OpenRoom) -> None:
     room.advance(5 * SECOND)
     room.store.take_checkpoint()
 
-    table = read_table(room.home, DELAY_OFFSET_FILE)
+    table = read_table(room.store_files, DELAY_OFFSET_FILE)
     assert table["offsetTable"] == {"2": 2, "4": 0}
     assert set(table["dataVersion"]) == {"counter", "stateVersion", "timestamp"}
 
@@ -77,7 +77,7 @@ def test_upstreams_file_with_bare_numbers_as_keys_is_read(open_room: OpenRoom) -
     for _ in range(3):
         room.send(b"", DELAY=3)
     room.close()
-    room.home.write_bytes(
+    room.store_files.write_bytes(
         DELAY_OFFSET_FILE,
         b'{\n\t"dataVersion":{"counter":18,"stateVersion":0,"timestamp":1795254125147},\n\t"offsetTable":{2:1,3:1}\n}',
     )
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_is_made_anew_from_the_log(open_room: OpenRoo
     room.send(b"waits", DELAY=3)
     room.advance(1 * SECOND)
     room.close()
-    room.home.write_bytes(DELAY_OFFSET_FILE, text)
+    room.store_files.write_bytes(DELAY_OFFSET_FILE, text)
 
     room = open_room()
 
@@ -111,7 +111,7 @@ def test_progress_beyond_the_queues_ends_is_corrected(open_room: OpenRoom) -> No
     room = open_room()
     room.send(b"", DELAY=1)
     room.close()
-    room.home.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{"1":77}}')
+    room.store_files.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{"1":77}}')
 
     assert open_room().schedule.positions == {1: 1}
 
@@ -135,8 +135,8 @@ def test_a_lost_progress_file_does_not_deliver_again(open_room: OpenRoom) -> Non
     room.send(b"waits", DELAY=3)
     room.advance(1 * SECOND)
     room.close()
-    room.home.delete(DELAY_OFFSET_FILE)
-    room.home.delete(DELAY_OFFSET_FILE + ".bak")
+    room.store_files.delete(DELAY_OFFSET_FILE)
+    room.store_files.delete(DELAY_OFFSET_FILE + ".bak")
 
     room = open_room()
     room.advance(60 * SECOND)
@@ -165,8 +165,8 @@ def test_an_older_progress_file_does_not_deliver_again(open_room: OpenRoom) -> N
         room.advance(1 * SECOND)
         room.store.take_checkpoint()
     room.close()
-    room.home.delete(DELAY_OFFSET_FILE)
-    assert read_table(room.home, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 2}
+    room.store_files.delete(DELAY_OFFSET_FILE)
+    assert read_table(room.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 2}
 
     room = open_room()
     room.advance(60 * SECOND)
@@ -180,13 +180,13 @@ def test_upstreams_progress_of_levels_that_the_table_does_not_have_is_kept(open_
     room.send(b"", DELAY=1)
     room.send(b"", DELAY=18)
     room.close()
-    room.home.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{1:0,18:0}}')
+    room.store_files.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{1:0,18:0}}')
 
     room = open_room(levels="1s 5s")
     room.advance(1 * SECOND)
     room.store.take_checkpoint()
 
-    assert read_table(room.home, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 1, "18": 0}
+    assert read_table(room.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 1, "18": 0}
 
 
 def test_a_level_without_a_queue_is_looked_for_in_the_log(open_room: OpenRoom, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_progress_of_a_level_that_nobody_ever_used_is_forgotten(open_room: OpenR
     room = open_room()
     room.send(b"", DELAY=1)
     room.close()
-    room.home.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{1:0,18:5}}')
+    room.store_files.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{1:0,18:5}}')
 
     assert open_room().schedule.positions == {1: 0}
 
@@ -220,7 +220,7 @@ def test_progress_before_the_queues_begin_is_corrected(open_room: OpenRoom) -> N
     queue = room.store.consume_queue(SCHEDULE_TOPIC, 0)
     queue.delete_before(puts[20].physical_offset)
     room.close()
-    room.home.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{1:3}}')
+    room.store_files.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{1:3}}')
 
     room = open_room(queue_file_size=200)
 
@@ -249,11 +249,11 @@ def test_the_file_keeps_the_first_that_is_not_done(open_room: OpenRoom) -> None:
     room = shortened(open_room)
 
     room.store.take_checkpoint()
-    assert read_table(room.home, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 0}
+    assert read_table(room.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 0}
 
     room.advance(1 * MINUTE)
     room.store.take_checkpoint()
-    assert read_table(room.home, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 3}
+    assert read_table(room.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 3}
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
@@ -347,7 +347,7 @@ def test_progress_is_written_when_the_copies_are_on_the_disk(open_room: OpenRoom
     room.schedule.persist()
 
     assert room.store.group_commit.flushed == room.store.end_offset
-    assert read_table(room.home, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 1}
+    assert read_table(room.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 1}
 
 
 def test_an_end_in_the_middle_of_a_backlog_loses_and_repeats_nothing(open_room: OpenRoom) -> None:
@@ -364,7 +364,7 @@ def test_an_end_in_the_middle_of_a_backlog_loses_and_repeats_nothing(open_room: 
 
     room = open_room()
     assert room.schedule.positions == {1: count}
-    room.settle()
+    room.confirm()
 
     assert room.bodies() == bodies
 
@@ -467,7 +467,7 @@ def test_without_upstreams_file_its_copies_tell(open_room: OpenRoom) -> None:
     hand_over_like_upstream(room, 3)
     room.close()
     for name in (DELAY_OFFSET_FILE, f"{DELAY_OFFSET_FILE}.bak"):
-        room.home.delete(name)
+        room.store_files.delete(name)
 
     room = open_room()
 

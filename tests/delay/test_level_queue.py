@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.delay.levels.level_queue import NEVER_MS, LevelQueue
-from mqtemplate.store import ConsumeQueue, MemoryHome
+from mqtemplate.store import ConsumeQueue, MemoryStoreFiles
 from mqtemplate.store.layout import DONE_SIZE_MARK
 
 UNIT_BYTES = 20
@@ -20,7 +20,7 @@ PER_FILE = 8
 
 def queue_of(due_times: Sequence[int]) -> ConsumeQueue:
     """Unit i points at physical offset 100 i, and is due at its time."""
-    queue = ConsumeQueue(MemoryHome().mapped_queue("consumequeue/topic/0", PER_FILE * UNIT_BYTES))
+    queue = ConsumeQueue(MemoryStoreFiles().mapped_queue("consumequeue/topic/0", PER_FILE * UNIT_BYTES))
     for due_ms in due_times:
         add(queue, due_ms)
     return queue

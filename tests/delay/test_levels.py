@@ -7,8 +7,8 @@ import pytest
 from mqtemplate.delay import DelayLevels, tags_code_of
 from mqtemplate.delay.levels.schedule_message_service import level_of_queue, queue_of_level
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.message import SCHEDULE_TOPIC
 from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.foreign_records import ForeignDraft, foreign_level_message
 from tests.delay.waiting_room import WaitingRoom
 

@@ -17,10 +17,11 @@ from mqtemplate.delay import DEAD_LETTER_TOPIC, release
 from mqtemplate.delay.release import Releaser, WaitingRecord, count_copies
 from mqtemplate.delay.release_run import read_rows
 from mqtemplate.errors import StoreFullError
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, HostAddress
+from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host
 from mqtemplate.record.run import RecordRun
 from mqtemplate.store import PutResult
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.delay.waiting_room import WaitingRoom
 
 SECOND = 1_000
@@ -100,11 +101,11 @@ def hand_over(folder: Path, stretches: Sequence[Stretch], hurt: Sequence[tuple[i
     """What is there once all was due: every file, and the counts."""
     room = WaitingRoom(folder, clock=VirtualClock())
     puts = [put for stretch in stretches for put in send(room, stretch, room.clock.now_ms() + 5 * SECOND)]
-    room.settle()
+    room.confirm()
     for number, share in hurt:
         damage(room, puts[number % len(puts)], share)
     room.clock.set_ms(room.clock.now_ms() + 7 * SECOND)  # at once: what was due at several times is one take
-    room.settle()
+    room.confirm()
     counts = {name: count for name, count in room.store.metrics.snapshot().items() if not name.endswith("_ns")}
     room.close()
     return counts | {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -10,10 +10,10 @@ import pytest
 from mqtemplate.delay import DEAD_LETTER_TOPIC, DelayLevels
 from mqtemplate.delay.release import observe_all
 from mqtemplate.errors import StoreFullError
-from mqtemplate.message import SCHEDULE_TOPIC
 from mqtemplate.metrics import Histogram, HistogramSnapshot
 from mqtemplate.record.codec import RecordDraft, SysFlag, encode_properties
 from mqtemplate.store import PutResult
+from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.conftest import OpenRoom
 from tests.delay.foreign_records import foreign_level_message
 from tests.delay.waiting_room import WaitingRoom
@@ -33,7 +33,7 @@ def change_table(room: WaitingRoom, text: str) -> None:
 def test_a_delayed_message_is_stored_in_the_schedule_topic(room: WaitingRoom) -> None:
     """B4 E4 G5 It goes to the commit log first, under another name, and is not in its own topic before its time."""
     room.send(b"later", DELAY=3)
-    room.settle()
+    room.confirm()
 
     [record] = room.waiting(queue_id=2)
     assert (record.topic, record.queue_id, record.body) == (SCHEDULE_TOPIC, 2, b"later")
@@ -46,7 +46,7 @@ def test_each_level_that_is_used_has_a_queue(open_room: OpenRoom) -> None:
     room.send(b"", DELAY=3)
     room.send(b"", DELAY=18)
 
-    assert room.home.list_folders(f"consumequeue/{SCHEDULE_TOPIC}") == ["17", "2"]
+    assert room.store_files.list_folders(f"consumequeue/{SCHEDULE_TOPIC}") == ["17", "2"]
 
 
 def test_the_queues_tags_code_is_the_delivery_time(room: WaitingRoom) -> None:
@@ -157,7 +157,7 @@ def test_levels_are_released_in_order_of_due_time(room: WaitingRoom) -> None:
     room.send(b"28s", DELAY=1)
     room.clock.move_ms(60 * SECOND)
 
-    room.settle()
+    room.confirm()
 
     assert room.bodies() == [b"1s", b"10s", b"28s", b"30s"]
 
@@ -263,7 +263,7 @@ def test_a_step_hands_over_a_bounded_number_and_asks_to_be_called_at_once(room: 
     assert room.schedule.step() == room.clock.now_ms()
     assert 0 < len(room.bodies()) <= 1_000
 
-    room.settle()
+    room.confirm()
     assert len(room.bodies()) == 1_500
 
 
@@ -336,7 +336,7 @@ def test_messages_of_one_queue_are_released_in_order_of_due_time(room: WaitingRo
         room.put(RecordDraft(SCHEDULE_TOPIC, level, body, properties, delay_ms=delay_ms))
     room.clock.move_ms(100)
 
-    room.settle()
+    room.confirm()
 
     assert room.bodies() == [b"a", b"b", b"c", b"d", b"e"]
 
@@ -345,7 +345,7 @@ def test_after_the_clock_was_set_forward_what_is_due_goes_at_once(room: WaitingR
     room.send(b"1h", DELAY=17)
     room.clock.move_ms(3_600 * SECOND)
 
-    room.settle()
+    room.confirm()
 
     assert room.bodies() == [b"1h"]
 
@@ -365,7 +365,7 @@ def test_due_is_when_the_broker_hands_over_and_a_busy_broker_is_late(room: Waiti
     """F23 The copy tells when it was due and when it was stored: the difference is the broker's lateness."""
     room.send(b"", DELAY=1)
     room.clock.move_ms(1 * SECOND + 250)
-    room.settle()
+    room.confirm()
 
     [message] = room.arrived()
 
@@ -388,7 +388,7 @@ def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: py
         patched.setattr(room.store, "put_all", full)
         assert room.schedule.step() == room.clock.now_ms() + 1 * SECOND
 
-    room.settle()
+    room.confirm()
     assert room.bodies() == [b"a", b"b"]
 
 
@@ -484,7 +484,7 @@ def test_metrics_agree_with_what_is_in_the_topics(room: WaitingRoom) -> None:
         room.send(b"%d" % number, DELAY=1)
     waiting = room.send(b"waits", DELAY=3)
     room.clock.move_ms(1 * SECOND + 5)
-    room.settle()
+    room.confirm()
 
     metrics = room.store.metrics.snapshot()
     assert metrics["delay.released"] == len(room.bodies()) == 1_500

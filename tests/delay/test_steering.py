@@ -12,9 +12,9 @@ import pytest
 
 from mqtemplate.delay import TimerLimits
 from mqtemplate.errors import DelayError, MessageError
-from mqtemplate.message import TIMER_TOPIC
+from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.pending import SteerStatus
+from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.waiting_room import WaitingRoom
 
 DAY_MS = 86_400_000
@@ -40,7 +40,7 @@ def test_a_cancelled_message_is_never_delivered(room: WaitingRoom, delay: dict[s
     result = room.steering.cancel(handle)
     room.advance(4 * HOUR_MS)
 
-    assert (result.status, result.count) == (SteerStatus.CANCELLED, 1)
+    assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 1)
     assert room.bodies() == [b"kept"]
 
 
@@ -54,7 +54,7 @@ def test_the_answer_to_a_second_cancel_is_still_cancelled(room: WaitingRoom, del
     room.advance(4 * HOUR_MS)
     later = room.steering.cancel(handle)
 
-    assert {again.status, by_key.status, later.status} == {SteerStatus.CANCELLED}
+    assert {again.status, by_key.status, later.status} == {ScheduleChangeStatus.CANCELLED}
     assert (again.count, by_key.count, later.count) == (0, 0, 0)
 
 
@@ -63,8 +63,10 @@ def test_what_was_delivered_cannot_be_cancelled_and_says_so(room: WaitingRoom, d
     handle = room.send_for(b"out", **delay)
     room.advance(4 * HOUR_MS)
 
-    assert room.steering.cancel(handle).status is SteerStatus.ALREADY_DELIVERED
-    assert room.steering.reschedule(handle, room.clock.now_ms() + 1_000).status is SteerStatus.ALREADY_DELIVERED
+    assert room.steering.cancel(handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
+    assert (
+        room.steering.reschedule(handle, room.clock.now_ms() + 1_000).status is ScheduleChangeStatus.ALREADY_DELIVERED
+    )
     room.advance(4 * HOUR_MS)
     assert room.bodies() == [b"out"]
 
@@ -72,15 +74,15 @@ def test_what_was_delivered_cannot_be_cancelled_and_says_so(room: WaitingRoom, d
 def test_what_nobody_sent_is_unknown(room: WaitingRoom) -> None:
     handle = WaitingRoom().send_for(b"elsewhere", **BY_TIMER)
 
-    assert room.steering.cancel(handle).status is SteerStatus.UNKNOWN
-    assert room.steering.cancel(None, "4466").status is SteerStatus.UNKNOWN
-    assert room.steering.reschedule(None, room.clock.now_ms(), "4466").status is SteerStatus.UNKNOWN
+    assert room.steering.cancel(handle).status is ScheduleChangeStatus.UNKNOWN
+    assert room.steering.cancel(None, "4466").status is ScheduleChangeStatus.UNKNOWN
+    assert room.steering.reschedule(None, room.clock.now_ms(), "4466").status is ScheduleChangeStatus.UNKNOWN
 
 
 def test_a_message_that_never_waited_counts_as_delivered(room: WaitingRoom) -> None:
     room.send(b"at-once", UNIQ_KEY="at-once", KEYS="4466")
 
-    assert room.steering.cancel(None, "4466", "orders").status is SteerStatus.ALREADY_DELIVERED
+    assert room.steering.cancel(None, "4466", "orders").status is ScheduleChangeStatus.ALREADY_DELIVERED
 
 
 def test_a_key_takes_back_all_that_waits_under_it(room: WaitingRoom) -> None:
@@ -92,7 +94,7 @@ def test_a_key_takes_back_all_that_waits_under_it(room: WaitingRoom) -> None:
     result = room.steering.cancel(None, "4466", "orders")
     room.advance(HOUR_MS)
 
-    assert (result.status, result.count) == (SteerStatus.CANCELLED, 2)
+    assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 2)
     assert room.bodies() == [b"other-key"]
     assert room.bodies("invoices") == [b"other-topic"]
 
@@ -110,7 +112,7 @@ def test_a_handle_of_several_takes_back_each(room: WaitingRoom) -> None:
 
     result = room.steering.cancel(",".join(handles))
 
-    assert (result.status, result.count) == (SteerStatus.CANCELLED, 3)
+    assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 3)
 
 
 @BOTH_KINDS
@@ -126,7 +128,7 @@ def test_a_rescheduled_message_comes_once_at_its_new_time(
     room.advance(new_delay_ms + 4 * HOUR_MS)
 
     [arrived] = room.arrived()
-    assert (result.status, result.count) == (SteerStatus.RESCHEDULED, 1)
+    assert (result.status, result.count) == (ScheduleChangeStatus.RESCHEDULED, 1)
     assert arrived.at_ms == new_ms
     assert arrived.properties["TIMER_DELIVER_MS"] == str(new_ms)
     assert arrived.properties["UNIQ_KEY"] == "moved"
@@ -142,8 +144,8 @@ def test_the_first_handle_goes_on_naming_a_message_that_was_moved(room: WaitingR
     result = room.steering.cancel(handle)
     room.advance(4 * HOUR_MS)
 
-    assert result.status is SteerStatus.CANCELLED
-    assert room.steering.cancel(*moved.handles).status is SteerStatus.CANCELLED
+    assert result.status is ScheduleChangeStatus.CANCELLED
+    assert room.steering.cancel(*moved.handles).status is ScheduleChangeStatus.CANCELLED
     assert room.bodies() == []
 
 
@@ -154,7 +156,7 @@ def test_a_message_keeps_its_handle_over_its_rolls(room: WaitingRoom) -> None:
     result = room.steering.cancel(handle)
     room.advance(10 * HOUR_MS)
 
-    assert result.status is SteerStatus.CANCELLED
+    assert result.status is ScheduleChangeStatus.CANCELLED
     assert room.bodies() == []
 
 
@@ -286,7 +288,7 @@ def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
     """Twice 50,000 wishes while the service hands the same messages over: never both, never neither."""
     room = WaitingRoom(levels="2s", log_file_size=1 << 22)
     chance = Random(4)
-    answers: dict[bytes, SteerStatus] = {}
+    answers: dict[bytes, ScheduleChangeStatus] = {}
     for number in range(ROUNDS):
         wishes = []
         for place in range(A_ROUND):
@@ -302,14 +304,14 @@ def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
     bodies = room.bodies()
 
     assert len(bodies) == len(set(bodies)), "delivered twice"
-    cancelled = {body for body, status in answers.items() if status is SteerStatus.CANCELLED}
+    cancelled = {body for body, status in answers.items() if status is ScheduleChangeStatus.CANCELLED}
     assert cancelled.isdisjoint(bodies), "cancelled and delivered"
     assert cancelled.union(bodies) == answers.keys(), "neither cancelled nor delivered"
-    won = sum(status is not SteerStatus.ALREADY_DELIVERED for status in answers.values())
+    won = sum(status is not ScheduleChangeStatus.ALREADY_DELIVERED for status in answers.values())
     assert 0.02 * len(answers) < won < 0.98 * len(answers), "no race: one side was always first"
 
 
-def race(room: WaitingRoom, wishes: list[tuple[bytes, str, bool]]) -> dict[bytes, SteerStatus]:
+def race(room: WaitingRoom, wishes: list[tuple[bytes, str, bool]]) -> dict[bytes, ScheduleChangeStatus]:
     """One thread hands over, a millisecond's worth at a time; this one cancels or moves the same messages."""
     start = threading.Barrier(2)
 
@@ -317,7 +319,7 @@ def race(room: WaitingRoom, wishes: list[tuple[bytes, str, bool]]) -> dict[bytes
         start.wait()
         for _ in range(A_ROUND):
             room.clock.move_ms(1)
-            room.settle()
+            room.confirm()
 
     thread = threading.Thread(target=hand_over)
     thread.start()
@@ -328,5 +330,5 @@ def race(room: WaitingRoom, wishes: list[tuple[bytes, str, bool]]) -> dict[bytes
         result = room.steering.cancel(handle) if cancels else room.steering.reschedule(handle, later_ms)
         answers[body] = result.status
     thread.join()
-    assert SteerStatus.UNKNOWN not in answers.values()
+    assert ScheduleChangeStatus.UNKNOWN not in answers.values()
     return answers

@@ -24,7 +24,7 @@ from mqtemplate.delay.timers.files import (
 )
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.errors import StoreError, StoreFormatError
-from mqtemplate.store import FolderHome
+from mqtemplate.store import FolderStoreFiles
 from tests.delay.waiting_room import WaitingRoom
 from tests.store.power_loss_disk import RestartedDisk
 
@@ -101,7 +101,7 @@ def test_undamaged_they_arrive_as_sent(original: Original, tmp_path: Path) -> No
 
 def state_of(folder: Path) -> object:
     """Everything that wheel, log and checkpoint tell of what is to come; None if they are to be made anew."""
-    files = TimerFiles(FolderHome(folder, RestartedDisk()), SETTINGS)
+    files = TimerFiles(FolderStoreFiles(folder, RestartedDisk()), SETTINGS)
     try:
         if not files.recover():
             return None

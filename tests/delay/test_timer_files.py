@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mqtemplate.delay.timers.files import TimerFiles, TimerSettings
 from mqtemplate.delay.timers.timer_checkpoint import (
     TimerCheckpoint,
     Writer,
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from mqtemplate.delay.timers.files import TimerFiles, TimerSettings
 from mqtemplate.delay.timers.timer_log import TimerLog, TimerLogDamageError
 from mqtemplate.delay.timers.timer_unit import (
     DONE_RECORD_SIZE,
@@ -27,7 +27,7 @@ from mqtemplate.delay.timers.timer_unit import (
 )
 from mqtemplate.delay.timers.timer_wheel import DEFAULT_SLOTS_TOTAL, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import ConfigurationError, StoreFormatError
-from mqtemplate.store import FolderHome, MappedFile, MappedFileQueue
+from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue
 
 WRITE_MS = 0x1A1FD727C48
 SMALL = TimerSettings(slots_total=100, roll_window_slots=40, log_file_size=600)
@@ -268,7 +268,7 @@ def test_a_unit_is_found_by_its_record() -> None:
     assert [unit.physical_offset for _, unit in filter(None, found)] == [number * 10 for number in range(30)]
     assert log.find(5) is None
     assert log.find(300) is None
-    assert [log.position_behind(offset) for offset in (0, 101, 110, 291)] == [0, 600, 600, log.end]
+    assert [log.position_after(offset) for offset in (0, 101, 110, 291)] == [0, 600, 600, log.end]
 
 
 def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
@@ -433,7 +433,7 @@ def tells_of(files: TimerFiles, count: int) -> None:
 @pytest.mark.parametrize("is_written", [False, True])
 def test_wheel_and_log_go_back_to_the_last_checkpoint(tmp_path: Path, kept: int, is_written: bool) -> None:
     """What came later is unlinked, whether the wheel's pages reached the file or not: the log is there by then."""
-    files = TimerFiles(FolderHome(tmp_path), SMALL)
+    files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     if kept:
         fill(files, SLOTS[:kept])
     save(files)
@@ -443,7 +443,7 @@ def test_wheel_and_log_go_back_to_the_last_checkpoint(tmp_path: Path, kept: int,
         files.wheel.write(files.wheel.changes())
     files.close()
 
-    again = TimerFiles(FolderHome(tmp_path), SMALL)
+    again = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
 
     assert again.recover()
     tells_of(again, kept)
@@ -452,14 +452,14 @@ def test_wheel_and_log_go_back_to_the_last_checkpoint(tmp_path: Path, kept: int,
 
 def test_a_wheel_that_is_lost_is_counted_again_from_the_log(tmp_path: Path) -> None:
     """D16 Slots, chains and counts follow from the units."""
-    home = FolderHome(tmp_path)
-    files = TimerFiles(home, SMALL)
+    store_files = FolderStoreFiles(tmp_path)
+    files = TimerFiles(store_files, SMALL)
     fill(files, SLOTS)
     save(files)
     files.close()
-    home.delete("timerwheel")
+    store_files.delete("timerwheel")
 
-    again = TimerFiles(home, SMALL)
+    again = TimerFiles(store_files, SMALL)
 
     assert again.recover()
     tells_of(again, 30)
@@ -467,18 +467,18 @@ def test_a_wheel_that_is_lost_is_counted_again_from_the_log(tmp_path: Path) -> N
 
 
 def test_a_log_that_is_damaged_cannot_make_a_wheel(tmp_path: Path) -> None:
-    home = FolderHome(tmp_path)
-    files = TimerFiles(home, SMALL)
+    store_files = FolderStoreFiles(tmp_path)
+    files = TimerFiles(store_files, SMALL)
     fill(files, SLOTS)
     save(files)
     files.close()
-    home.delete("timerwheel")
+    store_files.delete("timerwheel")
     path = tmp_path / "timerlog" / f"{600:020d}"
     data = bytearray(path.read_bytes())
     data[100] ^= 4
     path.write_bytes(data)
 
-    again = TimerFiles(home, SMALL)
+    again = TimerFiles(store_files, SMALL)
 
     assert not again.recover()
     again.close()
@@ -486,29 +486,29 @@ def test_a_log_that_is_damaged_cannot_make_a_wheel(tmp_path: Path) -> None:
 
 def test_units_of_records_that_the_log_lost_are_cut(tmp_path: Path) -> None:
     """D14"""
-    files = TimerFiles(FolderHome(tmp_path), SMALL)
+    files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     fill(files, SLOTS)
 
-    assert files.cut_behind(10_000) == files.log.end
-    assert files.cut(files.cut_behind(1_799))
+    assert files.cut_after(10_000) == files.log.end
+    assert files.cut(files.cut_after(1_799))
     tells_of(files, 17)
-    assert files.cut_behind(0) == 0
+    assert files.cut_after(0) == 0
 
 
 def test_a_unit_that_is_done_stays_as_long_as_its_record(tmp_path: Path) -> None:
     """D14 Its size is not told any more; where it begins is enough."""
-    files = TimerFiles(FolderHome(tmp_path), SMALL)
+    files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     fill(files, SLOTS)
     files.log.mark_done(np.array([files.log.last_position()]))
 
-    assert files.cut_behind(2_901) == files.log.end
-    assert files.cut_behind(2_900) == files.log.last_position()
+    assert files.cut_after(2_901) == files.log.end
+    assert files.cut_after(2_900) == files.log.last_position()
     files.close()
 
 
 def test_the_timer_logs_file_size_is_named_where_another_one_is_found(tmp_path: Path) -> None:
     """As in a folder of RocketMQ's, whose files have 104857600 bytes."""
-    files = TimerFiles(FolderHome(tmp_path), SMALL)
+    files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     fill(files, SLOTS)
     files.close()
 
@@ -516,17 +516,17 @@ def test_the_timer_logs_file_size_is_named_where_another_one_is_found(tmp_path: 
         StoreFormatError,
         match="files have 600 bytes, but mapped-file-size-timer-log is 4194304; open the folder with mapped-file-siz",
     ):
-        TimerFiles(FolderHome(tmp_path), TimerSettings(slots_total=100, roll_window_slots=40))
+        TimerFiles(FolderStoreFiles(tmp_path), TimerSettings(slots_total=100, roll_window_slots=40))
 
 
 def test_a_folder_keeps_its_precision(tmp_path: Path) -> None:
     """Slots hold times divided by it; another one would read other times."""
-    files = TimerFiles(FolderHome(tmp_path), SMALL)
+    files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     save(files)
     files.close()
 
     with pytest.raises(StoreFormatError, match="written with timer-precision-ms 1000, now it is 100; open the folder"):
-        TimerFiles(FolderHome(tmp_path), TimerSettings(precision_ms=100, slots_total=100, roll_window_slots=40))
+        TimerFiles(FolderStoreFiles(tmp_path), TimerSettings(precision_ms=100, slots_total=100, roll_window_slots=40))
 
 
 @pytest.mark.parametrize(

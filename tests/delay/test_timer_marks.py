@@ -77,13 +77,13 @@ def test_a_late_comer_is_marked_like_those_that_came_before_their_slot(room: Wai
 def test_what_is_parked_is_marked_when_it_is_set_on_again(open_room: OpenRoom) -> None:
     room = open_room()
     room.send_for(b"far", TIMER_DELAY_MS=2 * HOUR_MS)
-    room.settle()
+    room.confirm()
     while len(room.waiting_timers()) == 1:
-        due_ms = room.settle()
+        due_ms = room.confirm()
         assert due_ms is not None
         room.clock.set_ms(due_ms)
     room.send_for(b"near", TIMER_DELAY_MS=100)
-    room.settle()
+    room.confirm()
 
     room.store.take_checkpoint()
 
@@ -121,7 +121,7 @@ def test_an_open_slot_in_which_nothing_happens_is_not_marked_again(room: Waiting
 def test_a_slot_that_is_over_needs_no_marks(room: WaitingRoom) -> None:
     """The checkpoint says that it is: who opens the folder begins behind it."""
     send_three(room)
-    room.settle()
+    room.confirm()
     room.advance(20_000)
 
     assert len(backlog_of(room).marks()) == 0
@@ -150,7 +150,7 @@ def test_what_a_killed_broker_had_handed_over_is_marked_by_the_next(
     """The log says what happened after the last checkpoint, and the slot is still open."""
     room = open_room(flush=flush)
     send_three(room)
-    room.settle()
+    room.confirm()
     room.store.take_checkpoint()
     to_the_middle(room)
     room.crash()

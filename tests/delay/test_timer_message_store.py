@@ -16,10 +16,10 @@ from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDE
 from mqtemplate.delay.timers.intake import deliver_time, roll_slots
 from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
 from mqtemplate.errors import StoreFullError
-from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.services import ServiceThread
 from mqtemplate.store import PutResult
+from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom
 
@@ -33,7 +33,7 @@ MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "timer_log_file_size": 
 def test_a_timer_is_stored_in_the_timer_topic(room: WaitingRoom) -> None:
     """A12 G5 One queue for all; the service reads it from there, and the real topic sees nothing."""
     room.send(b"later", TIMER_DELAY_MS=1_500)
-    room.settle()
+    room.confirm()
 
     [record] = room.waiting_timers()
     assert (record.topic, record.queue_id) == (TIMER_TOPIC, 0)
@@ -45,11 +45,13 @@ def test_the_files_are_made_with_the_first_timer(open_room: OpenRoom) -> None:
     room = open_room()
     room.send(b"", DELAY=1)
     room.advance(1 * SECOND)
-    assert not any(room.home.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE))
+    assert not any(
+        room.store_files.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE)
+    )
 
     room.send(b"", TIMER_DELAY_MS=1)
-    room.settle()
-    assert all(room.home.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE))
+    room.confirm()
+    assert all(room.store_files.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE))
 
 
 def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(room: WaitingRoom) -> None:
@@ -57,7 +59,7 @@ def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(room: W
     start = room.clock.now_ms()
     first = room.send(b"first", TIMER_DELAY_MS=5_300)
     second = room.send(b"second", TIMER_DELAY_MS=5_200)
-    room.settle()
+    room.confirm()
 
     files = room.timer._files
     assert files is not None
@@ -272,7 +274,7 @@ def test_a_message_that_is_due_before_the_service_sees_it_goes_at_once(room: Wai
     room.send(b"short", TIMER_DELAY_MS=1)
     room.clock.move_ms(5_000)
 
-    room.settle()
+    room.confirm()
 
     assert room.bodies() == [b"short"]
 
@@ -301,7 +303,7 @@ def test_new_timers_work_after_the_clock_was_set_back(open_room: OpenRoom, resta
     room.clock.move_ms(-HOUR)
     start = room.clock.now_ms()
     room.send(b"second", TIMER_DELAY_MS=7_000)
-    room.settle()
+    room.confirm()
     if restart:
         room.store.take_checkpoint()
         room.crash()
@@ -317,10 +319,10 @@ def test_new_timers_work_after_the_clock_was_set_back(open_room: OpenRoom, resta
 def test_after_the_clock_was_set_forward_what_is_due_goes_at_once_in_order(room: WaitingRoom) -> None:
     for delay_s in (300, 100, 200):
         room.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
-    room.settle()
+    room.confirm()
     room.clock.move_ms(HOUR)
 
-    room.settle()
+    room.confirm()
 
     assert room.bodies() == [b"100", b"200", b"300"]
 
@@ -330,7 +332,7 @@ def test_an_outage_longer_than_the_wheel_loses_nothing(open_room: OpenRoom) -> N
     room = open_room(timers=MULTIPLES)
     for delay_s in (3, 8, 40):
         room.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
-    room.settle()
+    room.confirm()
     room.close()
 
     room = open_room(timers=MULTIPLES)
@@ -345,7 +347,7 @@ def test_a_message_is_never_written_over_one_that_still_waits(open_room: OpenRoo
     """An overdue slot and the far end of the window may share a place on the wheel; the overdue one leaves first."""
     room = open_room(timers=MULTIPLES)
     room.send(b"overdue", TIMER_DELAY_MS=2_500)
-    room.settle()
+    room.confirm()
     turn_ms = 2 * 70 * SECOND
     room.clock.move_ms(turn_ms - 3 * SECOND)
     room.send(b"same place", TIMER_DELAY_MS=5_400)
@@ -413,7 +415,7 @@ def test_units_that_upstream_wrote_are_delivered(room: WaitingRoom) -> None:
     """The last field of its units is 0: the record tells the time."""
     start = room.clock.now_ms()
     room.send(b"from upstream", TIMER_DELAY_MS=5_300)
-    room.settle()
+    room.confirm()
     assert room.timer._files is not None
     found = room.timer._files.log._files.find(0)
     assert found is not None
@@ -460,7 +462,7 @@ def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: py
     """D1 Upstream gives up after three tries; here the wait is as long as the disk needs."""
     room.send(b"a", TIMER_DELAY_MS=1_500)
     room.send(b"b", TIMER_DELAY_MS=1_400)
-    room.settle()
+    room.confirm()
     room.clock.move_ms(2_000)
 
     def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
@@ -472,7 +474,7 @@ def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: py
             assert room.timer.step() == room.clock.now_ms() + 1 * SECOND
             room.clock.move_ms(1 * SECOND)
 
-    room.settle()
+    room.confirm()
     assert room.bodies() == [b"b", b"a"]
 
 
@@ -492,7 +494,7 @@ def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
     room = open_room()
     room.put(RecordDraft(TIMER_TOPIC, 0, b"poison", encode_properties(properties)))
     room.send(b"healthy", TIMER_DELAY_MS=1_500)
-    room.settle()
+    room.confirm()
     room.crash()
     room = open_room()
     room.advance(10_000)
@@ -511,7 +513,7 @@ def test_a_damaged_record_is_counted_and_passed(room: WaitingRoom) -> None:
     """D7 D14"""
     put = room.send(b"damaged", TIMER_DELAY_MS=1_500)
     room.send(b"healthy", TIMER_DELAY_MS=1_500)
-    room.settle()
+    room.confirm()
     room.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
 
     room.advance(2_000)
@@ -535,7 +537,7 @@ def test_progress_waits_for_what_is_not_handed_over(room: WaitingRoom, monkeypat
     """D19 Upstream gives up waiting and goes on to the next slot. Here the slot stays open, and the files say so."""
     start_ms = room.clock.now_ms()
     room.send(b"held up", TIMER_DELAY_MS=1_500)
-    room.settle()
+    room.confirm()
 
     def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
         raise StoreFullError("no room")
@@ -599,7 +601,7 @@ def test_a_clock_set_back_by_months_keeps_new_timers(open_room: OpenRoom) -> Non
     room.advance(100 * DAY)
     room.clock.move_ms(-90 * DAY)
     room.send(b"second", TIMER_DELAY_MS=7_000)
-    room.settle()
+    room.confirm()
     room.store.take_checkpoint()
     room.crash()
     room = open_room()
@@ -658,7 +660,7 @@ def test_the_metrics_agree_with_what_the_store_holds(open_room: OpenRoom) -> Non
     assert metrics.snapshot()["delay.waiting.timer"] == 5
     room.advance(2 * SECOND)
     room.clock.move_ms(1_300)
-    room.settle()
+    room.confirm()
     assert metrics.snapshot()["delay.waiting.timer"] == 2
     room.advance(3_800 * SECOND)
 
@@ -698,7 +700,7 @@ def test_timermetrics_shows_how_many_wait_for_each_topic(open_room: OpenRoom, tm
 def test_timermetrics_that_cannot_be_read_stop_nobody(open_room: OpenRoom, tmp_path: Path, text: bytes) -> None:
     room = open_room()
     room.send(b"waits", TIMER_DELAY_SEC=5)
-    room.settle()
+    room.confirm()
     room.close()
     (tmp_path / TIMER_METRICS_FILE).write_bytes(text)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.delay.timers.files import TIMER_LOG_FOLDER
-from mqtemplate.pending import PendingQuery, SteerStatus
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom
 
@@ -81,7 +81,7 @@ def test_a_restart_finds_the_markers_again(open_room: OpenRoom, kill: bool) -> N
     room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
     room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
     recall(room, "taken-back", due_ms)
-    room.settle()
+    room.confirm()
     room.store.take_checkpoint()
     room.crash() if kill else room.close()
 
@@ -136,7 +136,7 @@ def test_parked_ones_do_not_wait_wherever_their_marker_is(
     room.advance(marker_at_ms)
     recall(room, "taken-back", due_ms)
     if restarts:
-        room.settle()
+        room.confirm()
         room.crash()
         room = open_room()
 
@@ -160,7 +160,7 @@ def test_units_of_rocketmqs_making_are_asked_for_their_time(open_room: OpenRoom,
     room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
     room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
     recall(room, "taken-back", due_ms)
-    room.settle()
+    room.confirm()
     room.close()
     for path in (tmp_path / TIMER_LOG_FOLDER).iterdir():
         data = bytearray(path.read_bytes())
@@ -179,15 +179,15 @@ def test_a_recalled_message_cannot_be_cancelled_once_more(room: WaitingRoom) -> 
     handle = room.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
     kept = room.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
     recall(room, "taken-back", due_ms)
-    room.settle()
+    room.confirm()
 
     again = room.steering.cancel(handle)
     moved = room.steering.reschedule(handle, due_ms + 60_000)
     other = room.steering.cancel(kept)
 
-    assert (again.status, again.count) == (SteerStatus.CANCELLED, 0)
-    assert (moved.status, moved.count) == (SteerStatus.CANCELLED, 0)
-    assert (other.status, other.count) == (SteerStatus.CANCELLED, 1)
+    assert (again.status, again.count) == (ScheduleChangeStatus.CANCELLED, 0)
+    assert (moved.status, moved.count) == (ScheduleChangeStatus.CANCELLED, 0)
+    assert (other.status, other.count) == (ScheduleChangeStatus.CANCELLED, 1)
     assert waiting(room) == []
     room.advance(HOUR_MS)
     assert room.bodies() == []

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint
 from mqtemplate.errors import StoreFormatError
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import SMALL_WHEEL, WaitingRoom
@@ -17,7 +17,7 @@ from tests.delay.waiting_room import SMALL_WHEEL, WaitingRoom
 def send_three(room: WaitingRoom) -> None:
     for delay_s in (5, 10, 15):
         room.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
-    room.settle()
+    room.confirm()
 
 
 def checkpoint_of(room: WaitingRoom) -> TimerCheckpoint:
@@ -125,7 +125,7 @@ def test_timers_whose_records_a_power_failure_took_are_forgotten(open_room: Open
     room = open_room()
     room.send(b"kept", TIMER_DELAY_MS=20_000)
     lost = room.send(b"lost", TIMER_DELAY_MS=20_000)
-    room.settle()
+    room.confirm()
     room.store.take_checkpoint()
     room.crash()
     log = tmp_path / "commitlog" / f"{0:020d}"

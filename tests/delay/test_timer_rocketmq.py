@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint, Writer
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint, Writer
 from mqtemplate.delay.timers.timer_unit import MAGIC_DONE, TIMER_UNIT_DTYPE
-from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom
 
@@ -25,7 +25,7 @@ DELAYS_MS = (2_000, 5_300, 5_900, 20_000, 70 * 60_000)
 def send_all(room: WaitingRoom) -> None:
     for delay_ms in DELAYS_MS:
         room.send(b"%d" % delay_ms, UNIQ_KEY=f"id-{delay_ms}", TIMER_DELAY_MS=delay_ms)
-    room.settle()
+    room.confirm()
 
 
 def arrivals(room: WaitingRoom, start_ms: int) -> list[tuple[bytes, int]]:
@@ -182,11 +182,11 @@ def test_a_marker_of_ours_is_one_to_rocketmq_and_nothing_to_us(open_room: OpenRo
     room = open_room()
     send_all(room)
     handle = room.send_for(b"unwanted", TIMER_DELAY_MS=70 * 60_000)
-    room.settle()
+    room.confirm()
     target = room.waiting_timers()[-1]
 
     room.steering.cancel(handle)
-    room.settle()
+    room.confirm()
 
     backlog = room.timer._backlog
     assert backlog is not None
@@ -210,7 +210,7 @@ def test_a_marker_meets_its_target_wherever_both_were_parked(open_room: OpenRoom
     room.advance(30 * 60_000)
     room.send(b"0", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key)
     room.send(b"wanted", UNIQ_KEY="id-else", TIMER_DELIVER_MS=due_ms)
-    room.settle()
+    room.confirm()
     if restarts:
         room.crash()
         room.clock.move_ms(6 * 3_600_000)

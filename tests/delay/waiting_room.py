@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay import (
+    DelayController,
     DelayLevels,
     PendingView,
     ScheduleMessageService,
-    Steering,
     TimerLimits,
     TimerMessageStore,
     divert,
@@ -19,9 +19,17 @@ from mqtemplate.delay import (
     tags_code_of,
 )
 from mqtemplate.delay.control import KeyIndex
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
-from mqtemplate.store import FlushDiskType, FolderHome, Home, MemoryHome, MessageStore, PutResult, StoreSettings
+from mqtemplate.store import (
+    FlushDiskType,
+    FolderStoreFiles,
+    MemoryStoreFiles,
+    MessageStore,
+    PutResult,
+    StoreFiles,
+    StoreSettings,
+)
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 SMALL_WHEEL = {"slots_total": 4_000, "roll_window_slots": 3_600, "timer_log_file_size": 5_216}
 """A little more than an hour each way, and a hundred units a file."""
@@ -66,7 +74,7 @@ class WaitingRoom:
         folder: None for memory.
         levels: The level table.
         timers: Sizes of the timer files.
-        home: A home that is ready, instead of a folder.
+        store_files: A store_files that is ready, instead of a folder.
     """
 
     def __init__(
@@ -80,18 +88,22 @@ class WaitingRoom:
         flush: FlushDiskType = FlushDiskType.ASYNC_FLUSH,
         log_file_size: int = 1 << 20,
         queue_file_size: int = 20_000,
-        home: Home | None = None,
+        store_files: StoreFiles | None = None,
     ) -> None:
         self.clock = clock or VirtualClock()
         self.levels = DelayLevels.parse(levels)
         self.limits = limits or TimerLimits()
-        self.home: Home = home or (MemoryHome() if folder is None else FolderHome(folder))
+        self.store_files: StoreFiles = store_files or (
+            MemoryStoreFiles() if folder is None else FolderStoreFiles(folder)
+        )
         settings = StoreSettings(
             flush_disk_type=flush,
             mapped_file_size_commit_log=log_file_size,
             mapped_file_size_consume_queue=queue_file_size,
         )
-        self.store = MessageStore(self.home, settings, self.clock, lambda record: tags_code_of(record, self.levels))
+        self.store = MessageStore(
+            self.store_files, settings, self.clock, lambda record: tags_code_of(record, self.levels)
+        )
         self.schedule = ScheduleMessageService(self.store, self.levels)
         self.timer = TimerMessageStore(self.store, self.limits, **timers)
         self.store.load([self.schedule, self.timer])
@@ -99,9 +111,9 @@ class WaitingRoom:
         self.timer.start()
 
     @cached_property
-    def steering(self) -> Steering:
-        keepers = [self.schedule, self.timer]
-        return Steering(self.store, keepers, self._index, lambda: self.levels, self.limits, "broker-a")
+    def steering(self) -> DelayController:
+        delay_stores = [self.schedule, self.timer]
+        return DelayController(self.store, delay_stores, self._index, lambda: self.levels, self.limits, "broker-a")
 
     @cached_property
     def view(self) -> PendingView:
@@ -126,7 +138,7 @@ class WaitingRoom:
     def put(self, draft: RecordDraft) -> PutResult:
         """Past the front door, as it is."""
         result = self.store.put(draft)
-        self.store.settle(result.end, [draft.topic])
+        self.store.confirm(result.end, [draft.topic])
         return result
 
     def send_for(self, body: bytes, topic: str = "orders", **properties: object) -> str:
@@ -139,7 +151,7 @@ class WaitingRoom:
 
     # --- time ----------------------------------------------------------------------------------
 
-    def settle(self) -> int | None:
+    def confirm(self) -> int | None:
         """Step both services until nothing is due now; gives when something is."""
         while True:
             nexts = [due for service in (self.schedule, self.timer) if (due := service.step()) is not None]
@@ -149,10 +161,10 @@ class WaitingRoom:
     def advance(self, milliseconds: int) -> None:
         """Let time pass, stopping whenever a service wants to be called."""
         target = self.clock.now_ms() + milliseconds
-        while (due := self.settle()) is not None and due <= target:
+        while (due := self.confirm()) is not None and due <= target:
             self.clock.set_ms(due)
         self.clock.set_ms(max(target, self.clock.now_ms()))
-        self.settle()
+        self.confirm()
 
     # --- the consumer's side -------------------------------------------------------------------
 
@@ -188,4 +200,4 @@ class WaitingRoom:
         """Be gone without a word, as a killed process: files stay as they are at this moment."""
         self.store._close_files()
         self.timer.close()
-        self.home.unlock()
+        self.store_files.unlock()

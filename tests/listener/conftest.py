@@ -63,7 +63,7 @@ class World:
         self.broker.queues(topic)
         return [self.broker.send(Message(topic, body.encode(), dict(properties)), queue) for body in bodies]
 
-    def settle(self) -> None:
+    def confirm(self) -> None:
         """Let everything happen that is due now."""
         self.advance(0)
 

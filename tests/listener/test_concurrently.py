@@ -31,7 +31,7 @@ def test_a_class_with_the_decorator_hears_its_messages_without_more_ado(world: W
 
     world.listen(ScheduleListener())
     world.send("schedule-message-topic", "one", "two")
-    world.settle()
+    world.confirm()
 
     assert heard == ["one", "two"]
     assert world.committed("schedule-consumer-group", "schedule-message-topic") == 2
@@ -47,7 +47,7 @@ def test_only_the_selected_tags_arrive(world: World) -> None:
     world.listen(bill)
     for tag in ("paid", "new", "refunded", None):
         world.send("orders", "x", tag=tag)
-    world.settle()
+    world.confirm()
 
     assert heard == ["paid", "refunded"]
     assert world.committed("billing") == 4
@@ -63,7 +63,7 @@ def test_a_listener_of_several_topics_hears_all_of_them(world: World) -> None:
     world.listen(bill)
     world.send("orders", "x")
     world.send("refunds", "y")
-    world.settle()
+    world.confirm()
 
     assert sorted(heard) == ["orders", "refunds"]
 
@@ -102,7 +102,7 @@ def test_a_message_that_failed_comes_again_later_and_knows_how_often_it_came(wor
 
     world.listen(bill)
     world.send("orders", "before", "bad", "after")
-    world.settle()
+    world.confirm()
     assert heard == ["before", "after"]
     assert world.committed("billing") == 3
 
@@ -170,7 +170,7 @@ def test_minus_one_buries_a_message_at_its_first_failure(world: World) -> None:
 
     world.listen(bill)
     world.send("orders", "bad")
-    world.settle()
+    world.confirm()
 
     assert world.bodies("%DLQ%billing") == ["bad"]
 
@@ -203,7 +203,7 @@ def test_a_failure_is_one_structured_error_with_its_stack(world: World) -> None:
     with capture_logs() as logs:
         world.listen(bill)
         [sent] = world.send("orders", "bad", tag="paid", queue_id=1)
-        world.settle()
+        world.confirm()
 
     [event] = [event for event in logs if event["event"] == "listener.failed"]
     assert isinstance(event.pop("exc_info"), LookupError)
@@ -233,7 +233,7 @@ def test_a_body_that_cannot_be_read_is_a_failure_of_that_message_only(world: Wor
     with capture_logs() as logs:
         world.listen(bill)
         world.send("orders", "no json", '{"id": 1}')
-        world.settle()
+        world.confirm()
 
     assert heard == [{"id": 1}]
     [event] = [event for event in logs if event["event"] == "listener.failed"]
@@ -251,7 +251,7 @@ def test_sys_exit_in_a_handler_is_a_failure_like_others(world: World) -> None:
 
     world.listen(bill)
     world.send("orders", "bad", "good")
-    world.settle()
+    world.confirm()
 
     assert heard == ["good"]
 
@@ -278,7 +278,7 @@ def test_a_message_that_the_broker_does_not_take_back_is_tried_again_here(
     monkeypatch.setattr(consumer, "send_back", full)
     with capture_logs() as logs:
         world.send("orders", "x")
-        world.settle()
+        world.confirm()
         assert world.committed("billing") in (None, 0)
         world.advance(MINUTE)
 
@@ -319,7 +319,7 @@ def test_handlers_may_be_coroutines(world: World) -> None:
 
     world.listen(bill)
     world.send("orders", "bad", "good")
-    world.settle()
+    world.confirm()
 
     assert heard == [("bad", "orders"), ("good", "orders")]
 
@@ -335,7 +335,7 @@ def test_a_coroutine_can_be_driven_from_within_a_running_loop(world: World) -> N
 
     async def test() -> None:
         world.send("orders", "x")
-        world.settle()
+        world.confirm()
 
     world.listen(bill)
     asyncio.run(test())
@@ -353,7 +353,7 @@ def test_the_current_message_is_known_while_it_is_handled_and_not_after(world: W
 
     world.listen(bill)
     world.send("orders", "x")
-    world.settle()
+    world.confirm()
 
     assert seen == [("billing", "x")]
     assert (current_group(), current_message()) == (None, None)
@@ -367,7 +367,7 @@ def test_an_answer_that_means_nothing_is_warned_of_once(world: World) -> None:
     with capture_logs() as logs:
         world.listen(bill)
         world.send("orders", "x", "y")
-        world.settle()
+        world.confirm()
 
     assert [event["result"] for event in logs if event["event"] == "listener.result_ignored"] == ["1"]
     assert world.committed("billing") == 2
@@ -386,7 +386,7 @@ def test_a_batch_handler_gets_many_messages_in_one_call(world: World) -> None:
 
     world.listen(bill)
     world.send("orders", *"abcdefgh")
-    world.settle()
+    world.confirm()
 
     assert batches == [["a", "b", "c"], ["d", "e", "f"], ["g", "h"]]
     assert world.committed("billing") == 8
@@ -407,7 +407,7 @@ def test_of_a_batch_only_the_failed_messages_come_again(world: World, how: str) 
 
     world.listen(bill)
     world.send("orders", *"abcde")
-    world.settle()
+    world.confirm()
     assert batches == [["a", "b", "c", "d", "e"]]
     assert world.committed("billing") == 5
 
@@ -445,7 +445,7 @@ def test_one_unreadable_body_does_not_spoil_its_batch(world: World) -> None:
 
     world.listen(bill)
     world.send("orders", "no json", '{"id": 1}', '{"id": 2}')
-    world.settle()
+    world.confirm()
 
     assert batches == [[{"id": 1}, {"id": 2}]]
     assert world.bodies("%DLQ%billing") == ["no json", '{"id": 2}']
@@ -460,7 +460,7 @@ def test_an_index_that_is_not_in_the_batch_fails_all_of_it(world: World) -> None
 
     world.listen(bill)
     world.send("orders", "a", "b")
-    world.settle()
+    world.confirm()
 
     assert world.bodies("%DLQ%billing") == ["a", "b"]
 
@@ -472,7 +472,7 @@ def test_async_batch_handlers_answer_alike(world: World) -> None:
 
     world.listen(bill)
     world.send("orders", "a", "b")
-    world.settle()
+    world.confirm()
 
     assert world.bodies("%DLQ%billing") == ["a"]
 
@@ -489,7 +489,7 @@ def test_a_plain_handler_may_take_several_messages_at_a_time_and_each_counts_alo
 
     world.listen(bill)
     world.send("orders", "a", "b", "c")
-    world.settle()
+    world.confirm()
 
     assert heard == ["a", "b", "c"]
     assert world.bodies("%DLQ%billing") == ["b"]

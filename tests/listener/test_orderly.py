@@ -32,7 +32,7 @@ def test_a_failed_message_is_tried_again_before_its_successors(world: World) -> 
 
     world.listen(bill)
     world.send("orders", "a", "b", "c")
-    world.settle()
+    world.confirm()
     assert world.committed("billing") == 1
 
     world.advance(10 * SECOND)
@@ -145,7 +145,7 @@ def test_of_an_orderly_batch_the_failed_ones_are_tried_again_in_their_order(worl
 
     world.listen(bill)
     world.send("orders", *"abcdef")
-    world.settle()
+    world.confirm()
     assert world.committed("billing") == 1
 
     world.advance(2 * SECOND)
@@ -172,7 +172,7 @@ def test_a_queue_changes_hands_between_two_messages_and_none_is_handled_twice(wo
     first.start()
     for queue_id in range(4):
         world.send("orders", *"0123", queue_id=queue_id)
-    world.settle()
+    world.confirm()
     for queue_id in range(4):
         world.send("orders", *"4567", queue_id=queue_id)
     world.advance(5 * SECOND)
@@ -196,7 +196,7 @@ def test_a_queue_that_another_member_has_locked_is_left_alone(world: World) -> N
     assert before.lock(queue)
     world.registry.start()
     world.send("orders", "a", "b")
-    world.settle()
+    world.confirm()
     assert heard == []
 
     world.broker.commit_offset("billing", queue, 1)

@@ -64,7 +64,7 @@ def test_listeners_of_one_group_that_want_the_same_share_the_work(world: World) 
 
     for queue_id in range(4):
         world.send("orders", f"q{queue_id}", tag="paid", queue_id=queue_id)
-    world.settle()
+    world.confirm()
 
     assert sorted(first + second) == ["q0", "q1", "q2", "q3"]
     assert len(first) == len(second) == 2
@@ -76,7 +76,7 @@ def test_different_groups_each_get_everything(world: World) -> None:
     world.listen(listener(first, group="a"), listener(second, group="b", selector_expression="paid"))
 
     world.send("orders", "x", tag="paid")
-    world.settle()
+    world.confirm()
 
     assert first == second == ["x"]
 
@@ -111,7 +111,7 @@ def test_configuration_switches_single_listeners_off(world: World) -> None:
     world.listen(listener(group="billing"), listener(heard, group="audit", topic=["orders", "refunds"]))
     world.send("orders", "x")
     world.send("refunds", "y")
-    world.settle()
+    world.confirm()
 
     assert [container.endpoint.settings.topics for container in world.registry] == [("refunds",)]
     assert heard == ["y"]
@@ -122,12 +122,12 @@ def test_a_listener_may_wait_to_be_started(world: World) -> None:
     heard: list[str] = []
     container = world.listen(listener(heard, id="bill", auto_startup=False))
     world.send("orders", "x")
-    world.settle()
+    world.confirm()
     assert heard == []
     assert world.registry.is_ready
 
     world.registry.container("bill").start()
-    world.settle()
+    world.confirm()
 
     assert heard == ["x"]
     assert container.state is ContainerState.RUNNING
@@ -148,18 +148,18 @@ def test_nothing_is_consumed_before_the_start_and_after_the_stop(world: World) -
     heard: list[str] = []
     world.registry.register(listener(heard))
     world.send("orders", "before")
-    world.settle()
+    world.confirm()
     assert heard == []
     assert not world.registry.is_ready
 
     world.registry.start()
-    world.settle()
+    world.confirm()
     assert heard == ["before"]
     assert world.registry.is_ready
 
     world.registry.stop()
     world.send("orders", "after")
-    world.settle()
+    world.confirm()
     assert heard == ["before"]
 
 
@@ -167,12 +167,12 @@ def test_a_container_goes_on_where_it_stopped(world: World) -> None:
     heard: list[str] = []
     container = world.listen(listener(heard))
     world.send("orders", "a")
-    world.settle()
+    world.confirm()
 
     container.stop()
     world.send("orders", "b")
     container.start()
-    world.settle()
+    world.confirm()
 
     assert heard == ["a", "b"]
 
@@ -183,12 +183,12 @@ def test_a_pause_fetches_nothing_and_a_resume_goes_on(world: World) -> None:
 
     container.pause()
     world.send("orders", "x")
-    world.settle()
+    world.confirm()
     assert heard == []
     assert container.is_running
 
     container.resume()
-    world.settle()
+    world.confirm()
     assert heard == ["x"]
 
 
@@ -204,11 +204,11 @@ def test_a_handler_may_stop_its_own_container(world: World) -> None:
 
     container = world.listen(handle)
     world.send("orders", "a", "b")
-    world.settle()
+    world.confirm()
     assert heard == ["a"]
 
     container.start()
-    world.settle()
+    world.confirm()
     assert heard == ["a", "a", "b"]
 
 
@@ -281,7 +281,7 @@ def test_where_a_new_group_begins_is_its_own_choice(world: World) -> None:
             consume_timestamp=world.broker.clock.now_ms(),
         )
     )
-    world.settle()
+    world.confirm()
 
     assert heard == ["new"]
 

@@ -76,7 +76,7 @@ def test_a_value_for_a_message_that_is_no_request_is_logged_once(world: World) -
     world.broker.send(Message("orders", b"statement"))
     world.broker.send(Message("orders", b"statement"))
     with capture_logs() as logs:
-        world.settle()
+        world.confirm()
 
     [entry] = [entry for entry in logs if entry["event"] == "listener.result_ignored"]
     assert "it was no request" in entry["hint"]

@@ -11,15 +11,17 @@ from typing import Any, Self
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.java_hash import java_string_hash
-from mqtemplate.message import RETRY_TOPIC_PREFIX, HostAddress, Message, MessageExt
+from mqtemplate.message import HostAddress, Message, MessageExt
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from mqtemplate.server.response import problem_response
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 LISTEN = HostAddress("127.0.0.1", 10911)
 _ids = itertools.count(1)

@@ -11,23 +11,21 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.bodies.bodies import (
-    ConsumerData,
-    HeartbeatData,
-    LockBatchRequestBody,
-    SubscriptionData,
-)
-from mqtemplate.remoting.protocol.headers.headers import (
-    CommandHeader,
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, LockBatchRequestBody
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.protocol.headers.group import (
     ConsumerGroupRequestHeader,
+    GetMaxOffsetRequestHeader,
+    UnregisterClientRequestHeader,
+)
+from mqtemplate.remoting.protocol.headers.message import (
     ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,
-    GetMaxOffsetRequestHeader,
-    GetRouteInfoRequestHeader,
     PullMessageRequestHeader,
     QueryMessageRequestHeader,
     SendMessageRequestHeaderV2,
-    UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
 )
 from mqtemplate.remoting.settings import Credentials

@@ -10,12 +10,10 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import BrokerStatsData, ConsumeStats, KVTable
-from mqtemplate.remoting.protocol.headers.headers import (
-    GetBrokerConfigResponseHeader,
-    GetConsumeStatsRequestHeader,
-    ViewBrokerStatsDataRequestHeader,
-)
+from mqtemplate.remoting.protocol.bodies.group import ConsumeStats
+from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, KVTable
+from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
+from mqtemplate.remoting.protocol.headers.group import GetConsumeStatsRequestHeader
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.tool import ANY_PORT, Tool, make_engine
 

@@ -12,7 +12,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import CURRENT_VERSION, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerConnection,
     ProducerConnection,
     ProducerTableInfo,
@@ -20,9 +20,9 @@ from mqtemplate.remoting.protocol.bodies.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     SubscriptionGroupWrapper,
-    TopicList,
 )
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.bodies.route import TopicList
+from mqtemplate.remoting.protocol.headers.group import (
     ConsumerGroupRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     GetAllSubscriptionGroupRequestHeader,
@@ -33,7 +33,7 @@ from mqtemplate.remoting.protocol.headers.headers import (
 )
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.store import FolderHome, MemoryHome
+from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
 
@@ -65,7 +65,7 @@ def test_a_group_is_kept_in_rocketmqs_form_and_what_is_not_known_stays(tmp_path:
     file.parent.mkdir()
     known = {"groupName": "billing", "retryMaxTimes": 3, "newInVersion9": {"a": 1}}
     file.write_text(json.dumps({"subscriptionGroupTable": {"billing": known}, "forbiddenTable": {"x": {"y": 1}}}))
-    table = SubscriptionGroupTable(FolderHome(tmp_path), VirtualClock())
+    table = SubscriptionGroupTable(FolderStoreFiles(tmp_path), VirtualClock())
     table.load()
 
     table.put([SubscriptionGroupConfig(group_name="billing", retry_max_times=5)])
@@ -78,19 +78,19 @@ def test_a_group_is_kept_in_rocketmqs_form_and_what_is_not_known_stays(tmp_path:
 
 
 def test_a_group_is_made_when_it_is_needed_unless_that_is_switched_off() -> None:
-    home, clock = MemoryHome(), VirtualClock()
+    store_files, clock = MemoryStoreFiles(), VirtualClock()
 
-    made = SubscriptionGroupTable(home, clock).ensure("billing")
+    made = SubscriptionGroupTable(store_files, clock).ensure("billing")
 
-    refused = SubscriptionGroupTable(MemoryHome(), clock, auto_create=False).ensure("billing")
-    again = SubscriptionGroupTable(home, clock)
+    refused = SubscriptionGroupTable(MemoryStoreFiles(), clock, auto_create=False).ensure("billing")
+    again = SubscriptionGroupTable(store_files, clock)
     again.load()
     assert made == again.find("billing") == SubscriptionGroupConfig(group_name="billing")
     assert refused is None
 
 
 def test_rocketmqs_own_groups_are_there_without_being_written() -> None:
-    table = SubscriptionGroupTable(MemoryHome(), VirtualClock(), auto_create=False)
+    table = SubscriptionGroupTable(MemoryStoreFiles(), VirtualClock(), auto_create=False)
 
     assert table.ensure("TOOLS_CONSUMER") == SubscriptionGroupConfig(group_name="TOOLS_CONSUMER")
     assert table.version.counter == 0
@@ -98,11 +98,11 @@ def test_rocketmqs_own_groups_are_there_without_being_written() -> None:
 
 @pytest.mark.parametrize("text", ['{"subscriptionGroupTable": {"a": {"retryMaxTimes": "many"}}}', "[1]"])
 def test_a_table_that_cannot_be_understood_is_refused_with_a_way_out(text: str) -> None:
-    home = MemoryHome()
-    home.write_bytes("config/subscriptionGroup.json", text.encode())
+    store_files = MemoryStoreFiles()
+    store_files.write_bytes("config/subscriptionGroup.json", text.encode())
 
     with pytest.raises(StoreFormatError, match="config/subscriptionGroup.json .*restore it from"):
-        SubscriptionGroupTable(home, VirtualClock()).load()
+        SubscriptionGroupTable(store_files, VirtualClock()).load()
 
 
 # --- settings ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerOffsetSerializeWrapper,
     ConsumeStats,
     ConsumeStatsList,
@@ -21,7 +21,7 @@ from mqtemplate.remoting.protocol.bodies.bodies import (
     ResetOffsetBody,
     SubscriptionGroupConfig,
 )
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.group import (
     CloneGroupOffsetRequestHeader,
     GetConsumerStatusRequestHeader,
     GetConsumeStatsInBrokerHeader,

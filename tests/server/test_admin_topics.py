@@ -10,25 +10,25 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import GroupList
+from mqtemplate.remoting.protocol.bodies.route import (
     CreateTopicListRequestBody,
-    GroupList,
     TopicConfig,
     TopicConfigSerializeWrapper,
     TopicList,
     TopicStatsTable,
 )
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.admin import (
     CreateTopicRequestHeader,
     DeleteTopicRequestHeader,
     GetAllTopicConfigRequestHeader,
     GetAllTopicConfigResponseHeader,
     GetTopicConfigRequestHeader,
     GetTopicStatsInfoRequestHeader,
-    PullMessageRequestHeader,
     QueryTopicConsumeByWhoRequestHeader,
 )
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.tool import ANY_PORT, Tool, make_engine
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.fields import camel_case
-from mqtemplate.remoting.protocol.headers.headers import REQUEST_HEADERS
 from mqtemplate.server import BrokerServer, BrokerServerSettings
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
 MAY_WAIT = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}

@@ -14,11 +14,12 @@ from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData, HeartbeatData, TopicRouteData
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData
+from mqtemplate.remoting.protocol.bodies.route import TopicRouteData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import (
-    ConsumerGroupRequestHeader,
-    GetRouteInfoRequestHeader,
+from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
+from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
+from mqtemplate.remoting.protocol.headers.message import (
     PullMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,

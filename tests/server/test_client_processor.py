@@ -7,14 +7,14 @@ import pytest
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.errors import ListenerError
 from mqtemplate.remoting.protocol import LanguageCode, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
     ConsumerData,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
     SubscriptionGroupConfig,
 )
-from mqtemplate.remoting.protocol.headers.headers import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
+from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import RecordingConnection, Serving, subscription

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import LanguageCode
-from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
 from tests.server.serving import RecordingConnection, subscription
 

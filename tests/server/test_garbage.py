@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import REQUEST_HEADERS
 from mqtemplate.server.response import problem_response
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.server.serving import RecordingConnection, Serving
 
 NUMBERS = st.one_of(

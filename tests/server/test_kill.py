@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.errors import BrokerError
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import PullMessageRequestHeader, PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool

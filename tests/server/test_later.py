@@ -12,7 +12,7 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DestinationError
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.server import deferred_work as later_module
-from mqtemplate.server.deferred_work import Later
+from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.response import RefusedError
 from tests.server.serving import RecordingConnection
 
@@ -32,8 +32,8 @@ class WaitedFor(RecordingConnection):
 
 
 @pytest.fixture
-def later() -> Iterator[Later]:
-    later = Later(SystemClock())
+def later() -> Iterator[DeferredWork]:
+    later = DeferredWork(SystemClock())
     yield later
     later.close()
 
@@ -43,7 +43,7 @@ def connection() -> WaitedFor:
     return WaitedFor()
 
 
-def test_it_runs_in_another_thread_and_answers_from_there(later: Later, connection: WaitedFor) -> None:
+def test_it_runs_in_another_thread_and_answers_from_there(later: DeferredWork, connection: WaitedFor) -> None:
     threads = []
 
     def work() -> RemotingCommand:
@@ -64,7 +64,7 @@ def test_it_runs_in_another_thread_and_answers_from_there(later: Later, connecti
     ],
 )
 def test_an_error_there_is_answered_too(
-    later: Later, connection: WaitedFor, error: Exception, code: int, remark: str
+    later: DeferredWork, connection: WaitedFor, error: Exception, code: int, remark: str
 ) -> None:
     def work() -> RemotingCommand:
         raise error
@@ -76,7 +76,7 @@ def test_an_error_there_is_answered_too(
 
 
 def test_on_a_virtual_clock_it_is_done_at_once(connection: WaitedFor) -> None:
-    answer = Later(VirtualClock()).answer(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
+    answer = DeferredWork(VirtualClock()).answer(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
 
     assert answer is not None
     assert answer.code == ResponseCode.SUCCESS
@@ -84,7 +84,7 @@ def test_on_a_virtual_clock_it_is_done_at_once(connection: WaitedFor) -> None:
 
 def test_what_is_too_much_is_refused(connection: WaitedFor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_module, "_MOST_WAITING", 1)
-    later, gate = Later(SystemClock()), threading.Event()
+    later, gate = DeferredWork(SystemClock()), threading.Event()
 
     def work() -> RemotingCommand:
         gate.wait(SECONDS)
@@ -100,7 +100,7 @@ def test_what_is_too_much_is_refused(connection: WaitedFor, monkeypatch: pytest.
     assert connection.arrived.get(timeout=SECONDS).code == ResponseCode.SUCCESS
 
 
-def test_after_the_end_nothing_more_is_taken(later: Later, connection: WaitedFor) -> None:
+def test_after_the_end_nothing_more_is_taken(later: DeferredWork, connection: WaitedFor) -> None:
     later.close()
 
     with pytest.raises(RefusedError, match="the server is stopping") as refused:

@@ -17,7 +17,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
     ConsumerData,
     HeartbeatData,
@@ -25,18 +25,20 @@ from mqtemplate.remoting.protocol.bodies.bodies import (
     LockBatchResponseBody,
 )
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import (
-    CommandHeader,
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.protocol.headers.group import (
     ConsumerGroupRequestHeader,
-    ConsumerSendMsgBackRequestHeader,
     GetMaxOffsetRequestHeader,
-    PullMessageRequestHeader,
     QueryConsumerOffsetRequestHeader,
     SearchOffsetRequestHeader,
-    SendMessageRequestHeaderV2,
     TopicQueueRequestHeader,
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
+)
+from mqtemplate.remoting.protocol.headers.message import (
+    ConsumerSendMsgBackRequestHeader,
+    PullMessageRequestHeader,
+    SendMessageRequestHeaderV2,
 )
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text

@@ -7,7 +7,7 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import LockBatchRequestBody, LockBatchResponseBody
+from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
 from mqtemplate.server.queue_locks import QueueLocks
 from tests.server.serving import Serving
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.server.processors.message_writer import MessageWriter
 from tests.server.serving import Serving
 
@@ -34,8 +34,8 @@ def test_one_answer_that_fails_does_not_take_the_others_along(serving: Serving) 
 
     store.group_commit.when(second.end, told.append)  # waits for the flush that the first asks for
     with capture_logs() as logs:
-        writer.settle(first.end, ("orders",), fails)
-    writer.settle(second.end, ("orders",), told.append)
+        writer.confirm(first.end, ("orders",), fails)
+    writer.confirm(second.end, ("orders",), told.append)
 
     assert told == [None, None]
     assert [line["event"] for line in logs if line["log_level"] == "error"] == ["server.answer_failed"]

@@ -10,8 +10,8 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import ClusterInfo, KVTable, TopicList, TopicRouteData
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, KVTable, TopicList, TopicRouteData
+from mqtemplate.remoting.protocol.headers.admin import (
     AddWritePermOfBrokerResponseHeader,
     BrokerNameRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,

@@ -10,8 +10,8 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import (
-    BoundaryType,
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType
+from mqtemplate.remoting.protocol.headers.group import (
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
@@ -20,7 +20,8 @@ from mqtemplate.remoting.protocol.headers.headers import (
     TopicQueueRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from mqtemplate.server import BrokerServerSettings, offset_processor
+from mqtemplate.server import BrokerServerSettings
+from mqtemplate.server.processors import offset as offset_processor
 from tests.server.serving import Serving
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.route import (
     ClusterInfo,
     DataVersion,
     RegisterBrokerBody,
@@ -18,7 +18,7 @@ from mqtemplate.remoting.protocol.bodies.bodies import (
     TopicList,
     TopicRouteData,
 )
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.admin import (
     BrokerNameRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
     GetRouteInfoRequestHeader,

@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import RecordingConnection, Serving

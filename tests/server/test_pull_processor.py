@@ -9,9 +9,9 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.record.codec import CHECK_NAME, parse_record, without_check
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import PullMessageRequestHeader, PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.server import BrokerServerSettings
 from mqtemplate.store import FlushDiskType

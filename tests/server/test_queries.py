@@ -12,16 +12,12 @@ from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.record.codec import parse_record
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
-    CMResult,
-    ConsumeMessageDirectlyResult,
-    ConsumerRunningInfo,
-    QueryConsumeQueueResponseBody,
-)
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.bodies.group import CMResult, ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from mqtemplate.remoting.protocol.bodies.route import QueryConsumeQueueResponseBody
+from mqtemplate.remoting.protocol.headers.admin import QueryConsumeQueueRequestHeader
+from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader
+from mqtemplate.remoting.protocol.headers.message import (
     ConsumeMessageDirectlyResultRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
-    QueryConsumeQueueRequestHeader,
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
     RecallMessageRequestHeader,

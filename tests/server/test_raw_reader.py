@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host, parse_record, without_check
+from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server.raw_reader import RawReader, RawStatus
-from mqtemplate.selectors.sql92 import Sql92Selector
 from tests.server.serving import Serving
 
 TAGS = st.sampled_from(["a", "b", "Aa", "BB", ""])
@@ -40,7 +40,7 @@ def test_pulls_that_follow_each_other_give_each_wanted_message_once_and_in_order
     assert found == [
         number
         for number, tag in enumerate(tags)
-        if selector is None or selector.wants({"number": str(number)} | ({"TAGS": tag} if tag else {}))
+        if selector is None or selector.matches({"number": str(number)} | ({"TAGS": tag} if tag else {}))
     ]
 
 

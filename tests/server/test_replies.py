@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.errors import BrokerError, RemoteTimeoutError, SendError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.message import (
     ReplyMessageRequestHeader,
     SendMessageRequestHeader,
     SendMessageResponseHeader,

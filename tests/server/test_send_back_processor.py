@@ -8,8 +8,8 @@ import pytest
 
 from mqtemplate.message import MessageExt
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.headers.headers import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import Serving
 
@@ -23,7 +23,7 @@ def serving():
         yield serving
 
 
-def give_back(serving: Serving, message: MessageExt, delay_level: int = 0, most: int | None = None) -> RemotingCommand:
+def send_back(serving: Serving, message: MessageExt, delay_level: int = 0, most: int | None = None) -> RemotingCommand:
     header = ConsumerSendMsgBackRequestHeader(
         offset=message.physical_offset,
         group="billing",
@@ -41,7 +41,7 @@ def test_it_comes_again_in_the_retry_topic_after_its_level(serving: Serving) -> 
     serving.send("orders", b"hard", {"UNIQ_KEY": "0A", "TAGS": "paid", "own": "x"}, flag=3)
     (message,) = serving.read("orders")
 
-    answer = give_back(serving, message)
+    answer = send_back(serving, message)
 
     assert (answer.code, answer.ext_fields) == (ResponseCode.SUCCESS, {})
     serving.advance(TEN_SECONDS - 1)
@@ -60,7 +60,7 @@ def test_a_compressed_body_goes_on_as_it_is(serving: Serving) -> None:
     body = zlib.compress(b"x" * 5_000)
     serving.send("orders", body, sys_flag=0x301)
 
-    give_back(serving, serving.read("orders")[0])
+    send_back(serving, serving.read("orders")[0])
     serving.advance(TEN_SECONDS)
 
     (again,) = serving.read("%RETRY%billing")
@@ -73,11 +73,11 @@ def test_a_compressed_body_goes_on_as_it_is(serving: Serving) -> None:
 def test_each_retry_waits_a_level_longer_and_names_the_first_message(serving: Serving) -> None:
     serving.send("orders", b"hard")
     (message,) = serving.read("orders")
-    give_back(serving, message)
+    send_back(serving, message)
     serving.advance(TEN_SECONDS)
     (again,) = serving.read("%RETRY%billing")
 
-    give_back(serving, again)
+    send_back(serving, again)
 
     serving.advance(29_999)
     assert len(serving.read("%RETRY%billing")) == 1
@@ -91,7 +91,7 @@ def test_each_retry_waits_a_level_longer_and_names_the_first_message(serving: Se
 def test_the_consumer_may_choose_the_level(serving: Serving) -> None:
     serving.send("orders", b"hard")
 
-    give_back(serving, serving.read("orders")[0], delay_level=1)
+    send_back(serving, serving.read("orders")[0], delay_level=1)
     serving.advance(1_000)
 
     assert len(serving.read("%RETRY%billing")) == 1
@@ -102,7 +102,7 @@ def test_what_may_not_come_again_is_a_dead_letter_at_once(serving: Serving, dela
     serving.send("orders", b"hopeless", {"UNIQ_KEY": "0A"})
     (message,) = serving.read("orders")
 
-    assert give_back(serving, message, delay_level, most).code == ResponseCode.SUCCESS
+    assert send_back(serving, message, delay_level, most).code == ResponseCode.SUCCESS
 
     (dead,) = serving.read("%DLQ%billing")
     assert (dead.body, dead.msg_id) == (b"hopeless", "0A")
@@ -116,7 +116,7 @@ def test_the_groups_own_limit_holds_where_the_consumer_names_none(serving: Servi
     serving.server.groups.put([SubscriptionGroupConfig(group_name="billing", retry_max_times=0)])
     serving.send("orders", b"hopeless")
 
-    give_back(serving, serving.read("orders")[0])
+    send_back(serving, serving.read("orders")[0])
 
     assert len(serving.read("%DLQ%billing")) == 1
 
@@ -126,7 +126,7 @@ def test_a_group_without_retry_queues_wants_no_retries(serving: Serving) -> None
     serving.send("orders", b"hard")
     end = serving.engine.store.end_offset
 
-    answer = give_back(serving, serving.read("orders")[0])
+    answer = send_back(serving, serving.read("orders")[0])
 
     assert (answer.code, serving.engine.store.end_offset) == (ResponseCode.SUCCESS, end)
 
@@ -136,7 +136,7 @@ def test_a_message_that_is_not_there_cannot_be_given_back(serving: Serving) -> N
     (message,) = serving.read("orders")
     message.physical_offset += 1
 
-    answer = give_back(serving, message)
+    answer = send_back(serving, message)
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "no message begins at physical offset 1" in answer.remark

@@ -10,7 +10,7 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, Message
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.headers.headers import SendMessageRequestHeader, SendMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader, SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_offset_msg_id, encode_batch
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import RecordingConnection, Serving

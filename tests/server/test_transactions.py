@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from mqtemplate.message import MessageExt
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.message import (
     CheckTransactionStateRequestHeader,
     EndTransactionRequestHeader,
     SendMessageResponseHeader,

@@ -13,8 +13,10 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import CURRENT_VERSION, RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-from mqtemplate.remoting.protocol.headers.headers import CommandHeader, SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
 

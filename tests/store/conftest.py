@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.store import FolderHome, MessageStore, StoreSettings
+from mqtemplate.store import FolderStoreFiles, MessageStore, StoreSettings
 from tests.store.small_store import OpenStore, small
 
 
@@ -32,7 +32,7 @@ def open_store(tmp_path: Path, clock: VirtualClock) -> Iterator[OpenStore]:
     stores: list[MessageStore] = []
 
     def open_(settings: StoreSettings | None = None) -> MessageStore:
-        store = MessageStore(FolderHome(tmp_path), settings or small(), clock)
+        store = MessageStore(FolderStoreFiles(tmp_path), settings or small(), clock)
         store.load()
         stores.append(store)
         return store

@@ -26,7 +26,7 @@ from typing import Any
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.record.codec import RecordDraft, encode_properties
-from mqtemplate.store import FlushDiskType, FolderHome
+from mqtemplate.store import FlushDiskType, FolderStoreFiles
 from mqtemplate.store.files.disk import Disk
 from tests.delay.waiting_room import Arrived, WaitingRoom
 from tests.store.power_loss_disk import Image, PowerLossDisk, RestartedDisk, subsets, write_image
@@ -124,7 +124,7 @@ class Life:
 
     def open_on(self, disk: Disk, root: Path, clock: VirtualClock) -> WaitingRoom:
         return WaitingRoom(
-            home=FolderHome(root, disk),
+            store_files=FolderStoreFiles(root, disk),
             levels=LEVELS,
             timers=TIMERS,
             clock=clock,

@@ -25,7 +25,7 @@ def small(**changes: object) -> StoreSettings:
 def kill(store: MessageStore) -> None:
     """Let go of a store as a killed process does: files as they are, no progress written, no clean mark."""
     store._close_files()
-    store.home.unlock()
+    store.store_files.unlock()
 
 
 def bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes]:

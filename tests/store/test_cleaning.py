@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import ConfigurationError, CorruptRecordError, DeletedRecordError, StoreFullError
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.store import FolderHome, MemoryHome, MessageStore, StoreSettings
+from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore, StoreSettings
 from mqtemplate.store.cleaning import DeleteHours
 from tests.store.small_store import OpenStore, bodies, draft, kill, small
 
@@ -335,8 +335,8 @@ def test_a_ratio_of_a_hundred_is_never_reached(open_store: OpenStore, tmp_path: 
 def test_the_disk_is_looked_at_every_ten_seconds_and_not_on_a_virtual_clock(tmp_path: Path) -> None:
     """What a test sees must not depend on how full the disk of its machine is."""
     clock = SystemClock()
-    real = MessageStore(FolderHome(tmp_path / "real"), small(), clock)
-    virtual = MessageStore(FolderHome(tmp_path / "virtual"), small(), VirtualClock())
+    real = MessageStore(FolderStoreFiles(tmp_path / "real"), small(), clock)
+    virtual = MessageStore(FolderStoreFiles(tmp_path / "virtual"), small(), VirtualClock())
     for store in (real, virtual):
         store.load()
 
@@ -354,10 +354,10 @@ def test_how_full_a_disk_is_comes_from_its_home(tmp_path: Path) -> None:
     stat = os.statvfs(tmp_path)
     used = stat.f_blocks - stat.f_bfree
 
-    assert FolderHome(tmp_path).disk_used_ratio() == pytest.approx(used / (used + stat.f_bavail), abs=0.05)
-    assert FolderHome(tmp_path).disk_used_ratio(roomy_bytes=1) == 0.0, "with room enough no ratio counts"
-    assert FolderHome(tmp_path).disk_used_ratio(roomy_bytes=1 << 60) > 0.0
-    assert MemoryHome().disk_used_ratio() == 0.0
+    assert FolderStoreFiles(tmp_path).disk_used_ratio() == pytest.approx(used / (used + stat.f_bavail), abs=0.05)
+    assert FolderStoreFiles(tmp_path).disk_used_ratio(roomy_bytes=1) == 0.0, "with room enough no ratio counts"
+    assert FolderStoreFiles(tmp_path).disk_used_ratio(roomy_bytes=1 << 60) > 0.0
+    assert MemoryStoreFiles().disk_used_ratio() == 0.0
 
 
 # --- what keeps a file ------------------------------------------------------------------------------
@@ -542,7 +542,7 @@ class Follower:
 def test_a_file_stays_while_a_restart_would_read_it(tmp_path: Path) -> None:
     """A follower that lags behind would find records gone that tell it what was handed over."""
     follower = Follower()
-    store = freely(MessageStore(FolderHome(tmp_path), small(file_reserved_time=1), VirtualClock()))
+    store = freely(MessageStore(FolderStoreFiles(tmp_path), small(file_reserved_time=1), VirtualClock()))
     store.load([follower])
     fill(store, 2)
 
@@ -687,7 +687,7 @@ def test_whoever_listens_is_told_where_the_log_begins(open_store: OpenStore) -> 
 
 
 def test_memory_is_given_back_as_files_are(clock: VirtualClock) -> None:
-    store = freely(MessageStore(MemoryHome(), small(file_reserved_time=1), clock))
+    store = freely(MessageStore(MemoryStoreFiles(), small(file_reserved_time=1), clock))
     store.load()
     fill(store, 3)
 

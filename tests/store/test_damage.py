@@ -18,7 +18,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import CHECK_SIZE
-from mqtemplate.store import ConsumerOffsets, FolderHome, MessageStore, StoreSettings, TopicTable
+from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MessageStore, StoreSettings, TopicTable
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.json_files import read_table, write_table
 from tests.store.small_store import bodies, draft, kill, small
@@ -60,7 +60,7 @@ class Folder:
         self.kept: dict[Path, bytes] = {}
 
     def open(self) -> MessageStore:
-        store = MessageStore(FolderHome(self.root, NoSync()), self.settings, VirtualClock())
+        store = MessageStore(FolderStoreFiles(self.root, NoSync()), self.settings, VirtualClock())
         store.load()
         return store
 
@@ -252,24 +252,24 @@ def test_random_flips_in_a_bigger_store_cost_only_what_they_hit(tmp_path: Path, 
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> FolderHome:
-    home, clock = FolderHome(tmp_path / "store", NoSync()), VirtualClock()
-    topics, offsets = TopicTable(home, clock), ConsumerOffsets(home, clock)
+def tables(tmp_path: Path) -> FolderStoreFiles:
+    store_files, clock = FolderStoreFiles(tmp_path / "store", NoSync()), VirtualClock()
+    topics, offsets = TopicTable(store_files, clock), ConsumerOffsets(store_files, clock)
     topics.create("orders", 4)
     offsets.commit("billing", "orders", 0, 7)
     offsets.persist()
-    write_table(home, "config/delayOffset.json", {"offsetTable": {"3": 1}})
-    return home
+    write_table(store_files, "config/delayOffset.json", {"offsetTable": {"3": 1}})
+    return store_files
 
 
-def load_tables(home: FolderHome) -> None:
-    TopicTable(home, VirtualClock()).load()
-    ConsumerOffsets(home, VirtualClock()).load()
-    read_table(home, "config/delayOffset.json")
+def load_tables(store_files: FolderStoreFiles) -> None:
+    TopicTable(store_files, VirtualClock()).load()
+    ConsumerOffsets(store_files, VirtualClock()).load()
+    read_table(store_files, "config/delayOffset.json")
 
 
 @pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "delayOffset.json"])
-def test_a_table_cut_or_flipped_anywhere_is_read_or_named(tables: FolderHome, name: str) -> None:
+def test_a_table_cut_or_flipped_anywhere_is_read_or_named(tables: FolderStoreFiles, name: str) -> None:
     """JSON has no sum: a flipped digit is read as another. What is no table any more is said, with a way out."""
     path = tables.root / "config" / name
     whole = path.read_bytes()
@@ -300,7 +300,7 @@ def damage(folder: Path, physical_offset: int, file_size: int = 4_096) -> Path:
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
     """Three messages in one queue of a killed store; the one in the middle is damaged in its body."""
-    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
     kill(store)
@@ -311,7 +311,7 @@ def three(tmp_path: Path) -> Path:
 def test_a_damaged_record_is_named_and_passed_over_and_nothing_is_touched(three: Path) -> None:
     before = (three / "commitlog" / f"{0:020d}").read_bytes()
 
-    store = MessageStore(FolderHome(three), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
     with capture_logs() as logs:
         store.load()
 
@@ -327,7 +327,7 @@ def test_a_damaged_record_is_named_and_passed_over_and_nothing_is_touched(three:
 
 
 def test_a_reader_is_told_of_a_damaged_message_and_gets_those_beside_it(three: Path) -> None:
-    store = MessageStore(FolderHome(three), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
     store.load()
     reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
 
@@ -343,7 +343,7 @@ def test_a_damaged_message_keeps_its_place_when_the_queues_are_made_anew(three: 
     """D22: the messages behind it keep their queue offsets, which consumers have written down."""
     shutil.rmtree(three / "consumequeue")
 
-    store = MessageStore(FolderHome(three), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
     store.load()
 
     reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
@@ -356,7 +356,7 @@ def test_a_damaged_message_keeps_its_place_when_the_queues_are_made_anew(three: 
 
 def test_places_are_kept_for_damaged_records_that_nobody_can_read(tmp_path: Path) -> None:
     """Their heads are gone, and so are the queues: the queue offsets behind tell how many there were."""
-    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     puts = [store.put(draft(b"%d" % number * 30)) for number in range(6)]
     kill(store)
@@ -366,7 +366,7 @@ def test_places_are_kept_for_damaged_records_that_nobody_can_read(tmp_path: Path
     file.write_bytes(data)
     shutil.rmtree(tmp_path / "consumequeue")
 
-    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     with capture_logs() as logs:
         store.load()
 
@@ -384,7 +384,7 @@ def test_places_are_kept_for_damaged_records_that_nobody_can_read(tmp_path: Path
 def test_damage_is_passed_over_again_when_the_log_is_read_a_second_time(tmp_path: Path) -> None:
     """A queue that ends too early makes the recovery begin anew; the damage is no older than what lies behind it."""
     clock = VirtualClock()
-    store = MessageStore(FolderHome(tmp_path), small(mapped_file_size_commit_log=700), clock)
+    store = MessageStore(FolderStoreFiles(tmp_path), small(mapped_file_size_commit_log=700), clock)
     store.load()
     puts = []
     for number in range(12):
@@ -395,7 +395,7 @@ def test_damage_is_passed_over_again_when_the_log_is_read_a_second_time(tmp_path
     damage(tmp_path, puts[1].physical_offset + 100, 700)
     shutil.rmtree(tmp_path / "consumequeue" / "orders" / "0")
 
-    store = MessageStore(FolderHome(tmp_path), small(mapped_file_size_commit_log=700), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(mapped_file_size_commit_log=700), VirtualClock())
     with capture_logs() as logs:
         store.load()
 
@@ -410,7 +410,7 @@ def test_damage_is_passed_over_again_when_the_log_is_read_a_second_time(tmp_path
 def test_a_unit_that_leads_to_another_message_is_named(tmp_path: Path) -> None:
     """In a file that no start looks into, so that only the reader can find out."""
     settings = small(mapped_file_size_commit_log=700, mapped_file_size_consume_queue=40)
-    store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
     store.load()
     for number in range(12):
         store.put(draft(b"%02d" % number * 20, queue_id=number % 2))
@@ -419,7 +419,7 @@ def test_a_unit_that_leads_to_another_message_is_named(tmp_path: Path) -> None:
     other = tmp_path / "consumequeue" / "orders" / "1" / f"{0:020d}"
     file.write_bytes(other.read_bytes()[:20] + file.read_bytes()[20:])
 
-    store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
     store.load()
 
     reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
@@ -434,14 +434,14 @@ def test_a_unit_that_leads_to_another_message_is_named(tmp_path: Path) -> None:
 
 def test_a_damaged_blank_at_a_files_end_is_still_its_end(tmp_path: Path) -> None:
     settings = small(mapped_file_size_commit_log=700)
-    store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
     store.load()
     while store.end_offset < 700:
         end = store.put(draft(b"x" * 60)).end if store.end_offset < 500 else end_of_file(store)
     kill(store)
     for place in (end, end + 4):
         damage(tmp_path, place, 700)
-        store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+        store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
         with capture_logs() as logs:
             store.load()
         assert "store.damaged_blank" in {line["event"] for line in logs}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
-from mqtemplate.store import FolderHome, MappedFile, MappedFileQueue, MemoryHome
+from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue, MemoryStoreFiles
 from mqtemplate.store.files.disk import Disk, disk_error
 from mqtemplate.store.files.folders import make_folder
 from mqtemplate.store.files.store_files import ABORT_FILE
@@ -303,7 +303,7 @@ def test_the_folder_above_all_queues_lasts_before_there_is_a_queue(tmp_path: Pat
     """Those below it last from a queue's first flush on."""
     disk = FaultyDisk()
 
-    queue = FolderHome(tmp_path, disk).mapped_queue("consumequeue/orders/0", SIZE, lasting=False)
+    queue = FolderStoreFiles(tmp_path, disk).mapped_queue("consumequeue/orders/0", SIZE, lasting=False)
 
     assert disk.calls == ["make_folder", "sync_folder"]
     queue.close()
@@ -312,16 +312,16 @@ def test_the_folder_above_all_queues_lasts_before_there_is_a_queue(tmp_path: Pat
 def test_a_table_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
     """D25: upstream moves the old one away first, and for a moment there is none."""
     disk = FaultyDisk()
-    home = FolderHome(tmp_path, disk)
-    home.write_bytes("config/topics.json", b"old")
+    store_files = FolderStoreFiles(tmp_path, disk)
+    store_files.write_bytes("config/topics.json", b"old")
     calls = len(disk.calls)
-    home.write_bytes("config/topics.json", b"old")
+    store_files.write_bytes("config/topics.json", b"old")
 
     for number in range(len(disk.calls) - calls):
         disk.judge = once(len(disk.calls) + number, errno.ENOSPC)
         with pytest.raises(StoreFullError, match=r"no room on the disk for topics.json \(3 bytes\)"):
-            home.write_bytes("config/topics.json", b"new")
-        assert home.read_bytes("config/topics.json") in (b"old", b"new")
+            store_files.write_bytes("config/topics.json", b"new")
+        assert store_files.read_bytes("config/topics.json") in (b"old", b"new")
 
 
 def test_pages_are_given_to_the_disk_again_and_stay_as_they_are(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_an_error_says_what_was_asked_and_what_to_do() -> None:
 
 
 def test_the_error_about_a_folder_in_use_names_the_process_alone(tmp_path: Path) -> None:
-    owner, other = FolderHome(tmp_path), FolderHome(tmp_path)
+    owner, other = FolderStoreFiles(tmp_path), FolderStoreFiles(tmp_path)
     owner.lock()
     owner.mark_open()
 
@@ -370,15 +370,15 @@ def test_the_error_about_a_folder_in_use_names_the_process_alone(tmp_path: Path)
 
 
 def test_the_abort_file_names_process_and_boot(tmp_path: Path) -> None:
-    home = FolderHome(tmp_path)
+    store_files = FolderStoreFiles(tmp_path)
 
-    home.mark_open()
+    store_files.mark_open()
 
-    assert home.was_left_open()
+    assert store_files.was_left_open()
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    assert home.read_bytes(ABORT_FILE) == f"{os.getpid()} {boot_id}".encode()
-    home.mark_closed()
-    assert not home.was_left_open()
+    assert store_files.read_bytes(ABORT_FILE) == f"{os.getpid()} {boot_id}".encode()
+    store_files.mark_closed()
+    assert not store_files.was_left_open()
 
 
 @pytest.mark.parametrize(
@@ -399,8 +399,8 @@ def test_power_was_lost_if_another_boot_left_the_folder_open(
     if text is not None:
         (tmp_path / ABORT_FILE).write_text(text)
 
-    assert FolderHome(tmp_path, RestartedDisk()).lost_power() is lost_power
+    assert FolderStoreFiles(tmp_path, RestartedDisk()).lost_power() is lost_power
 
 
 def test_memory_never_loses_power() -> None:
-    assert MemoryHome().lost_power() is False
+    assert MemoryStoreFiles().lost_power() is False

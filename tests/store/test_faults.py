@@ -23,7 +23,7 @@ from mqtemplate.errors import MQTemplateError, SendError, StoreError
 from mqtemplate.message import Message
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.store import FlushDiskType, FolderHome, MessageStore
+from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, during, never, once
 from tests.store.small_store import bodies, draft, kill, small
 
@@ -33,7 +33,9 @@ RETRY_MS = 1_000
 @pytest.fixture(autouse=True)
 def small_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A timer wheel has 38 MB, and a thousand starts have a lot to say."""
-    monkeypatch.setattr("mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200))
+    monkeypatch.setattr(
+        "mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200)
+    )
     with capture_logs():
         yield
 
@@ -108,8 +110,8 @@ class Owner:
         for _ in range(60):
             with self.refusable():
                 self.broker = None
-                home = FolderHome(self.folder, self.disk)
-                broker = EmbeddedBroker(settings=settings(self.mode), clock=self.clock, home=home)
+                store_files = FolderStoreFiles(self.folder, self.disk)
+                broker = EmbeddedBroker(settings=settings(self.mode), clock=self.clock, store_files=store_files)
                 broker.start()
                 self.broker = broker
                 return
@@ -302,7 +304,7 @@ def test_consumer_offsets_that_could_not_be_written_are_written_later(quick_fold
 
 def test_a_message_whose_flush_failed_is_shown_when_a_later_one_succeeds(quick_folder: Path) -> None:
     """Its sender was told that it is not safe; readers are not shown it before it is, and are woken then."""
-    store = MessageStore(FolderHome(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
     store.load()
     put = store.put(draft(b"in doubt"))
     rings: list[int] = []
@@ -310,7 +312,7 @@ def test_a_message_whose_flush_failed_is_shown_when_a_later_one_succeeds(quick_f
     disk.judge = lambda number, kind: errno.EIO if kind == "flush" else 0
     for _ in range(2):
         with pytest.raises(StoreError, match="Input/output error; the message is written, but not safe"):
-            store.settle(put.end, ["orders"])
+            store.confirm(put.end, ["orders"])
     assert store.confirm_offset == 0
     assert rings == []
     disk.judge = never
@@ -338,7 +340,7 @@ def test_an_asynchronous_send_brings_the_refusal_in_its_future(quick_folder: Pat
 
 def test_a_batch_that_was_torn_by_an_error_leaves_nothing_to_come_alive(quick_folder: Path) -> None:
     """Its first records were written whole; what is written over them is shorter."""
-    store = MessageStore(FolderHome(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
     store.load()
     store.put(draft(b"before"))
     disk.judge = once(len(disk.calls), errno.EIO)
@@ -347,7 +349,7 @@ def test_a_batch_that_was_torn_by_an_error_leaves_nothing_to_come_alive(quick_fo
     store.put(draft(b""))
     kill(store)
 
-    again = MessageStore(FolderHome(quick_folder), small(), VirtualClock())
+    again = MessageStore(FolderStoreFiles(quick_folder), small(), VirtualClock())
     again.load()
 
     assert bodies(again) == [b"before", b""]
@@ -356,7 +358,7 @@ def test_a_batch_that_was_torn_by_an_error_leaves_nothing_to_come_alive(quick_fo
 
 def test_a_roll_over_that_stops_halfway_goes_on_where_it_was(quick_folder: Path) -> None:
     """The next file was made, and the full one could not be ended."""
-    store = MessageStore(FolderHome(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
     store.load()
     for number in range(3):
         store.put(draft(b"%d" % number + bytes(1_000)))

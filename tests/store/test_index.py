@@ -22,10 +22,10 @@ from mqtemplate.errors import StoreFormatError, StoreFullError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, SysFlag
-from mqtemplate.store import FolderHome, IndexService, MappedFile, MemoryHome, MessageStore, PutResult
+from mqtemplate.store import FolderStoreFiles, IndexService, MappedFile, MemoryStoreFiles, MessageStore, PutResult
 from mqtemplate.store.index.index_file import IndexFile, KeyRows, index_key_hashes
-from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
 from mqtemplate.store.index.record_tails import keys_of
+from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
 from tests.store.small_store import OpenStore, draft, kill, small
 
 SLOTS, UNITS = 5, 9
@@ -265,7 +265,7 @@ def test_a_span_of_time_leaves_out_what_lies_seconds_outside(store: MessageStore
 )
 def test_an_index_finds_what_a_plain_dict_finds(messages: list[tuple[str, list[str], int]]) -> None:
     """``Aa`` and ``BB`` have one hash; five slots for all make the chains long; some ask after each message."""
-    store = MessageStore(MemoryHome(), TINY, VirtualClock())
+    store = MessageStore(MemoryStoreFiles(), TINY, VirtualClock())
     store.load()
     model: dict[tuple[str, str], list[bytes]] = {}
     for number, (topic, keys, questions) in enumerate(messages):
@@ -314,7 +314,9 @@ def test_a_step_is_short_and_pauses_longer_while_the_log_grows(open_store: OpenS
 
 def test_whoever_asks_finds_what_was_stored_before_however_many_write(tmp_path: Path) -> None:
     """Threads that put and ask at once, while the service steps: each finds its own message right away."""
-    store = MessageStore(MemoryHome(), small(mapped_file_size_commit_log=1 << 16, max_index_num=50), SystemClock())
+    store = MessageStore(
+        MemoryStoreFiles(), small(mapped_file_size_commit_log=1 << 16, max_index_num=50), SystemClock()
+    )
     store.load()
 
     def put_and_ask(worker: int) -> list[int]:
@@ -335,7 +337,7 @@ def test_whoever_asks_finds_what_was_stored_before_however_many_write(tmp_path: 
 @pytest.mark.parametrize("at", range(88))
 def test_damage_amid_the_log_hides_no_neighbour(at: int) -> None:
     """Whichever byte of a record's head changes while the store runs, the others are found."""
-    store = MessageStore(MemoryHome(), small(max_index_num=100), VirtualClock())
+    store = MessageStore(MemoryStoreFiles(), small(max_index_num=100), VirtualClock())
     store.load()
     puts = [store.put(keyed("all", b"body")) for _ in range(5)]
     file, _ = store._commit_log._files.find(0) or pytest.fail("it is there")
@@ -467,7 +469,7 @@ def test_whatever_happens_every_message_that_is_there_is_found(events: list[str]
 
 
 def open_in(folder: str, clock: VirtualClock) -> MessageStore:
-    store = MessageStore(FolderHome(Path(folder)), TINY, clock)
+    store = MessageStore(FolderStoreFiles(Path(folder)), TINY, clock)
     store.load()
     return store
 
@@ -514,7 +516,7 @@ def filled(store: MessageStore) -> MessageStore:
 
 def reopened(store: MessageStore, *, was_clean: bool, durable_timestamp: int = 0) -> IndexService:
     """Another service over the files as they are now."""
-    index = IndexService(store.home, TINY, store.clock)
+    index = IndexService(store.store_files, TINY, store.clock)
     index.load(store._commit_log, store._written_end, durable_timestamp, was_clean=was_clean)
     return index
 
@@ -609,8 +611,8 @@ def test_rocketmqs_own_size_is_recognised(open_store: OpenStore, tmp_path: Path)
         open_store(TINY)
 
 
-class FullHome(FolderHome):
-    """A home whose disk has no room for index files, as long as it is told so."""
+class FullHome(FolderStoreFiles):
+    """A store_files whose disk has no room for index files, as long as it is told so."""
 
     is_full = True
 
@@ -622,21 +624,21 @@ class FullHome(FolderHome):
 
 def test_without_room_for_a_file_sending_goes_on_and_a_question_says_why(tmp_path: Path) -> None:
     """When there is room again, nothing is missing; closing meanwhile leaves the rest to the next start."""
-    home = FullHome(tmp_path)
-    store = MessageStore(home, TINY, VirtualClock())
+    store_files = FullHome(tmp_path)
+    store = MessageStore(store_files, TINY, VirtualClock())
     store.load()
     fill(store, 3)
     with pytest.raises(StoreFullError, match="index/"):
         store.index.find("orders", "k0")
     fill(store, 1, start=3)
-    home.is_full = False
+    store_files.is_full = False
     found = lost(store, range(4))
-    home.is_full = True
+    store_files.is_full = True
     fill(store, 10, start=4)
     store.close()
-    home.is_full = False
+    store_files.is_full = False
 
-    store = MessageStore(home, TINY, VirtualClock())
+    store = MessageStore(store_files, TINY, VirtualClock())
     store.load()
     found += lost(store, range(14))
     store.close()

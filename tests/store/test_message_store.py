@@ -16,7 +16,7 @@ from mqtemplate.errors import CorruptRecordError, MessageError, StoreFormatError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import pack_host
-from mqtemplate.store import FolderHome, MemoryHome, MessageStore
+from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore
 from tests.store.small_store import OpenStore, bodies, draft, small
 
 
@@ -133,7 +133,7 @@ def test_an_ipv6_sender_is_stored_with_the_longer_header(open_store: OpenStore) 
 
 
 def test_memory_and_folder_run_the_same_code(clock: VirtualClock) -> None:
-    store = MessageStore(MemoryHome(), small(), clock)
+    store = MessageStore(MemoryStoreFiles(), small(), clock)
     store.load()
 
     for number in range(20):
@@ -196,7 +196,7 @@ def test_a_full_disk_fails_a_whole_batch_and_no_part_of_it(
 
 def test_a_second_broker_in_this_process_is_told_who_has_the_folder(open_store: OpenStore, tmp_path: Path) -> None:
     open_store()
-    second = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    second = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
 
     with pytest.raises(StoreLockedError, match=rf"in use by process {os.getpid()}.*choose another folder.*name-server"):
         second.load()
@@ -207,7 +207,7 @@ def test_a_second_process_is_told_who_has_the_folder(open_store: OpenStore, tmp_
     code = (
         "import sys; from pathlib import Path\n"
         "from mqtemplate.clock import VirtualClock; from mqtemplate.store import *\n"
-        "try: MessageStore(FolderHome(Path(sys.argv[1])), StoreSettings(), VirtualClock()).load()\n"
+        "try: MessageStore(FolderStoreFiles(Path(sys.argv[1])), StoreSettings(), VirtualClock()).load()\n"
         "except Exception as exc: print(type(exc).__name__, exc)"
     )
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.store import FlushDiskType, FolderHome
+from mqtemplate.store import FlushDiskType, FolderStoreFiles
 from tests.delay.waiting_room import WaitingRoom
 from tests.store.power_loss_disk import PowerLossDisk, write_image
 from tests.store.power_loss_run import LEVEL_MS, LEVELS, LONGEST_MS, TIMERS
@@ -69,7 +69,7 @@ class StoreModel(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.room = WaitingRoom(
-            home=FolderHome(self.root, self.disk),
+            store_files=FolderStoreFiles(self.root, self.disk),
             levels=LEVELS,
             timers=TIMERS,
             clock=self.clock,
@@ -77,7 +77,7 @@ class StoreModel(RuleBasedStateMachine):
             log_file_size=self.log_file_size,
             queue_file_size=100,
         )
-        self.room.settle()
+        self.room.confirm()
 
     # --- what happens --------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(span=st.integers(-100_000, 100_000))
     def set_clock(self, span: int) -> None:
         self.clock.move_ms(span)
-        self.room.settle()
+        self.room.confirm()
 
     @rule()
     def checkpoint(self) -> None:
@@ -192,10 +192,10 @@ class StoreModel(RuleBasedStateMachine):
     def due_times(self) -> list[int]:
         """When each message is due that waits, as the services tell; one that is unsure becomes sure here."""
         found: list[int] = []
-        for keeper in (self.room.schedule, self.room.timer):
-            with keeper.lock:
-                keeper.catch_up()
-            for piece in keeper.waiting(0, 1 << 62):
+        for delay_store in (self.room.schedule, self.room.timer):
+            with delay_store.lock:
+                delay_store.catch_up()
+            for piece in delay_store.waiting(0, 1 << 62):
                 rows: np.ndarray = piece.rows
                 for due_ms, offset, size in zip(
                     rows["due_ms"].tolist(), rows["physical_offset"].tolist(), rows["size"].tolist(), strict=True

@@ -12,7 +12,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message
-from mqtemplate.store import FlushDiskType, FolderHome, MessageStore, StoreSettings
+from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
 from tests.store.power_loss_disk import Choice, PowerLossDisk, RestartedDisk, subsets, write_image
 from tests.store.power_loss_run import run
 from tests.store.small_store import bodies, draft, small
@@ -41,7 +41,7 @@ def settings(**changes: object) -> StoreSettings:
 
 def open_image(disk: PowerLossDisk, folder: Path, chosen: set[Choice]) -> MessageStore:
     write_image(disk.image(disk.contents(), chosen), folder)
-    store = MessageStore(FolderHome(folder, RestartedDisk()), settings(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(folder, RestartedDisk()), settings(), VirtualClock())
     store.load()
     return store
 
@@ -51,15 +51,15 @@ def test_a_flush_that_failed_is_not_forgiven(tmp_path: Path) -> None:
     acknowledged then must be on the disk all the same."""
     (tmp_path / "store").mkdir()
     disk = PowerLossDisk(tmp_path / "store", sector=512)
-    store = MessageStore(FolderHome(tmp_path / "store", disk), settings(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path / "store", disk), settings(), VirtualClock())
     store.load()
     first = store.put(draft(b"a" * 600))
     flushes = disk.flushes
     disk.fails = lambda number: number == flushes + 1
     with pytest.raises(StoreError, match="not safe"):
-        store.settle(first.end, ["orders"])
+        store.confirm(first.end, ["orders"])
     second = store.put(draft(b"b" * 600))
-    assert store.settle(second.end, ["orders"])
+    assert store.confirm(second.end, ["orders"])
 
     again = open_image(disk, tmp_path / "image", set())
 
@@ -73,7 +73,7 @@ def test_what_a_recovery_cut_off_stays_cut_off_at_the_next_failure(tmp_path: Pat
     (tmp_path / "store").mkdir()
     disk = PowerLossDisk(tmp_path / "store")
     store = MessageStore(
-        FolderHome(tmp_path / "store", disk), settings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), VirtualClock()
+        FolderStoreFiles(tmp_path / "store", disk), settings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), VirtualClock()
     )
     store.load()
     store.put(draft(b"kept"))
@@ -85,7 +85,7 @@ def test_what_a_recovery_cut_off_stays_cut_off_at_the_next_failure(tmp_path: Pat
     write_image(disk.image(contents, but_the_log), tmp_path / "second")
     store.close()
     second_disk = PowerLossDisk(tmp_path / "second", boot="boot-2")
-    second = MessageStore(FolderHome(tmp_path / "second", second_disk), settings(), VirtualClock())
+    second = MessageStore(FolderStoreFiles(tmp_path / "second", second_disk), settings(), VirtualClock())
     second.load()
     second.put(draft(b"another queue's", topic="other"))
     second.take_checkpoint()
@@ -108,7 +108,7 @@ def test_a_group_is_never_ahead_of_what_the_power_left(quick_folder: Path) -> No
         mapped_file_size_commit_log=16_384,
         default_topic_queue_nums=1,
     )
-    broker = EmbeddedBroker(settings=options, clock=clock, home=FolderHome(quick_folder / "store", disk))
+    broker = EmbeddedBroker(settings=options, clock=clock, store_files=FolderStoreFiles(quick_folder / "store", disk))
     broker.start()
     sent = broker.send(Message("orders", b"read before the power failed"))
     broker.commit_offset("billing", sent.message_queue, 1)
@@ -117,8 +117,8 @@ def test_a_group_is_never_ahead_of_what_the_power_left(quick_folder: Path) -> No
         service.step()
 
     write_image(disk.image(disk.contents(), set()), quick_folder / "image")
-    home = FolderHome(quick_folder / "image", RestartedDisk())
-    with EmbeddedBroker(settings=options, clock=clock, home=home) as again:
+    store_files = FolderStoreFiles(quick_folder / "image", RestartedDisk())
+    with EmbeddedBroker(settings=options, clock=clock, store_files=store_files) as again:
         assert again.committed_offset("billing", sent.message_queue) == again.max_offset(sent.message_queue) == 1
     broker.close()
 

@@ -44,7 +44,7 @@ def test_a_queue_goes_on_in_a_file_that_was_made_ahead(
     else:
         store.close()
     again = open_store()
-    again.settle(again.put(draft(b"next")).end, ["orders"])
+    again.confirm(again.put(draft(b"next")).end, ["orders"])
 
     assert again.consume_queue("orders", 0).max_offset == count + 1
     assert bodies(again) == [*(b"%d" % number for number in range(count)), b"next"]

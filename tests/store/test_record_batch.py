@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.record.codec import CHECK_SIZE, CHECK_START, BadRecordError, RecordDraft, StoredRecord, parse_record
 from mqtemplate.record.batch import read_batch
+from mqtemplate.record.codec import CHECK_SIZE, CHECK_START, BadRecordError, RecordDraft, StoredRecord, parse_record
 from tests.delay.foreign_records import ForeignDraft
 
 HOSTS = [b"\x7f\x00\x00\x01\x00\x00*\x9f", bytes(15) + b"\x01\x00\x00*\x9f"]

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.record.codec import RecordDraft, StoredRecord, SysFlag
-from mqtemplate.store import FolderHome, MessageStore
+from mqtemplate.store import FolderStoreFiles, MessageStore
 from mqtemplate.store.checkpoint import StoreCheckpoint
 from tests.delay.foreign_records import ForeignDraft
 from tests.store.power_loss_disk import RestartedDisk
@@ -39,7 +39,7 @@ def test_a_log_cut_at_any_byte_keeps_what_was_whole(tmp_path: Path) -> None:
     A process that dies while it appends has not written the unit yet, so no queue knows the record.
     """
     source = tmp_path / "source"
-    store = MessageStore(FolderHome(source), small(mapped_file_size_commit_log=600), VirtualClock())
+    store = MessageStore(FolderStoreFiles(source), small(mapped_file_size_commit_log=600), VirtualClock())
     store.load()
     written = [b"first" * 60, b"second" * 20, b"", b"fourth"]
     puts = [store.put(draft(body)) for body in written]
@@ -55,7 +55,7 @@ def test_a_log_cut_at_any_byte_keeps_what_was_whole(tmp_path: Path) -> None:
         (folder / "commitlog" / last.name).write_bytes(data[:cut].ljust(600, b"\0"))
         shutil.rmtree(folder / "consumequeue")
 
-        again = MessageStore(FolderHome(folder), small(mapped_file_size_commit_log=600), VirtualClock())
+        again = MessageStore(FolderStoreFiles(folder), small(mapped_file_size_commit_log=600), VirtualClock())
         again.load()
 
         whole = [body for body, put in zip(written, puts, strict=True) if put.end <= start + cut]
@@ -135,7 +135,7 @@ class Follower:
 def test_followers_see_the_log_from_the_checkpoint_or_from_where_they_ask(
     tmp_path: Path, wanted: int | None, shown: list[bytes]
 ) -> None:
-    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     store.put(linked(b"a"))
     store.put(linked(b"b"))
@@ -144,7 +144,7 @@ def test_followers_see_the_log_from_the_checkpoint_or_from_where_they_ask(
     kill(store)
     follower = Follower(wanted=wanted)
 
-    again = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     again.load([follower])
     again.close()
 
@@ -156,7 +156,7 @@ def test_followers_see_what_took_a_waiting_ones_place_and_what_another_broker_ma
 ) -> None:
     """RocketMQ's copies have no link: the records that it wrote and that asked for a delay are shown, too."""
     foreign = b"REAL_TOPIC\x01orders\x02DELAY\x013\x02"
-    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     store.put(draft(b"plain"))
     store.put(draft(b"ours, delayed", properties=foreign))
@@ -166,7 +166,7 @@ def test_followers_see_what_took_a_waiting_ones_place_and_what_another_broker_ma
     kill(store)
     follower = Follower()
 
-    again = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     again.load([follower])
     again.close()
 
@@ -174,14 +174,14 @@ def test_followers_see_what_took_a_waiting_ones_place_and_what_another_broker_ma
 
 
 def test_the_checkpoint_waits_for_the_follower_that_lags_behind(tmp_path: Path) -> None:
-    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load([Follower(persisted=0)])
     store.put(linked(b"a"))
     store.take_checkpoint()
     kill(store)
     follower = Follower()
 
-    again = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     again.load([follower])
     again.close()
 
@@ -202,14 +202,14 @@ def test_any_mix_of_puts_closes_and_kills_loses_nothing(
             max_size=25,
         )
     )
-    store = MessageStore(FolderHome(folder), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(folder), small(), VirtualClock())
     store.load()
     for step in steps:
         if step == "checkpoint":
             store.take_checkpoint()
         elif isinstance(step, str):
             kill(store) if step == "kill" else store.close()
-            store = MessageStore(FolderHome(folder), small(), VirtualClock())
+            store = MessageStore(FolderStoreFiles(folder), small(), VirtualClock())
             store.load()
         else:
             queue_id, body = step
@@ -323,7 +323,7 @@ def test_d24_records_of_a_tail_that_was_cut_do_not_come_alive(open_store: OpenSt
 def test_d24_what_upstream_left_behind_its_end_is_no_message(open_store: OpenStore, tmp_path: Path) -> None:
     """It cut a tail, wrote a shorter record over its begin, and was killed: older records lie behind that one."""
     clock = VirtualClock()
-    store = MessageStore(FolderHome(tmp_path), small(), clock)
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), clock)
     store.load()
     puts = [store.put(ForeignDraft("orders", 0, body * 50, b"")) for body in (b"a", b"b", b"c")]
     kill(store)
@@ -345,7 +345,7 @@ def test_d15_a_message_whose_flush_took_too_long_is_there_once(open_store: OpenS
     store = open_store()
     put = store.put(draft(b"slow disk"))
     store.group_commit.wait = lambda end, timeout_ms: False  # type: ignore[method-assign]
-    assert not store.settle(put.end, ["orders"], timeout_ms=0)
+    assert not store.confirm(put.end, ["orders"], timeout_ms=0)
     kill(store)
 
     assert bodies(open_store()) == [b"slow disk"]
@@ -372,7 +372,7 @@ def test_a_topic_that_was_deleted_and_made_anew_begins_at_its_new_messages(
 
 def restart_machine(folder: Path) -> MessageStore:
     """Open the store as after a power failure."""
-    store = MessageStore(FolderHome(folder, RestartedDisk("another boot")), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(folder, RestartedDisk("another boot")), small(), VirtualClock())
     store.load()
     return store
 
@@ -381,7 +381,7 @@ def restart_machine(folder: Path) -> MessageStore:
 def test_a_sector_that_never_came_to_the_disk_ends_the_log(tmp_path: Path, sector: int) -> None:
     """Nothing behind it was acknowledged: whoever flushes, flushes all of the file."""
     settings = small(mapped_file_size_commit_log=16_384)
-    store = MessageStore(FolderHome(tmp_path), settings, VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
     store.load()
     puts = [store.put(draft(b"%02d" % number * 100)) for number in range(30)]
     kill(store)
@@ -391,7 +391,7 @@ def test_a_sector_that_never_came_to_the_disk_ends_the_log(tmp_path: Path, secto
     file.write_bytes(data)
     lost = [number for number, put in enumerate(puts) if put.end > 4_096]
 
-    again = MessageStore(FolderHome(tmp_path, RestartedDisk("another boot")), settings, VirtualClock())
+    again = MessageStore(FolderStoreFiles(tmp_path, RestartedDisk("another boot")), settings, VirtualClock())
     with capture_logs() as logs:
         again.load()
 
@@ -404,7 +404,7 @@ def test_a_sector_that_never_came_to_the_disk_ends_the_log(tmp_path: Path, secto
 
 
 def test_damage_before_the_checkpoint_is_damage_though_the_power_failed(tmp_path: Path) -> None:
-    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     puts = [store.put(draft(b"%d" % number * 700)) for number in range(4)]
     store.take_checkpoint()
@@ -425,7 +425,7 @@ def test_damage_before_the_checkpoint_is_damage_though_the_power_failed(tmp_path
 
 def test_queues_that_lost_units_to_a_power_failure_get_them_from_the_log(tmp_path: Path) -> None:
     """A page of zeros in the middle, and a file that is gone: those before the checkpoint were on the disk."""
-    store = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     for number in range(5):
         store.put(draft(b"%d" % number))
@@ -472,7 +472,7 @@ def test_a_store_of_rocketmqs_opens(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(bytes(4_096))
     (tmp_path / "abort").write_bytes(b"4711")
 
-    store = MessageStore(FolderHome(tmp_path), small(mapped_file_size_commit_log=1_000), VirtualClock())
+    store = MessageStore(FolderStoreFiles(tmp_path), small(mapped_file_size_commit_log=1_000), VirtualClock())
     store.load()
 
     queue = store.consume_queue("orders", 0)
@@ -518,7 +518,7 @@ def test_a_queue_that_begins_with_upstreams_mark_opens(open_store: OpenStore, tm
 
 
 def checkpoint_of(folder: Path) -> StoreCheckpoint:
-    return StoreCheckpoint(FolderHome(folder))
+    return StoreCheckpoint(FolderStoreFiles(folder))
 
 
 def test_a_checkpoint_is_ours_until_rocketmq_writes_its_own(open_store: OpenStore, tmp_path: Path) -> None:
@@ -554,7 +554,7 @@ def test_what_rocketmq_did_since_our_checkpoint_is_replayed(open_store: OpenStor
     (tmp_path / "checkpoint").write_bytes(page)
     follower = Follower()
 
-    again = MessageStore(FolderHome(tmp_path), small(), VirtualClock())
+    again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     again.load([follower])
     again.close()
 

@@ -5,45 +5,45 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.store import ConsumerOffsets, Home, MemoryHome, TopicTable
+from mqtemplate.store import ConsumerOffsets, MemoryStoreFiles, StoreFiles, TopicTable
 
 
 @pytest.fixture
-def home() -> Home:
-    return MemoryHome()
+def store_files() -> StoreFiles:
+    return MemoryStoreFiles()
 
 
-def topics_in(home: Home) -> TopicTable:
-    table = TopicTable(home, VirtualClock())
+def topics_in(store_files: StoreFiles) -> TopicTable:
+    table = TopicTable(store_files, VirtualClock())
     table.load()
     return table
 
 
-def test_a_topic_is_changed_in_part_and_the_rest_stays(home: Home) -> None:
-    table = topics_in(home)
+def test_a_topic_is_changed_in_part_and_the_rest_stays(store_files: StoreFiles) -> None:
+    table = topics_in(store_files)
     table.create("orders", 4)
     table.update("orders", {"newInVersion9": "kept"})
 
     table.update("orders", {"perm": 4, "writeQueueNums": 2})
 
-    config = topics_in(home).config("orders")
+    config = topics_in(store_files).config("orders")
     assert config is not None
     assert (config["perm"], config["writeQueueNums"], config["readQueueNums"]) == (4, 2, 4)
     assert config["newInVersion9"] == "kept"
-    assert topics_in(home).queue_count("orders") == 2
+    assert topics_in(store_files).queue_count("orders") == 2
 
 
-def test_a_change_that_says_nothing_new_is_not_counted(home: Home) -> None:
-    table = topics_in(home)
+def test_a_change_that_says_nothing_new_is_not_counted(store_files: StoreFiles) -> None:
+    table = topics_in(store_files)
     table.update("orders", {"perm": 4})
 
     table.update("orders", {"perm": 4})
 
-    assert table.version.counter == topics_in(home).version.counter == 1
+    assert table.version.counter == topics_in(store_files).version.counter == 1
 
 
-def test_what_is_told_of_a_topic_cannot_change_the_table(home: Home) -> None:
-    table = topics_in(home)
+def test_what_is_told_of_a_topic_cannot_change_the_table(store_files: StoreFiles) -> None:
+    table = topics_in(store_files)
     table.create("orders", 4)
 
     config = table.config("orders")
@@ -53,13 +53,13 @@ def test_what_is_told_of_a_topic_cannot_change_the_table(home: Home) -> None:
     assert (table.config("orders") or {})["perm"] == 6
 
 
-def test_a_deleted_topic_is_gone_for_good(home: Home) -> None:
-    table = topics_in(home)
+def test_a_deleted_topic_is_gone_for_good(store_files: StoreFiles) -> None:
+    table = topics_in(store_files)
     table.create("orders", 4)
 
     assert (table.delete("orders"), table.delete("orders")) == (True, False)
 
-    assert (topics_in(home).names(), topics_in(home).config("orders")) == ([], None)
+    assert (topics_in(store_files).names(), topics_in(store_files).config("orders")) == ([], None)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_deleted_topic_is_gone_for_good(home: Home) -> None:
     ],
 )
 def test_offsets_are_forgotten_by_group_by_topic_or_by_both(
-    home: Home, wish: dict[str, str], left: set[tuple[str, str]]
+    store_files: StoreFiles, wish: dict[str, str], left: set[tuple[str, str]]
 ) -> None:
-    offsets = ConsumerOffsets(home, VirtualClock())
+    offsets = ConsumerOffsets(store_files, VirtualClock())
     for group, topic in (("billing", "orders"), ("billing", "invoices"), ("audit", "orders")):
         offsets.commit(group, topic, 0, 5)
     offsets.persist()
@@ -82,13 +82,13 @@ def test_offsets_are_forgotten_by_group_by_topic_or_by_both(
     offsets.forget(**wish)
     offsets.persist()
 
-    again = ConsumerOffsets(home, VirtualClock())
+    again = ConsumerOffsets(store_files, VirtualClock())
     again.load()
     assert {(group, topic) for group in again.groups() for topic in again.topics_of(group)} == left
 
 
-def test_who_read_what_is_told_both_ways_round(home: Home) -> None:
-    offsets = ConsumerOffsets(home, VirtualClock())
+def test_who_read_what_is_told_both_ways_round(store_files: StoreFiles) -> None:
+    offsets = ConsumerOffsets(store_files, VirtualClock())
     offsets.commit("billing", "orders", 0, 5)
     offsets.commit("billing", "orders", 1, 6)
     offsets.commit("audit", "orders", 0, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store import ConsumerOffsets, FolderHome, TopicTable
+from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, TopicTable
 from mqtemplate.store.files.json_files import load_json
 
 
@@ -22,13 +22,13 @@ def test_keys_without_quotes_are_read() -> None:
 
 
 def test_consumer_offsets_survive_a_restart_in_upstreams_shape(tmp_path: Path) -> None:
-    home, clock = FolderHome(tmp_path), VirtualClock()
-    offsets = ConsumerOffsets(home, clock)
+    store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
+    offsets = ConsumerOffsets(store_files, clock)
     offsets.commit("billing", "orders", 2, 17)
     offsets.commit("billing", "%RETRY%billing", 0, 3)
     offsets.persist()
 
-    again = ConsumerOffsets(home, clock)
+    again = ConsumerOffsets(store_files, clock)
     again.load()
 
     table = json.loads((tmp_path / "config/consumerOffset.json").read_text())
@@ -40,36 +40,36 @@ def test_consumer_offsets_survive_a_restart_in_upstreams_shape(tmp_path: Path) -
 
 def test_a_table_that_is_missing_is_read_from_its_backup(tmp_path: Path) -> None:
     """Upstream renames the old file before it writes the new one; a crash in between leaves only the backup."""
-    home, clock = FolderHome(tmp_path), VirtualClock()
+    store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
     for queue_offset in (1, 2):
-        offsets = ConsumerOffsets(home, clock)
+        offsets = ConsumerOffsets(store_files, clock)
         offsets.commit("g", "t", 0, queue_offset)
         offsets.persist()
     (tmp_path / "config/consumerOffset.json").unlink()
 
-    again = ConsumerOffsets(home, clock)
+    again = ConsumerOffsets(store_files, clock)
     again.load()
 
     assert again.offset("g", "t", 0) == 1
 
 
 def test_a_table_that_is_no_json_is_named(tmp_path: Path) -> None:
-    home = FolderHome(tmp_path)
-    home.write_bytes("config/topics.json", b"{broken")
+    store_files = FolderStoreFiles(tmp_path)
+    store_files.write_bytes("config/topics.json", b"{broken")
 
     with pytest.raises(
         StoreFormatError, match=r"config/topics.json is not JSON .*restore it from config/topics.json.bak"
     ):
-        TopicTable(home, VirtualClock()).load()
+        TopicTable(store_files, VirtualClock()).load()
 
 
 def test_topics_only_ever_grow_and_keep_what_upstream_wrote(tmp_path: Path) -> None:
-    home, clock = FolderHome(tmp_path), VirtualClock()
-    home.write_bytes(
+    store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
+    store_files.write_bytes(
         "config/topics.json",
         b'{"topicConfigTable":{"orders":{"topicName":"orders","readQueueNums":4,"writeQueueNums":4,"perm":4,"order":true}}}',
     )
-    topics = TopicTable(home, clock)
+    topics = TopicTable(store_files, clock)
     topics.load()
 
     assert topics.create("orders", 2) == 4
@@ -81,12 +81,12 @@ def test_topics_only_ever_grow_and_keep_what_upstream_wrote(tmp_path: Path) -> N
 
 def test_a_topic_whose_queues_were_closed_to_writing_keeps_those_that_are_read(tmp_path: Path) -> None:
     """Upstream shrinks a topic in two steps: fewer queues are written first, then fewer are read."""
-    home, clock = FolderHome(tmp_path), VirtualClock()
-    home.write_bytes(
+    store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
+    store_files.write_bytes(
         "config/topics.json",
         b'{"topicConfigTable":{"orders":{"topicName":"orders","readQueueNums":16,"writeQueueNums":2,"perm":6}}}',
     )
-    topics = TopicTable(home, clock)
+    topics = TopicTable(store_files, clock)
     topics.load()
 
     topics.create("orders", 8)
@@ -97,14 +97,14 @@ def test_a_topic_whose_queues_were_closed_to_writing_keeps_those_that_are_read(t
 
 def test_tables_go_on_with_the_version_they_have_and_keep_members_nobody_here_knows(tmp_path: Path) -> None:
     """Upstream's brokers compare versions, and its next releases have members of their own."""
-    home, clock = FolderHome(tmp_path), VirtualClock()
+    store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
     version = b'"dataVersion":{"counter":41,"stateVersion":7,"timestamp":5}'
-    home.write_bytes("config/topics.json", b'{%b,"other":[1],"topicConfigTable":{}}' % version)
-    home.write_bytes(
+    store_files.write_bytes("config/topics.json", b'{%b,"other":[1],"topicConfigTable":{}}' % version)
+    store_files.write_bytes(
         "config/consumerOffset.json",
         b'{%b,"groupTopicMap":{"g":["t"]},"offsetTable":{"t@g":{0:3}},"pullOffsetTable":{"t@g":{1:2}}}' % version,
     )
-    topics, offsets = TopicTable(home, clock), ConsumerOffsets(home, clock)
+    topics, offsets = TopicTable(store_files, clock), ConsumerOffsets(store_files, clock)
     topics.load()
     offsets.load()
 

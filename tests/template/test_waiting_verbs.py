@@ -8,8 +8,8 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
-from mqtemplate.pending import SteerStatus
 
 NOW_MS = VirtualClock().now_ms()
 NOW = datetime.fromtimestamp(NOW_MS / 1_000, UTC)
@@ -30,7 +30,7 @@ def test_a_message_is_taken_back_by_its_handle(
     answer = mqtemplate_template.cancel(result.handle)
     mqtemplate_harness.advance("1h")
 
-    assert answer.status is SteerStatus.CANCELLED
+    assert answer.status is ScheduleChangeStatus.CANCELLED
     assert messages_in(mqtemplate_template.broker, "orders") == []
 
 

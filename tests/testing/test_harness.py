@@ -13,7 +13,7 @@ from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.listener import ListenerRegistry, message_listener
 from mqtemplate.message import MessageExt
-from mqtemplate.testing import Harness, Inbox, RecordingTemplate, StillBusyError
+from mqtemplate.testing import Harness, Inbox, NotIdleError, RecordingTemplate
 from mqtemplate.testing.harness import span_ms
 
 
@@ -175,7 +175,7 @@ def test_a_livelock_is_an_error_that_names_who_is_busy(
 
     harness = Harness(mqtemplate_broker, Restless("restless", mqtemplate_clock, []))
 
-    with pytest.raises(StillBusyError, match="after 50 rounds at one instant there is still work for restless; does"):
+    with pytest.raises(NotIdleError, match="after 50 rounds at one instant there is still work for restless; does"):
         harness.advance("1s")
 
 

@@ -19,7 +19,6 @@ from mqtemplate.broker import (
     MessageModel,
     Registration,
 )
-from mqtemplate.brokers.embedded.transaction_checkers import Checkers
 from mqtemplate.brokers.embedded.consumer_group import ConsumerGroup, EmbeddedConsumer
 from mqtemplate.brokers.embedded.draft import DraftMaker
 from mqtemplate.brokers.embedded.message_finder import MessageFinder, physical_offset_in
@@ -28,36 +27,27 @@ from mqtemplate.brokers.embedded.replies import Replies, make_reply, received_re
 from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.brokers.embedded.sender import Sender
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+from mqtemplate.brokers.embedded.transaction_checkers import TransactionCheckers
 from mqtemplate.brokers.embedded.transactions.service import TransactionCheck, TransactionService
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay import (
+    DelayController,
     DelayLevels,
-    Keeper,
+    DelayStore,
     PendingView,
     ScheduleMessageService,
-    Steering,
     TimerMessageStore,
     tags_code_of,
 )
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
-from mqtemplate.message import (
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    Message,
-    MessageExt,
-    MessageQueue,
-    Property,
-    check_topic,
-    create_unique_id,
-)
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id
 from mqtemplate.metrics import Metrics
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.services import AfterChangeService, Bell, Service, ServiceThread
-from mqtemplate.store import ConsumerOffsets, FolderHome, Home, MemoryHome, MessageStore, TopicTable
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, SteerResult
-
-__all__ = ["EmbeddedBroker"]
+from mqtemplate.services import AfterChangeService, Service, ServiceThread, WakeEvent
+from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MemoryStoreFiles, MessageStore, StoreFiles, TopicTable
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
@@ -74,7 +64,7 @@ class EmbeddedBroker(Broker):
 
     Args:
         path: The folder, made if missing; None keeps everything in memory.
-        home: One that is ready, instead of a folder: for tests of what a disk may do.
+        store_files: One that is ready, instead of a folder: for tests of what a disk may do.
 
     Attributes:
         transactions: Keeps half messages; more who can ask producers may join its checkers.
@@ -89,17 +79,22 @@ class EmbeddedBroker(Broker):
         settings: EmbeddedSettings | None = None,
         clock: Clock | None = None,
         *,
-        home: Home | None = None,
+        store_files: StoreFiles | None = None,
     ) -> None:
         self.settings = settings = settings or EmbeddedSettings()
         self.clock = clock = clock or SystemClock()
         self.name = settings.broker_name
         self.path = None if path is None else Path(path)
         self.capabilities = self._capabilities()
-        self._home: Home = home or (MemoryHome() if self.path is None else FolderHome(self.path))
+        self._store_files: StoreFiles = store_files or (
+            MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
+        )
         self.levels = DelayLevels.parse(settings.message_delay_level)
         self.store = MessageStore(
-            self._home, settings.store_settings(), clock, tags_code_of=lambda record: tags_code_of(record, self.levels)
+            self._store_files,
+            settings.store_settings(),
+            clock,
+            tags_code_of=lambda record: tags_code_of(record, self.levels),
         )
         self.reader = QueueReader(self.store, self.name)
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
@@ -111,15 +106,17 @@ class EmbeddedBroker(Broker):
             roll_window_slots=settings.timer_roll_window_slot,
             timer_log_file_size=settings.mapped_file_size_timer_log,
         )
-        self.topics = TopicTable(self._home, clock)
+        self.topics = TopicTable(self._store_files, clock)
         self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._rebalance)
         self.drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)
         self.sender = Sender(self.store, self.routes, self.drafts, settings.listen_host)
-        keepers: list[Keeper] = [self._schedule, self._timer]
-        self._steering = Steering(self.store, keepers, self.store.index, lambda: self.levels, limits, self.name)
-        self._pending = PendingView(self.store, keepers, self.store.index, self.topics.names, self.name)
+        delay_stores: list[DelayStore] = [self._schedule, self._timer]
+        self._delay_control = DelayController(
+            self.store, delay_stores, self.store.index, lambda: self.levels, limits, self.name
+        )
+        self._pending = PendingView(self.store, delay_stores, self.store.index, self.topics.names, self.name)
         self._keep_what_waits()
-        self.offsets = ConsumerOffsets(self._home, clock, flush=self.store.flush)
+        self.offsets = ConsumerOffsets(self._store_files, clock, flush=self.store.flush)
         self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}
         self._offsets_service = AfterChangeService(
             "broker.offsets", self._persist_offsets, clock, settings.flush_consumer_offset_interval_ms
@@ -128,8 +125,8 @@ class EmbeddedBroker(Broker):
         self.transactions = TransactionService(
             self.store, self.topics, self.offsets, self.drafts, settings.transaction_limits()
         )
-        self._checkers = Checkers(
-            self.name, self._answer_check, self.transactions.somebody_came, has_threads=not clock.is_virtual
+        self._checkers = TransactionCheckers(
+            self.name, self._answer_check, self.transactions.producer_connected, has_threads=not clock.is_virtual
         )
         self.transactions.checkers.append(self._checkers)
         self.replies = Replies(f"{self.name}@{create_unique_id()}", clock, self.store.metrics)
@@ -142,8 +139,8 @@ class EmbeddedBroker(Broker):
     def _keep_what_waits(self) -> None:
         """Before a file of the log goes, what waits in it is copied forward; then what pointed into it goes too."""
         cleaning = self.store.cleaning
-        cleaning.make_free = self._steering.copy_forward
-        cleaning.waiting_bytes = self._steering.waiting_bytes
+        cleaning.make_free = self._delay_control.copy_forward
+        cleaning.waiting_bytes = self._delay_control.waiting_bytes
         cleaning.on_cleaned(self._timer.delete_before)
 
     def _capabilities(self) -> frozenset[Capability]:
@@ -151,7 +148,7 @@ class EmbeddedBroker(Broker):
             Capability.DELAY_LEVEL,
             Capability.BATCH_DELAY,
             Capability.QUERY,
-            Capability.STEER,
+            Capability.SCHEDULE_CHANGE,
             Capability.PENDING,
             Capability.TRANSACTION,
             Capability.TRANSACTION_DELAY,
@@ -180,7 +177,7 @@ class EmbeddedBroker(Broker):
         """
         if self._is_open:
             return
-        was_clean = not self._home.was_left_open()
+        was_clean = not self._store_files.was_left_open()
         self.store.load([self._schedule, self._timer])
         try:
             self._load_tables()
@@ -194,7 +191,9 @@ class EmbeddedBroker(Broker):
         self._is_open = True
         if not self.clock.is_virtual:
             self._start_threads()
-        _log.info("broker.started", broker=self.name, home=str(self.path or "memory"), end_offset=self.store.end_offset)
+        _log.info(
+            "broker.started", broker=self.name, store_files=str(self.path or "memory"), end_offset=self.store.end_offset
+        )
 
     def _load_tables(self) -> None:
         self.topics.load()
@@ -204,9 +203,9 @@ class EmbeddedBroker(Broker):
 
     def _start_threads(self) -> None:
         self.store.start()
-        keepers: list[Service] = [*self.store.services(), self._offsets_service]
+        delay_stores: list[Service] = [*self.store.services(), self._offsets_service]
         self._threads = [
-            ServiceThread("mqtemplate-store", keepers, self.clock, self.store.report),
+            ServiceThread("mqtemplate-store", delay_stores, self.clock, self.store.report),
             ServiceThread("mqtemplate-delay", [self._schedule, self._timer], self.clock, self.store.report),
             ServiceThread("mqtemplate-asking", [self.transactions, self.replies], self.clock, self.store.report),
             ServiceThread("mqtemplate-cleaning", [self.store.cleaning], self.clock, self.store.report),
@@ -278,10 +277,10 @@ class EmbeddedBroker(Broker):
         self._check_open()
         self.sender.send_one_way(message, queue)
 
-    def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
+    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
         """Take a message that a member of *group* could not handle; see `Consumer.send_back`."""
         self._check_open()
-        self.sender.give_back(message, group, delay_level, max_reconsume_times)
+        self.sender.send_back(message, group, delay_level, max_reconsume_times)
 
     # --- transactions and requests -------------------------------------------------------------
 
@@ -302,7 +301,7 @@ class EmbeddedBroker(Broker):
         self._check_open()
         try:
             end = self.transactions.end(half_offset, physical_offset, group, state, remark=remark)
-            is_safe = end is None or self.store.settle(end.physical_end, end.topics)
+            is_safe = end is None or self.store.confirm(end.physical_end, end.topics)
         except StoreError as exc:
             raise SendError(f"the end of the transaction was not stored, or is not safe yet: {exc}") from exc
         if not is_safe:
@@ -371,9 +370,9 @@ class EmbeddedBroker(Broker):
     def _pull_waiting(
         self, queue: MessageQueue, result: PullResult, max_count: int, wait_ms: int, selector: Selector | None
     ) -> PullResult:
-        bell = Bell()
+        wake_event = WakeEvent()
         deadline = time.monotonic() + wait_ms / 1_000
-        self.store.watch(queue.topic, bell.ring)
+        self.store.watch(queue.topic, wake_event.set)
         try:
             while True:
                 result = self.reader.pull(queue, result.next_begin_offset, max_count, selector)
@@ -381,9 +380,9 @@ class EmbeddedBroker(Broker):
                 if result.messages or left <= 0 or not self._is_open:
                     return result
                 if result.pull_status is PullStatus.NO_NEW_MSG:  # else a selector left out what there was so far
-                    bell.wait(left)
+                    wake_event.wait(left)
         finally:
-            self.store.unwatch(queue.topic, bell.ring)
+            self.store.unwatch(queue.topic, wake_event.set)
 
     def min_offset(self, queue: MessageQueue) -> int:
         self._check_open()
@@ -423,15 +422,15 @@ class EmbeddedBroker(Broker):
 
     # --- what waits, and finding ---------------------------------------------------------------
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> SteerResult:
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         self._check_open()
-        return self._steering.cancel(handle, key, topic)
+        return self._delay_control.cancel(handle, key, topic)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
-    ) -> SteerResult:
+    ) -> ScheduleChange:
         self._check_open()
-        return self._steering.reschedule(handle, deliver_ms, key, topic)
+        return self._delay_control.reschedule(handle, deliver_ms, key, topic)
 
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
         self._check_open()
@@ -482,7 +481,7 @@ class EmbeddedBroker(Broker):
         offsets = self._broadcast_offsets.get(key)
         if offsets is None:
             name = f"broadcast/{spec.instance_name}/{spec.group}.json"
-            offsets = ConsumerOffsets(self._home, self.clock, name, self.store.flush)
+            offsets = ConsumerOffsets(self._store_files, self.clock, name, self.store.flush)
             offsets.load()
             offsets.on_change(self._offsets_service.changed)
             self._broadcast_offsets[key] = offsets

@@ -20,12 +20,11 @@ from mqtemplate.errors import (
     DeletedRecordError,
     UnsupportedError,
 )
-from mqtemplate.message import RETRY_TOPIC_PREFIX, MessageExt, MessageQueue, Property
+from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.services import Bell
+from mqtemplate.services import WakeEvent
 from mqtemplate.store import ConsumerOffsets, MessageStore
-
-__all__ = ["ConsumerGroup", "EmbeddedConsumer", "GroupBackend"]
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
@@ -43,7 +42,7 @@ class GroupBackend(Protocol):
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None: ...
 
-    def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None: ...
+    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None: ...
 
 
 class ConsumerGroup:
@@ -117,7 +116,7 @@ class EmbeddedConsumer(Consumer):
         self._broker = broker
         self._group = group
         self._offsets = offsets
-        self._bell = Bell()
+        self._wake_event = WakeEvent()
         self._lock = threading.Lock()
         self._assignment: frozenset[MessageQueue] = frozenset()
         self._turn: list[MessageQueue] = []
@@ -133,7 +132,7 @@ class EmbeddedConsumer(Consumer):
             self._selectors[self._retry_topic] = None
             broker.create_topic(self._retry_topic, 1)
         for topic in self._selectors:
-            broker.store.watch(topic, self._bell.ring)
+            broker.store.watch(topic, self._wake_event.set)
         group.join(self)
 
     # --- membership ----------------------------------------------------------------------------
@@ -148,7 +147,7 @@ class EmbeddedConsumer(Consumer):
             self._positions = {queue: at for queue, at in self._positions.items() if queue in queues}
             self._turn = sorted(queues)
             self._assignment = frozenset(queues)
-        self._bell.ring()
+        self._wake_event.set()
 
     def assignment(self) -> frozenset[MessageQueue]:
         return self._assignment
@@ -164,15 +163,15 @@ class EmbeddedConsumer(Consumer):
             return
         self._is_closed = True
         for topic in self._selectors:
-            self._broker.store.unwatch(topic, self._bell.ring)
+            self._broker.store.unwatch(topic, self._wake_event.set)
         self._group.leave(self)
-        self._bell.ring()
+        self._wake_event.set()
 
     # --- reading -------------------------------------------------------------------------------
 
     def wake(self) -> None:
         self._is_woken = True
-        self._bell.ring()
+        self._wake_event.set()
 
     def poll(
         self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
@@ -187,7 +186,7 @@ class EmbeddedConsumer(Consumer):
             if messages or left <= 0 or self._is_woken or is_virtual:
                 self._is_woken = False
                 return messages
-            self._bell.wait(left)
+            self._wake_event.wait(left)
 
     def _read(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
         """What there is now. The queues take turns at being first, so that none starves."""
@@ -215,7 +214,7 @@ class EmbeddedConsumer(Consumer):
             found, self._positions[queue] = reader.read(queue, at, max_count, selector)
             self._has_passed |= not found and self._positions[queue] > at
         except DeletedRecordError:  # at this moment
-            self._positions[queue] = self._pass_deleted(queue, at, max(reader.first_kept(queue), at + 1))
+            self._positions[queue] = self._pass_deleted(queue, at, max(reader.first_readable_offset(queue), at + 1))
             self._read_queue(queue, max_count, messages)
             return
         except CorruptRecordError as exc:
@@ -255,7 +254,7 @@ class EmbeddedConsumer(Consumer):
             return reader.search_offset(queue, self._broker.clock.now_ms() - 1_800_000 if since is None else since)
         # As upstream's brokers answer: a queue that still has its first message, close behind the log's end, is
         # young, and a new group reads it whole; else it begins at the end.
-        return low if low == 0 and reader.bytes_behind(queue, low) <= _YOUNG_QUEUE_BYTES else high
+        return low if low == 0 and reader.bytes_after(queue, low) <= _YOUNG_QUEUE_BYTES else high
 
     def position(self, queue: MessageQueue) -> int:
         with self._lock:
@@ -265,7 +264,7 @@ class EmbeddedConsumer(Consumer):
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         with self._lock:
             self._positions[queue] = queue_offset
-        self._bell.ring()
+        self._wake_event.set()
 
     # --- progress ------------------------------------------------------------------------------
 
@@ -281,4 +280,4 @@ class EmbeddedConsumer(Consumer):
                 f"group {self.spec.group!r} broadcasts, and a message that each member gets has no one retry topic; "
                 "handle the failure in the listener, or use CLUSTERING"
             )
-        self._broker.give_back(message, self.spec.group, delay_level, self.spec.max_reconsume_times)
+        self._broker.send_back(message, self.spec.group, delay_level, self.spec.max_reconsume_times)

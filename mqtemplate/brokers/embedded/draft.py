@@ -20,8 +20,6 @@ from mqtemplate.message import (
 )
 from mqtemplate.record.codec import RecordDraft, StoredRecord, SysFlag, encode_properties, pack_host
 
-__all__ = ["DraftMaker"]
-
 _Encoded = tuple[bytes, int, str | None, bool]
 """Properties as bytes, the tags code, the id if they name one, whether one of `_LOOK_TWICE` is among them."""
 
@@ -86,7 +84,7 @@ class DraftMaker:
             "send less, keep the data elsewhere and send where it is, or raise max-message-size"
         )
 
-    def make_again(self, message: Message, original: MessageExt, queue_id: int, now_ms: int) -> RecordDraft:
+    def make_send_back(self, message: Message, original: MessageExt, queue_id: int, now_ms: int) -> RecordDraft:
         """The record of a message that a consumer gave back: it keeps when and where it was born, and counts on."""
         draft, _ = self.make(message, queue_id, now_ms)
         draft.born_timestamp = original.born_timestamp

@@ -9,8 +9,6 @@ from mqtemplate.message import HostAddress, MessageExt, Property
 from mqtemplate.record.codec import StoredRecord, find_property, pack_host, to_message_ext, unpack_host
 from mqtemplate.store import MessageStore
 
-__all__ = ["MessageFinder", "physical_offset_in"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
 _ID_LENGTHS = (32, 56)

@@ -11,8 +11,6 @@ from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.store import ConsumeQueue, MessageStore
 
-__all__ = ["QueueReader"]
-
 _NO_LIMIT = 1 << 62
 _UNITS_AT_ONCE = 1_024
 _SCANNED_UNITS = 4_096
@@ -40,12 +38,12 @@ class QueueReader:
     def read(
         self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector | None
     ) -> tuple[list[MessageExt], int]:
-        """Messages from *queue_offset* on that *selector* wants, and the offset to go on from.
+        """Messages from *queue_offset* on that *selector* matches, and the offset to go on from.
 
         Raises:
             CorruptRecordError: The first message there is damaged, or its unit is, so that it leads elsewhere. One that
                 others come before ends the list.
-            DeletedRecordError: The first message there was deleted at this moment; go on at `first_kept`.
+            DeletedRecordError: The first message there was deleted at this moment; go on at `first_readable_offset`.
         """
         consume_queue = self._queue(queue)
         messages: list[MessageExt] = []
@@ -90,7 +88,7 @@ class QueueReader:
                         break
                     exc.queue_offset = at
                     raise
-                if selector is None or selector.wants(message.properties):
+                if selector is None or selector.matches(message.properties):
                     messages.append(message)
             at += 1
             if len(messages) == max_count:
@@ -109,14 +107,14 @@ class QueueReader:
         try:
             messages, next_offset = self.read(queue, queue_offset, max_count, selector)
         except DeletedRecordError as exc:
-            raise _out_of_range(queue, queue_offset, self.first_kept(queue), high) from exc
+            raise _out_of_range(queue, queue_offset, self.first_readable_offset(queue), high) from exc
         if messages:
             status = PullStatus.FOUND
         else:
             status = PullStatus.NO_MATCHED_MSG if next_offset > queue_offset else PullStatus.NO_NEW_MSG
         return PullResult(status, next_offset, low, high, messages)
 
-    def first_kept(self, queue: MessageQueue) -> int:
+    def first_readable_offset(self, queue: MessageQueue) -> int:
         """The first queue offset whose message the log still has, even while older ones are being deleted."""
         return self._queue(queue).first_at("physical_offset", self._store.begin_offset)
 
@@ -141,7 +139,7 @@ class QueueReader:
         except CorruptRecordError:
             return False  # then none that was asked for is passed over
 
-    def bytes_behind(self, queue: MessageQueue, queue_offset: int) -> int:
+    def bytes_after(self, queue: MessageQueue, queue_offset: int) -> int:
         """How far behind the log's end a message lies; 0 if there is none at *queue_offset*."""
         units = self._queue(queue).unit_tuples(queue_offset, 1)
         return self._store.end_offset - units[0][0] if units else 0

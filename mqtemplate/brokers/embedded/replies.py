@@ -23,8 +23,6 @@ from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutErr
 from mqtemplate.message import DELAY_PROPERTIES, HostAddress, Message, MessageExt, Property, create_unique_id
 from mqtemplate.metrics import Metrics
 
-__all__ = ["REPLY_TOPIC_SUFFIX", "Replies", "make_reply", "make_request", "received_reply"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
 REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"

@@ -8,26 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mqtemplate.errors import DestinationError
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, MessageQueue, check_topic
+from mqtemplate.message import MessageQueue
 from mqtemplate.store import TopicTable
-
-__all__ = ["TopicRoute", "TopicRoutes"]
-
-_BROKERS_OWN = frozenset(
-    {
-        SCHEDULE_TOPIC,
-        TIMER_TOPIC,
-        "OFFSET_MOVED_EVENT",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "SELF_TEST_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
-)
-
-
-_TO_LOOK_AT = frozenset({"TRANS_CHECK_MAX_TIME_TOPIC"})
-"""Of those, what people may read."""
+from mqtemplate.topics import TRANS_CHECK_MAX_TIME_TOPIC, check_send_topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +62,7 @@ class TopicRoutes:
         Raises:
             DestinationError: The name is illegal, or the broker keeps the topic for itself.
         """
-        if topic not in _TO_LOOK_AT:
+        if topic != TRANS_CHECK_MAX_TIME_TOPIC:
             return self.route(topic).queues
         count = self._table.create(topic, 1)
         return tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))
@@ -98,10 +81,7 @@ class TopicRoutes:
         self._on_grow()
 
     def _make(self, topic: str, queue_count: int) -> TopicRoute:
-        if check_topic(topic) in _BROKERS_OWN:
-            raise DestinationError(
-                f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
-            )
+        check_send_topic(topic)
         with self._lock:
             count = self._table.create(topic, queue_count)
             queues = tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from mqtemplate.brokers.embedded.draft import DraftMaker
-from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.brokers.embedded.transactions.service import TransactionService
+from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.delay import handle_of
 from mqtemplate.errors import MessageError, SendError, StoreError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id, offset_msg_ids
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.store import MessageStore, PutResult
-
-__all__ = ["Sender"]
 
 
 class Sender:
@@ -33,7 +31,7 @@ class Sender:
         target = route.next_queue() if queue is None else route.queue(queue)
         draft, unique_id = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
         put = self._put(draft, target)
-        is_safe = self._store.settle(put.physical_offset + put.size, (draft.topic,), timeout_ms)
+        is_safe = self._store.confirm(put.physical_offset + put.size, (draft.topic,), timeout_ms)
         return SendResult(
             SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
             unique_id,
@@ -46,7 +44,7 @@ class Sender:
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         drafts, ids, target = self._make_batch(messages, queue)
         puts = self._put_all(drafts, target)
-        is_safe = self._store.settle(puts[-1].end, {draft.topic for draft in drafts}, timeout_ms)
+        is_safe = self._store.confirm(puts[-1].end, {draft.topic for draft in drafts}, timeout_ms)
         status = SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT
         return self._batch_result(drafts, puts, ids, target, status)
 
@@ -67,7 +65,7 @@ class Sender:
             else:
                 future.set_exception(error)
 
-        self._store.settle_later(puts[-1].end, [draft.topic for draft in drafts], done)
+        self._store.confirm_async(puts[-1].end, [draft.topic for draft in drafts], done)
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
@@ -75,7 +73,7 @@ class Sender:
         target = route.next_queue() if queue is None else route.queue(queue)
         draft, _ = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
         put = self._put(draft, target)
-        self._store.settle_later(put.end, (draft.topic,))
+        self._store.confirm_async(put.end, (draft.topic,))
 
     def send_half(
         self,
@@ -93,7 +91,7 @@ class Sender:
             put = transactions.prepare(draft)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
-        is_safe = self._store.settle(put.end, (), timeout_ms)
+        is_safe = self._store.confirm(put.end, (), timeout_ms)
         return SendResult(
             SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
             unique_id,
@@ -103,7 +101,7 @@ class Sender:
             transaction_id=unique_id,
         )
 
-    def give_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
+    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
         """Store a message again for the group's retry topic, or for its dead letters; safe when this returns."""
         if is_exhausted(message, delay_level, max_reconsume_times):
             again = dead_letter(message, group)
@@ -111,8 +109,8 @@ class Sender:
             again = retry(message, group, delay_level)
         self._routes.create(again.topic, 1)
         target = self._routes.route(again.topic).next_queue()
-        draft = self._drafts.make_again(again, message, target.queue_id, self._store.clock.now_ms())
-        self._store.settle(self._put(draft, target).end, (draft.topic,))
+        draft = self._drafts.make_send_back(again, message, target.queue_id, self._store.clock.now_ms())
+        self._store.confirm(self._put(draft, target).end, (draft.topic,))
 
     def _make_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None

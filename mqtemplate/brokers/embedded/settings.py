@@ -8,8 +8,6 @@ from mqtemplate.delay import DEFAULT_DELAY_LEVELS, TimerLimits
 from mqtemplate.message import HostAddress
 from mqtemplate.store import FlushDiskType, StoreSettings
 
-__all__ = ["EmbeddedSettings", "TransactionLimits"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionLimits:

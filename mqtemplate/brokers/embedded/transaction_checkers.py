@@ -9,14 +9,12 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.broker import CheckTransaction, Registration
-from mqtemplate.brokers.check_threads import CheckThreads
+from mqtemplate.brokers.check_threads import TransactionCheckThreads
 from mqtemplate.brokers.embedded.transactions.service import TransactionCheck
 from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.message import MessageExt, Property, copy_properties
 from mqtemplate.record.codec import to_message_ext
 from mqtemplate.results import TransactionState
-
-__all__ = ["AnswerCheck", "Checkers", "ask_state"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
@@ -41,10 +39,10 @@ def ask_state(check: CheckTransaction, message: MessageExt, group: str) -> tuple
 class _Registered(Registration):
     """One group's checker; without threads it runs where the question is put."""
 
-    owner: Checkers
+    owner: TransactionCheckers
     group: str
     check: CheckTransaction
-    threads: CheckThreads | None
+    threads: TransactionCheckThreads | None
 
     def close(self) -> None:
         self.owner.remove(self)
@@ -52,7 +50,7 @@ class _Registered(Registration):
             self.threads.close()
 
 
-class Checkers:
+class TransactionCheckers:
     """The checkers of an embedded broker, by producer group. A `TransactionChecker`.
 
     Args:
@@ -73,7 +71,7 @@ class Checkers:
 
     def register(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> Registration:
         """See `Broker.check_transactions`."""
-        pool = CheckThreads(f"mqtemplate-check-{group}", threads, max_waiting) if self._has_threads else None
+        pool = TransactionCheckThreads(f"mqtemplate-check-{group}", threads, max_waiting) if self._has_threads else None
         made = _Registered(self, group, check, pool)
         with self._lock:
             if group in self._by_group:

@@ -9,17 +9,15 @@ from concurrent.futures import Future
 import structlog
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
-from mqtemplate.brokers.remote.cluster_client import RemoteLink
+from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, SteerResult
-
-__all__ = ["RemoteBroker"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
@@ -44,7 +42,7 @@ class RemoteBroker(Broker):
         self.name = "cluster"
         self.capabilities = frozenset[Capability]()
         self._life = threading.Lock()
-        self._link: RemoteLink | None = None
+        self._link: ClusterClient | None = None
         self._threads: list[ServiceThread] = []
 
     # --- life ----------------------------------------------------------------------------------
@@ -58,7 +56,7 @@ class RemoteBroker(Broker):
         with self._life:
             if self._link is not None:
                 return
-            link = RemoteLink(self.settings, self.clock)
+            link = ClusterClient(self.settings, self.clock)
             try:
                 link.open()
             except BaseException:
@@ -90,7 +88,7 @@ class RemoteBroker(Broker):
         link = self._link
         return [] if link is None else [service for group in link.service_groups().values() for service in group]
 
-    def _open_link(self) -> RemoteLink:
+    def _open_link(self) -> ClusterClient:
         if self._link is None:
             raise BrokerClosedError(
                 f"broker {self.name!r} is not running; call start() first, or use it in a with block"
@@ -183,7 +181,7 @@ class RemoteBroker(Broker):
 
     # --- what waits ----------------------------------------------------------------------------
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> SteerResult:
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         """Call a message with a timer back, by its handle.
 
         A RocketMQ broker takes the wish without looking: ``CANCELLED`` says that the message will not be delivered if
@@ -193,7 +191,7 @@ class RemoteBroker(Broker):
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
-    ) -> SteerResult:
+    ) -> ScheduleChange:
         raise UnsupportedError(
             "a RocketMQ cluster cannot move a message that waits; cancel it by its handle and send it again, or use "
             "the embedded broker or our server"

@@ -22,10 +22,8 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteTimeoutError
 from mqtemplate.remoting import Channel, RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import ConsumerData, HeartbeatData, ProducerData
-from mqtemplate.remoting.protocol.headers.headers import UnregisterClientRequestHeader
-
-__all__ = ["ClientInstance", "GroupMember", "Handler", "client_id"]
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
+from mqtemplate.remoting.protocol.headers.group import UnregisterClientRequestHeader
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import structlog
 
 from mqtemplate.broker import Capability, Consumer, ConsumerSpec
+from mqtemplate.brokers.remote.client_instance import ClientInstance, Handler
 from mqtemplate.brokers.remote.consuming.admin_requests import MemberAdmin
 from mqtemplate.brokers.remote.consuming.consumer import MemberParts
-from mqtemplate.brokers.remote.client_instance import ClientInstance, Handler
-from mqtemplate.brokers.remote.sent_offsets import SentMarks
 from mqtemplate.brokers.remote.consuming.members import Members, PullRetries
-from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.consuming.offsets import BrokerOffsets
+from mqtemplate.brokers.remote.consuming.send_back import SendBack
+from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.outbound import OutboundMaker
+from mqtemplate.brokers.remote.periodic_service import PeriodicService
+from mqtemplate.brokers.remote.producer import RemoteSender
 from mqtemplate.brokers.remote.queries import RemoteQueries
 from mqtemplate.brokers.remote.recall import RemoteRecall
 from mqtemplate.brokers.remote.requests import RemoteRequests
-from mqtemplate.brokers.remote.consuming.send_back import GivingBack
-from mqtemplate.brokers.remote.routes import DEFAULT_TOPIC, NameServers, RouteTable
-from mqtemplate.brokers.remote.producer import RemoteSender
-from mqtemplate.brokers.remote.periodic_service import PeriodicService
+from mqtemplate.brokers.remote.routes import NameServers, RouteTable
+from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import RemoteTopics
 from mqtemplate.brokers.remote.transactions import RemoteTransactions
@@ -29,8 +29,7 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting import Channel
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, Version
 from mqtemplate.services import Service
-
-__all__ = ["RemoteLink"]
+from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
@@ -39,7 +38,7 @@ _NAMES_PAUSE_MS = 5_000
 _HEARTBEAT_PAUSES_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
 
 
-class RemoteLink:
+class ClusterClient:
     """Everything that belongs to one start of a `RemoteBroker`.
 
     Args:
@@ -59,7 +58,7 @@ class RemoteLink:
         self.first = first = self._new_instance()
         names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms)
         self.routes = routes = RouteTable(names, namespace, clock, settings.default_topic_queue_nums)
-        marks = SentMarks(clock)
+        marks = SentOffsets(clock)
         maker = OutboundMaker(settings, namespace, clock)
         self.sender = RemoteSender(first, routes, maker, settings, clock, marks)
         self.queries = RemoteQueries(first, routes, namespace, settings, marks)
@@ -81,7 +80,7 @@ class RemoteLink:
             queries=self.queries,
             brokers_offsets=self.offsets,
             marks=marks,
-            giving_back=GivingBack(routes, namespace, maker, self.sender),
+            send_back=SendBack(routes, namespace, maker, self.sender),
             need_heartbeat=self._heartbeats.soon,
             need_rebalance=self._rebalances.soon,
             left=lambda member: self.members.left(member, self._parts),
@@ -130,7 +129,7 @@ class RemoteLink:
             raise
         except BrokerError as exc:  # it may not tell everybody
             _log.info("remote.cluster_not_told", reason=str(exc))
-            self.routes.existing(DEFAULT_TOPIC)
+            self.routes.existing(AUTO_CREATE_TOPIC)
         self.first.heartbeat(self.routes.masters())
 
     def capabilities(self) -> frozenset[Capability]:

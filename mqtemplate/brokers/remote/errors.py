@@ -16,8 +16,6 @@ from mqtemplate.errors import (
 )
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 
-__all__ = ["RETRY_ELSEWHERE", "answer_problem", "check_answer", "send_failure", "send_problem"]
-
 RETRY_ELSEWHERE = frozenset(
     {
         ResponseCode.TOPIC_NOT_EXIST,

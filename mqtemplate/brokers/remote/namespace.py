@@ -5,25 +5,8 @@ Source: RocketMQ ``remoting: NamespaceUtil``.
 
 from __future__ import annotations
 
-from mqtemplate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, MessageQueue
-
-__all__ = ["SYSTEM_TOPICS", "Namespace", "is_system"]
-
-SYSTEM_TOPICS = frozenset(
-    {
-        "TBW102",
-        "SCHEDULE_TOPIC_XXXX",
-        "BenchmarkTest",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRACE_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "CHECKPOINT_TOPIC",
-    }
-)
-"""Topics that every user of a cluster shares. Source: ``TopicValidator``."""
+from mqtemplate.message import MessageQueue
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
 _SYSTEM_GROUPS = frozenset(
     {
@@ -42,7 +25,7 @@ _SYSTEM_GROUPS = frozenset(
         "CID_ONSAPI_PULL",
     }
 )
-_SYSTEM_PREFIXES = ("rmq_sys_", "CID_RMQ_SYS_")
+_SYSTEM_PREFIXES = (SYSTEM_TOPIC_PREFIX, "CID_RMQ_SYS_")
 _KINDS = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.routes import DEFAULT_TOPIC, check_send_topic
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
+from mqtemplate.compression import compress_body
 from mqtemplate.errors import DelayError, MessageError, UnsupportedError
 from mqtemplate.message import (
     BROKER_PROPERTIES,
@@ -23,12 +23,10 @@ from mqtemplate.message import (
 )
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.compression import compress_body
-from mqtemplate.remoting.protocol.headers.headers import SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
-
-__all__ = ["TIMER_PROPERTIES", "Outbound", "OutboundMaker"]
+from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
 
 TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
 _LONGEST_PROPERTIES = 32_767
@@ -81,7 +79,7 @@ class Outbound:
         header = SendMessageRequestHeaderV2(
             producer_group=self.group,
             topic=self.wire_topic,
-            default_topic=DEFAULT_TOPIC,
+            default_topic=AUTO_CREATE_TOPIC,
             default_topic_queue_nums=self.default_queue_count,
             queue_id=queue.queue_id,
             sys_flag=self.sys_flag,

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from mqtemplate.clock import Clock
 
-__all__ = ["PeriodicService"]
-
 
 class PeriodicService:
     """Does something each *interval_ms*; see `mqtemplate.services.Service`.

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import structlog
 
-from mqtemplate.brokers.remote.errors import RETRY_ELSEWHERE, send_failure, send_problem
 from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.sent_offsets import SentMarks
+from mqtemplate.brokers.remote.errors import RETRY_ELSEWHERE, send_failure, send_problem
 from mqtemplate.brokers.remote.outbound import Outbound, OutboundMaker
 from mqtemplate.brokers.remote.routes import RouteTable, TopicRoute
+from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import (
@@ -32,10 +32,8 @@ from mqtemplate.errors import (
 )
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.results import SendResult, SendStatus
-
-__all__ = ["RemoteSender"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
@@ -67,7 +65,7 @@ class RemoteSender:
         maker: OutboundMaker,
         settings: RemoteSettings,
         clock: Clock,
-        marks: SentMarks,
+        marks: SentOffsets,
     ) -> None:
         self._instance = instance
         self._routes = routes

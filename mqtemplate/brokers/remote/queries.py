@@ -12,33 +12,33 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 
-from mqtemplate.brokers.remote.errors import answer_problem, check_answer
 from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.sent_offsets import SentMarks
-from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.consuming.pull import subscription_data
+from mqtemplate.brokers.remote.errors import answer_problem, check_answer
+from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.routes import MASTER_ID, RouteTable
+from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.group import (
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
+    SearchOffsetRequestHeader,
+    TopicQueueRequestHeader,
+)
+from mqtemplate.remoting.protocol.headers.message import (
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
-    SearchOffsetRequestHeader,
-    TopicQueueRequestHeader,
     ViewMessageRequestHeader,
 )
 from mqtemplate.remoting.protocol.messages import decode_messages, decode_offset_msg_id
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector, TagSelector
-
-__all__ = ["RemoteQueries"]
 
 _LONGEST_SUSPEND_MS = 20_000
 _SETTLE_S = 1.0
@@ -69,7 +69,7 @@ class RemoteQueries:
         routes: RouteTable,
         namespace: Namespace,
         settings: RemoteSettings,
-        marks: SentMarks,
+        marks: SentOffsets,
     ) -> None:
         self._instance = instance
         self._routes = routes
@@ -306,7 +306,7 @@ def _pull_result(
         )
     messages = decode_messages(answer.body, queue.broker_name) if answer.code == ResponseCode.SUCCESS else []
     if isinstance(selector, TagSelector):
-        messages = [message for message in messages if selector.wants(message.properties)]
+        messages = [message for message in messages if selector.matches(message.properties)]
     for message in messages:
         message.topic = queue.topic
     status = PullStatus.FOUND if messages else PullStatus.NO_NEW_MSG

@@ -16,20 +16,19 @@ import structlog
 from mqtemplate.brokers.remote.client_instance import ClientInstance
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.outbound import OutboundMaker
-from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.brokers.remote.producer import RemoteSender
+from mqtemplate.brokers.remote.routes import RouteTable
+from mqtemplate.checksum import crc32
 from mqtemplate.clock import Clock
+from mqtemplate.compression import decompress_body
 from mqtemplate.errors import ConversionError, MessageError, RequestTimeoutError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
-from mqtemplate.record.codec import SysFlag, crc32
+from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting import Channel
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
-from mqtemplate.remoting.protocol.compression import decompress_body
-from mqtemplate.remoting.protocol.headers.headers import ReplyMessageRequestHeader
+from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.results import SendResult
-
-__all__ = ["RemoteRequests"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 

@@ -16,49 +16,21 @@ import structlog
 from mqtemplate.brokers.remote.errors import check_answer
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError, DestinationError, RemoteConnectError, RemoteTimeoutError
-from mqtemplate.message import MessageQueue, check_topic
+from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
+from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.headers.headers import GetRouteInfoRequestHeader
-
-__all__ = ["DEFAULT_TOPIC", "MASTER_ID", "NameServers", "RouteTable", "TopicRoute", "check_send_topic"]
+from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
+from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-DEFAULT_TOPIC = "TBW102"
-"""The topic whose settings others get that their first message makes."""
 MASTER_ID = 0
 _ASK_AGAIN_MS = 1_000
 """A topic that was not there is asked for again so soon."""
-_REFUSED = frozenset(
-    {
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "rmq_sys_wheel_timer",
-    }
-)
-
 _Ask = Callable[[str, RemotingCommand, int], RemotingCommand]
 """Asks one address: ``(address, request, timeout_ms)``."""
-
-
-def check_send_topic(topic: str) -> str:
-    """Return *topic* if messages may be sent to it.
-
-    Raises:
-        DestinationError: The name is illegal, or brokers keep it for themselves. Source: ``TopicValidator``.
-    """
-    if check_topic(topic) in _REFUSED:
-        raise DestinationError(
-            f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
-        )
-    return topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +184,7 @@ class RouteTable:
         return TopicRouteData.decode(check_answer(answer, f"ask for the route of topic {wire_topic!r}", address).body)
 
     def _default(self, topic: str) -> TopicRoute:
-        data = self._ask_for(DEFAULT_TOPIC)
+        data = self._ask_for(AUTO_CREATE_TOPIC)
         if data is None:
             raise BrokerError(
                 f"topic {topic!r} is not in the cluster, and its brokers make no topics by themselves; create it "

@@ -9,13 +9,11 @@ from mqtemplate.clock import Clock
 from mqtemplate.message import MessageQueue
 from mqtemplate.results import SendResult
 
-__all__ = ["SentMarks"]
-
 _FRESH_MS = 5_000
 _OFFSET_DIGITS = 16
 
 
-class SentMarks:
+class SentOffsets:
     """How far this client has sent and seen, by queue and by broker; forgotten after some seconds."""
 
     def __init__(self, clock: Clock) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mqtemplate.compression import CompressionType
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.remoting import ClientTls, Credentials
-from mqtemplate.remoting.protocol.compression import CompressionType
-
-__all__ = ["RemoteSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

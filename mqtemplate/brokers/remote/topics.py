@@ -7,17 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from mqtemplate.brokers.remote.errors import check_answer
 from mqtemplate.brokers.remote.client_instance import ClientInstance
+from mqtemplate.brokers.remote.errors import check_answer
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.routes import DEFAULT_TOPIC, MASTER_ID, RouteTable, TopicRoute, check_send_topic
+from mqtemplate.brokers.remote.routes import MASTER_ID, RouteTable, TopicRoute
 from mqtemplate.errors import BrokerError, MessageError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.headers.headers import CreateTopicRequestHeader
-
-__all__ = ["RemoteTopics"]
+from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
+from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
 
 _PATIENCE_S = 5.0
 _GLANCE_S = 0.01
@@ -56,7 +55,7 @@ class RemoteTopics:
     def _create_on(self, address: str, topic: str, queue_count: int) -> None:
         header = CreateTopicRequestHeader(
             topic=self._namespace.wrap(topic),
-            default_topic=DEFAULT_TOPIC,
+            default_topic=AUTO_CREATE_TOPIC,
             read_queue_nums=queue_count,
             write_queue_nums=queue_count,
             perm=Perm.READ | Perm.WRITE,

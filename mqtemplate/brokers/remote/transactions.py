@@ -15,18 +15,16 @@ from mqtemplate.broker import CheckTransaction
 from mqtemplate.brokers.remote.client_instance import ClientInstance
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.outbound import OutboundMaker
-from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.brokers.remote.producer import RemoteSender
+from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting import Channel
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.headers.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.remoting.protocol.messages import decode_messages, decode_offset_msg_id
 from mqtemplate.results import HalfMessage, TransactionState
-
-__all__ = ["RemoteTransactions"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 

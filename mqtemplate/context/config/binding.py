@@ -8,13 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import shown
 from mqtemplate.context.config.schema import FieldShape, Location, as_written, field_named, shape_of
+from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
 from mqtemplate.errors import ConfigurationError
-
-__all__ = ["Binding", "bind"]
 
 
 @dataclass(slots=True)

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.context.config.relaxed_keys import same_key, shown, squash
 from mqtemplate.context.config.schema import FieldShape, field_shapes
+from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.errors import ConfigurationError
-
-__all__ = ["BoundEnvironment", "bind_environment", "variable_name"]
 
 _NOT_OURS = {"ROCKETMQ_HOME"}  # where a RocketMQ is installed; set on many machines, means nothing to us
 

@@ -9,12 +9,10 @@ from pydantic_core import ErrorDetails
 
 from mqtemplate.context.config.binding import Binding
 from mqtemplate.context.config.environment import variable_name
-from mqtemplate.context.settings.properties import ContradictionError
 from mqtemplate.context.config.relaxed_keys import shown
 from mqtemplate.context.config.schema import Location, as_written, is_secret, known_paths
+from mqtemplate.context.settings.properties import ContradictionError
 from mqtemplate.errors import ConfigurationError
-
-__all__ = ["explain"]
 
 
 def explain(error: ValidationError, binding: Binding) -> ConfigurationError:

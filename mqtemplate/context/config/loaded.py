@@ -9,12 +9,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from mqtemplate.context.config.binding import bind
-from mqtemplate.context.config.tree import UNSET, ConfigNode
 from mqtemplate.context.config.environment import bind_environment
 from mqtemplate.context.config.explain import explain
 from mqtemplate.context.config.placeholders import Placeholders
-
-__all__ = ["ConfigOrigins", "LoadedConfig"]
+from mqtemplate.context.config.tree import UNSET, ConfigNode
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from mqtemplate.context.config.tree import UNSET
 from mqtemplate.errors import ConfigurationError
 
-__all__ = ["Lookup", "Placeholders"]
-
 Lookup = Callable[[str], tuple[object, str]]
 """A key's raw value and where it is from; `UNSET` if nobody gave one."""
 

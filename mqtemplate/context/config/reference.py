@@ -9,12 +9,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mqtemplate.context.settings.embedded_support import embedded_note
 from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.config.schema import FieldShape, shape_of
 from mqtemplate.context.settings.app import AppSettings
-
-__all__ = ["configuration_reference"]
+from mqtemplate.context.settings.embedded_support import embedded_note
 
 
 def configuration_reference() -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["kebab", "same_key", "shown", "squash"]
-
 
 def squash(key: str) -> str:
     """What all spellings of a key have in common: its letters and digits, in lower case.

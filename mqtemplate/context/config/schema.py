@@ -13,17 +13,6 @@ from pydantic.fields import FieldInfo
 
 from mqtemplate.context.config.relaxed_keys import kebab, same_key
 
-__all__ = [
-    "FieldShape",
-    "Location",
-    "as_written",
-    "field_named",
-    "field_shapes",
-    "is_secret",
-    "known_paths",
-    "shape_of",
-]
-
 Location = tuple[int | str, ...]
 """A place below a model as pydantic names it: field names, keys of maps, indices of lists."""
 

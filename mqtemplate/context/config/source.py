@@ -12,17 +12,15 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from mqtemplate.context.config.binding import Binding, bind
-from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
 from mqtemplate.context.config.environment import BoundEnvironment, bind_environment
 from mqtemplate.context.config.explain import explain
 from mqtemplate.context.config.loaded import ConfigOrigins, LoadedConfig
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.schema import field_named
-from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
 from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml
+from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
-
-__all__ = ["RelaxedSource", "load_settings"]
 
 _PROFILES_KEY = ("mqtemplate", "profiles", "active")
 _ARGUMENT = "argument settings"

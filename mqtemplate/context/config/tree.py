@@ -9,8 +9,6 @@ from typing import Final
 
 from mqtemplate.context.config.relaxed_keys import same_key
 
-__all__ = ["UNSET", "ConfigNode", "Unset", "insert_mapping"]
-
 
 class Unset(Enum):
     """The type of `UNSET`."""

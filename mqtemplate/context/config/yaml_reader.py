@@ -12,8 +12,6 @@ import yaml
 from mqtemplate.context.config.tree import UNSET, ConfigNode
 from mqtemplate.errors import ConfigurationError
 
-__all__ = ["YamlDocument", "read_yaml"]
-
 _ACTIVATION_KEYS = (
     ("config", "activate", "on-profile"),
     ("spring", "config", "activate", "on-profile"),  # in files shared with a Spring application

@@ -15,15 +15,13 @@ from mqtemplate.clock import Clock
 from mqtemplate.context.injection.container import MQContainer
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits, snake_case
 from mqtemplate.context.injection.marks import name_of, service_mark
+from mqtemplate.context.injection.wiring import Wiring
 from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.injection.wiring import Wiring
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.template import RocketMQTemplate
-
-__all__ = ["ApplicationContext", "ConditionOutcome", "Part"]
 
 T = TypeVar("T")
 

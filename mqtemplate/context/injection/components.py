@@ -13,8 +13,6 @@ from mqtemplate.errors import DependencyError
 from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, listener_specs
 from mqtemplate.template import TRANSACTION_LISTENER_ATTRIBUTE
 
-__all__ = ["SPARK_LISTENER_ATTRIBUTE", "collect_components", "is_injectable", "is_listener", "is_spark_listener"]
-
 SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
 """Where ``@spark_listener`` notes what it was told; read by name, since Spark is optional."""
 

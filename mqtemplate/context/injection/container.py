@@ -12,8 +12,6 @@ from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ListenerRegistry
 from mqtemplate.template import RocketMQTemplate
 
-__all__ = ["MQContainer"]
-
 
 class MQContainer(containers.DeclarativeContainer):
     """Settings, clock, broker, converter, template and listeners, each made when it is first asked for.

@@ -12,8 +12,6 @@ from dependency_injector import providers
 
 from mqtemplate.context.injection.marks import Parameter, name_of
 
-__all__ = ["Definition", "Definitions", "fits", "snake_case"]
-
 
 @dataclass(slots=True, eq=False)
 class Definition:

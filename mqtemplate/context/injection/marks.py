@@ -12,18 +12,6 @@ from dependency_injector.wiring import Closing, Provide, Provider
 
 from mqtemplate.errors import DependencyError
 
-__all__ = [
-    "SERVICE_ATTRIBUTE",
-    "Parameter",
-    "Section",
-    "ServiceMark",
-    "Value",
-    "name_of",
-    "read_parameters",
-    "service",
-    "service_mark",
-]
-
 SERVICE_ATTRIBUTE = "__mqtemplate_service__"
 """Where a decorated class or function keeps its `ServiceMark`."""
 

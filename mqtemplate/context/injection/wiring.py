@@ -15,8 +15,6 @@ from mqtemplate.context.injection.marks import Parameter, Section, Value, name_o
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import DependencyError
 
-__all__ = ["Wiring"]
-
 _PLAIN = (str, bytes, int, float, bool, complex, dict, list, tuple, set)
 _NOTHING = object()
 

@@ -8,16 +8,14 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, PrivateAttr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from mqtemplate.context.config.tree import UNSET, ConfigNode
 from mqtemplate.context.config.loaded import ConfigOrigins, LoadedConfig
+from mqtemplate.context.config.placeholders import Placeholders
+from mqtemplate.context.config.schema import field_named
+from mqtemplate.context.config.tree import UNSET, ConfigNode
 from mqtemplate.context.settings.mqtemplate import MQTemplateSettings
 from mqtemplate.context.settings.name_server import EmbeddedHome, RemoteCluster, parse_name_server
-from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.settings.properties import ContradictionError
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
-from mqtemplate.context.config.schema import field_named
-
-__all__ = ["AppSettings"]
 
 Model = TypeVar("Model", bound=BaseModel)
 

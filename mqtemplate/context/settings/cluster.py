@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from mqtemplate.context.settings.properties import ContradictionError, OptionalSecret, OptionalText, Properties
 
-__all__ = ["ClusterSettings"]
-
 
 class ClusterSettings(Properties):
     """How to use a RocketMQ cluster; without ``rocketmq.name-server: host:port`` nothing here is read."""

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from mqtemplate.context.config.relaxed_keys import kebab
-from mqtemplate.context.settings.rocketmq import AccessChannel
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.rocketmq import AccessChannel
 from mqtemplate.errors import UnsupportedError
-
-__all__ = ["UnneededKey", "check_embedded_support", "embedded_note", "unneeded_keys"]
 
 
 class _Refusal(NamedTuple):

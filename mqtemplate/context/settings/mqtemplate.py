@@ -23,18 +23,6 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 from mqtemplate.store.settings import FlushDiskType, check_disk_ratios, parse_delete_when
 
-__all__ = [
-    "AutoconfigureSettings",
-    "BrokerSettings",
-    "EmbeddedStarterSettings",
-    "LogFormat",
-    "LogLevel",
-    "LoggingSettings",
-    "MQTemplateSettings",
-    "ProfilesSettings",
-    "SparkSettings",
-]
-
 _MIB = 1 << 20
 
 

@@ -8,8 +8,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from mqtemplate.message import HostAddress
 
-__all__ = ["CommaList", "ContradictionError", "HostPort", "OptionalSecret", "OptionalText", "Properties", "UpperCase"]
-
 
 class Properties(BaseModel):
     """A section of the configuration: frozen, and an unknown key in it is an error.

@@ -7,14 +7,12 @@ from typing import Any
 from pydantic import SecretStr
 
 from mqtemplate.brokers import RemoteSettings
-from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.context.config.relaxed_keys import kebab
-from mqtemplate.context.settings.rocketmq import AccessChannel
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.name_server import RemoteCluster
+from mqtemplate.context.settings.rocketmq import AccessChannel
 from mqtemplate.errors import ConfigurationError, UnsupportedError
 from mqtemplate.remoting import ClientTls, Credentials
-
-__all__ = ["remote_settings"]
 
 _SECTIONS = ("producer", "consumer", "pull_consumer")
 _NO_TRACE = "this client writes no trace topic; its log events carry msg_id, topic and group"

@@ -8,17 +8,14 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from mqtemplate.broker import MessageModel
-from mqtemplate.context.settings.properties import ContradictionError, OptionalSecret, OptionalText, Properties, UpperCase
+from mqtemplate.context.settings.properties import (
+    ContradictionError,
+    OptionalSecret,
+    OptionalText,
+    Properties,
+    UpperCase,
+)
 from mqtemplate.selectors.tags import SelectorType
-
-__all__ = [
-    "AccessChannel",
-    "ClientSettings",
-    "ConsumerSettings",
-    "ProducerSettings",
-    "PullConsumerSettings",
-    "RocketMQSettings",
-]
 
 
 class AccessChannel(Enum):

@@ -18,16 +18,6 @@ from mqtemplate.context.settings.properties import (
 )
 from mqtemplate.message import HostAddress
 
-__all__ = [
-    "AccountSettings",
-    "AclRight",
-    "AclSection",
-    "ClientAuthMode",
-    "ServerSettings",
-    "ServerTlsMode",
-    "ServerTlsSettings",
-]
-
 
 class AclRight(Enum):
     """What an account may do with a topic or a group."""

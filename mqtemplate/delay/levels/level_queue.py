@@ -13,8 +13,6 @@ from mqtemplate.delay.delay_store import WAITING_DTYPE
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.layout import CQ_UNIT_DTYPE, DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK
 
-__all__ = ["NEVER_MS", "DueUnits", "LevelQueue", "Marks", "Segment", "is_marked", "mark_all", "read_units"]
-
 _SCAN_COUNT = 65_536
 """Units that one look at the queue takes."""
 NEVER_MS = (1 << 63) - 1
@@ -288,11 +286,11 @@ class LevelQueue:
             mark_all(self._queue, segment.marked_to, cursor)
             segment.marked_to = cursor
         for queue_offset in marks.withdrawn:
-            self.strike_out(queue_offset)
+            self.mark_cancelled(queue_offset)
         if marks.cursors or marks.withdrawn:
             self._queue.flush()
 
-    def strike_out(self, queue_offset: int) -> None:
+    def mark_cancelled(self, queue_offset: int) -> None:
         """Mark one unit now; again does no harm, and has the next flush write it."""
         if queue_offset >= self._queue.min_offset:
             self._queue.mark_done(queue_offset)

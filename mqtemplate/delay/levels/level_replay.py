@@ -12,12 +12,10 @@ from mqtemplate.delay.levels.level_queue import is_marked
 from mqtemplate.delay.release import released_source
 from mqtemplate.delay.timers.slot_reader import contains
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store import MessageStore
 from mqtemplate.store.consume_queue import ConsumeQueue
-
-__all__ = ["LevelReplay"]
+from mqtemplate.topics import TIMER_TOPIC
 
 _CHUNK = 65_536
 
@@ -48,7 +46,7 @@ class LevelReplay:
             return  # no copy, or one of a timer on its way
         self._seen.append(source)
 
-    def settle(self, queue: ConsumeQueue, position: int) -> int:
+    def confirm(self, queue: ConsumeQueue, position: int) -> int:
         """Mark the units of a level that are done; gives the first place that is not.
 
         What is marked lasts with the queue's next flush; all of the log that was replayed is on the disk by now.

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import structlog
 
-from mqtemplate.delay.divert import slot_of
 from mqtemplate.delay.delay_store import WAITING_DTYPE, WaitingPiece
+from mqtemplate.delay.divert import slot_of
 from mqtemplate.delay.levels.level_queue import NEVER_MS, DueUnits, LevelQueue
 from mqtemplate.delay.levels.level_replay import LevelReplay
 from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
@@ -24,13 +24,11 @@ from mqtemplate.delay.release import (
     observe_all,
 )
 from mqtemplate.errors import StoreFullError
-from mqtemplate.message import SCHEDULE_TOPIC
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.run import RecordRun
 from mqtemplate.store import MessageStore
 from mqtemplate.store.files.json_files import DataVersion, load_json, write_table
-
-__all__ = ["DELAY_OFFSET_FILE", "ScheduleMessageService", "level_of_queue", "queue_of_level"]
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
@@ -61,7 +59,7 @@ class ScheduleMessageService:
       that, and let RocketMQ go on where this service stopped.
     - A message keeps the time it was promised, and levels that the table no longer has are served to their end.
 
-    One thread steps it; everything else may come from others. See `Keeper` for the half that steering works with.
+    One thread steps it; everything else may come from others. See `DelayStore` for the half that steering works with.
 
     Args:
         levels: The level table of now.
@@ -131,7 +129,7 @@ class ScheduleMessageService:
         An older one is true as far as it goes; the rest stands in the log.
         """
         for name in (DELAY_OFFSET_FILE, f"{DELAY_OFFSET_FILE}.bak"):
-            data = self._store.home.read_bytes(name)
+            data = self._store.store_files.read_bytes(name)
             try:
                 if data:
                     return _parse_progress(data), name == DELAY_OFFSET_FILE
@@ -152,7 +150,7 @@ class ScheduleMessageService:
             level = level_of_queue(queue_id)
             queue = self._store.consume_queue(SCHEDULE_TOPIC, queue_id)
             position = min(max(self._loaded.get(level, 0), queue.min_offset), queue.max_offset)
-            self._queues[level] = LevelQueue(queue, self._replay.settle(queue, position))
+            self._queues[level] = LevelQueue(queue, self._replay.confirm(queue, position))
         self.catch_up()
         if len(self._replay):
             _log.info("delay.recovered", service=self.name, positions=self.positions)
@@ -181,7 +179,7 @@ class ScheduleMessageService:
             _log.warning("delay.stalled", service=self.name, reason=str(exc))
             return now_ms + _RETRY_MS
         if topics:
-            self._releaser.settle(self._release_end, topics, has_more=next_due_ms <= now_ms)
+            self._releaser.confirm(self._release_end, topics, has_more=next_due_ms <= now_ms)
         return None if next_due_ms == NEVER_MS else next_due_ms
 
     def _hand_over(self, now_ms: int) -> set[str]:
@@ -231,7 +229,7 @@ class ScheduleMessageService:
     # --- what waits ----------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         self._find_levels()
         for level, queue in self._queues.items():
             self._take_in(level, queue)
@@ -257,29 +255,29 @@ class ScheduleMessageService:
             )
 
     def is_waiting(self, record: StoredRecord) -> bool:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         queue = self._queues.get(level_of_queue(record.queue_id))
         return queue is not None and queue.is_waiting(record.queue_offset, record.physical_offset)
 
     def due_ms(self, record: StoredRecord) -> int:
-        """See `Keeper`. The queue knows best: the record alone may tell of another table."""
+        """See `DelayStore`. The queue knows best: the record alone may tell of another table."""
         queue = self._store.consume_queue(SCHEDULE_TOPIC, record.queue_id)
         units = queue.unit_tuples(record.queue_offset, 1)
         is_its_own = bool(units) and units[0][0] == record.physical_offset
         return units[0][2] if is_its_own else tags_code_of(record, self._levels)
 
     def slot_of(self, record: StoredRecord) -> int:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         return slot_of(self.due_ms(record), self._precision_ms)
 
     def withdraw(self, record: StoredRecord) -> None:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         self._queues[level_of_queue(record.queue_id)].withdraw(record.queue_offset)
         self._release_end = max(self._release_end, self._store.end_offset)
 
-    def strike_out(self, record: StoredRecord) -> None:
-        """See `Keeper`. RocketMQ knows no recall of a level; it only passes over a unit that is marked."""
-        self._queues[level_of_queue(record.queue_id)].strike_out(record.queue_offset)
+    def mark_cancelled(self, record: StoredRecord) -> None:
+        """See `DelayStore`. RocketMQ knows no recall of a level; it only passes over a unit that is marked."""
+        self._queues[level_of_queue(record.queue_id)].mark_cancelled(record.queue_offset)
 
     def count_waiting(self) -> int:
         """How many messages wait."""
@@ -289,7 +287,7 @@ class ScheduleMessageService:
             return sum(queue.waiting_count for queue in self._queues.values())
 
     def waiting(self, after_ms: int, before_ms: int) -> Iterator[WaitingPiece]:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         with self.lock:
             self.catch_up()
             spans = [(*span, level) for level, queue in self._queues.items() for span in queue.spans(after_ms)]
@@ -307,7 +305,7 @@ class ScheduleMessageService:
                 yield WaitingPiece(floor_ms, rows)
 
     def waiting_between(self, physical_begin: int, physical_end: int) -> np.ndarray:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         with self.lock:
             self.catch_up()
             pieces = [queue.rows_between(physical_begin, physical_end) for queue in self._queues.values()]
@@ -340,7 +338,7 @@ class ScheduleMessageService:
             "dataVersion": self._version.next(self._store.clock.now_ms()),
             "offsetTable": {str(level): offset for level, offset in sorted(positions.items())},
         }
-        write_table(self._store.home, DELAY_OFFSET_FILE, table)
+        write_table(self._store.store_files, DELAY_OFFSET_FILE, table)
         self._persisted = positions
 
 

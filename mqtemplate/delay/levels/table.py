@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.java_hash import tags_code
-from mqtemplate.message import SCHEDULE_TOPIC
 from mqtemplate.record.codec import Labelled, find_property
-
-__all__ = ["DEFAULT_DELAY_LEVELS", "DelayLevels", "tags_code_of"]
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 """The 18 levels everybody knows. Source: ``MessageStoreConfig.messageDelayLevel``."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from mqtemplate.delay.divert import slot_of
-from mqtemplate.delay.timers.near_term import NearTerm
 from mqtemplate.delay.release import WaitingRecord
-from mqtemplate.delay.timers.slot_reader import contains, read_slot, units_of_slots, waiting_rows
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, delete_keys, deliver_time, roll_slots
+from mqtemplate.delay.timers.near_term import NearTerm
 from mqtemplate.delay.timers.recalls import TimerRecalls
 from mqtemplate.delay.timers.replay import TimerReplay
+from mqtemplate.delay.timers.slot_reader import contains, read_slot, units_of_slots, waiting_rows
 from mqtemplate.delay.timers.timer_unit import (
     LATEST_DELIVER_MS,
     MAGIC_DELETE,
@@ -26,8 +26,6 @@ from mqtemplate.delay.timers.timer_unit import (
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.record.codec import StoredRecord, find_property
 from mqtemplate.store import MessageStore
-
-__all__ = ["TimerBacklog"]
 
 _LONGEST_MS = (1 << 31) - 1  # what the four bytes of a unit's delay hold
 
@@ -301,7 +299,7 @@ class TimerBacklog:
         if self._count is not None and not unit.magic & MAGIC_DELETE:
             self._count -= 1
 
-    def withdraw_steered(self, physical_offsets: np.ndarray) -> None:
+    def withdraw_replaced(self, physical_offsets: np.ndarray) -> None:
         """At a start: the same for those that the commit log tells of, as far as they are on the wheel."""
         for physical_offset in physical_offsets.tolist() if self.files.log.end else []:
             found = self.files.log.find(physical_offset)
@@ -342,7 +340,7 @@ class TimerBacklog:
     def units_between(self, physical_begin: int, physical_end: int) -> Iterator[np.ndarray]:
         """The units of a part of the commit log, piece by piece."""
         log = self.files.log
-        for _, units in log.pieces(log.position_behind(physical_begin), log.end):
+        for _, units in log.pieces(log.position_after(physical_begin), log.end):
             chosen = units[units["physical_offset"] < physical_end]
             yield chosen
             if len(chosen) < len(units):

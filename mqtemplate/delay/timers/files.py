@@ -19,18 +19,8 @@ from mqtemplate.delay.timers.timer_log import TimerLog, TimerLogDamageError
 from mqtemplate.delay.timers.timer_unit import MAGIC_DELETE, TIMER_UNIT_SIZE, are_sound
 from mqtemplate.delay.timers.timer_wheel import DEFAULT_SLOTS_TOTAL, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import ConfigurationError, StoreFormatError
-from mqtemplate.store import Home
+from mqtemplate.store import StoreFiles
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-
-__all__ = [
-    "DEFAULT_LOG_FILE_SIZE",
-    "DEFAULT_ROLL_WINDOW_SLOTS",
-    "TIMER_CHECKPOINT_FILE",
-    "TIMER_LOG_FOLDER",
-    "TIMER_WHEEL_FILE",
-    "TimerFiles",
-    "TimerSettings",
-]
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
@@ -102,17 +92,17 @@ class TimerFiles:
         StoreFormatError: The files were made with other settings.
     """
 
-    def __init__(self, home: Home, settings: TimerSettings) -> None:
-        self._home = home
+    def __init__(self, store_files: StoreFiles, settings: TimerSettings) -> None:
+        self._store_files = store_files
         self.settings = settings
-        self._snapshots = [name for name in home.file_sizes("") if _SNAPSHOT.fullmatch(name)]
-        self.log = TimerLog(_open_log(home, settings.log_file_size))
-        self._checkpoint_file = home.open_mapped(TIMER_CHECKPOINT_FILE, TIMER_CHECKPOINT_SIZE)
+        self._snapshots = [name for name in store_files.file_sizes("") if _SNAPSHOT.fullmatch(name)]
+        self.log = TimerLog(_open_log(store_files, settings.log_file_size))
+        self._checkpoint_file = store_files.open_mapped(TIMER_CHECKPOINT_FILE, TIMER_CHECKPOINT_SIZE)
         self.checkpoint, self.writer = read_timer_checkpoint(self._checkpoint_file)
         self._flushed_to = 0  # of the log
         try:
             self._check_precision()
-            wheel_file = home.open_mapped(TIMER_WHEEL_FILE, wheel_file_size(settings.slots_total))
+            wheel_file = store_files.open_mapped(TIMER_WHEEL_FILE, wheel_file_size(settings.slots_total))
             is_ours = self.writer is Writer.OURS
             from_ms = self.checkpoint.last_read_time_ms if is_ours else _NEVER_MS
             self.wheel = TimerWheel(wheel_file, settings.slots_total, settings.precision_ms, from_ms)
@@ -130,19 +120,19 @@ class TimerFiles:
             )
 
     @staticmethod
-    def exist(home: Home) -> bool:
+    def exist(store_files: StoreFiles) -> bool:
         """Whether there is a checkpoint to open by; wheel and log alone are of no use."""
-        return home.exists(TIMER_CHECKPOINT_FILE)
+        return store_files.exists(TIMER_CHECKPOINT_FILE)
 
     @classmethod
-    def remake(cls, home: Home, settings: TimerSettings) -> TimerFiles:
+    def remake(cls, store_files: StoreFiles, settings: TimerSettings) -> TimerFiles:
         """Empty files, whatever was there."""
-        home.delete(TIMER_CHECKPOINT_FILE)  # first: half of this done must not look like a state
-        for name in [TIMER_WHEEL_FILE, *(name for name in home.file_sizes("") if _SNAPSHOT.fullmatch(name))]:
-            home.delete(name)
-        for name in home.file_sizes(TIMER_LOG_FOLDER):
-            home.delete(f"{TIMER_LOG_FOLDER}/{name}")
-        return cls(home, settings)
+        store_files.delete(TIMER_CHECKPOINT_FILE)  # first: half of this done must not look like a state
+        for name in [TIMER_WHEEL_FILE, *(name for name in store_files.file_sizes("") if _SNAPSHOT.fullmatch(name))]:
+            store_files.delete(name)
+        for name in store_files.file_sizes(TIMER_LOG_FOLDER):
+            store_files.delete(f"{TIMER_LOG_FOLDER}/{name}")
+        return cls(store_files, settings)
 
     # --- bringing them to one state ------------------------------------------------------------
 
@@ -169,7 +159,7 @@ class TimerFiles:
 
     def condemn(self) -> None:
         """Have the files made anew when they are opened the next time."""
-        self._home.delete(TIMER_CHECKPOINT_FILE)
+        self._store_files.delete(TIMER_CHECKPOINT_FILE)
 
     def _repair(self, end: int) -> bool:
         """Take back what was linked since the checkpoint; False if the wheel is not what it was then."""
@@ -249,7 +239,7 @@ class TimerFiles:
         self.wheel.link(links)
         return True
 
-    def cut_behind(self, physical_end: int) -> int:
+    def cut_after(self, physical_end: int) -> int:
         """Where the log has to end so that no unit tells of a record at or behind *physical_end*."""
         end = self.log.end
         while (position := self.log.last_position(end)) >= 0:
@@ -279,7 +269,7 @@ class TimerFiles:
             raise
         self._flushed_to, self.checkpoint, self.writer = log_end, checkpoint, Writer.OURS
         while self._snapshots:  # RocketMQ would take the newest of them for the wheel
-            self._home.delete(self._snapshots[-1])
+            self._store_files.delete(self._snapshots[-1])
             self._snapshots.pop()
 
     def close(self) -> None:
@@ -288,11 +278,11 @@ class TimerFiles:
         self._checkpoint_file.close()
 
 
-def _open_log(home: Home, size: int) -> MappedFileQueue:
+def _open_log(store_files: StoreFiles, size: int) -> MappedFileQueue:
     try:
-        return home.mapped_queue(TIMER_LOG_FOLDER, size)
+        return store_files.mapped_queue(TIMER_LOG_FOLDER, size)
     except StoreFormatError as exc:
-        others = {length for length in home.file_sizes(TIMER_LOG_FOLDER).values() if length not in (0, size)}
+        others = {length for length in store_files.file_sizes(TIMER_LOG_FOLDER).values() if length not in (0, size)}
         if not others:
             raise
         raise StoreFormatError(

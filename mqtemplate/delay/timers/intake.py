@@ -13,20 +13,10 @@ from mqtemplate.delay.divert import slot_of
 from mqtemplate.delay.timers.timer_unit import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_DONE
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.java_hash import java_string_hash
-from mqtemplate.message import TIMER_TOPIC, Property
+from mqtemplate.message import Property
 from mqtemplate.record.codec import MAGIC_V1, StoredRecord, SysFlag, find_property
 from mqtemplate.store import MessageStore
-
-__all__ = [
-    "ARRIVAL_DTYPE",
-    "NO_TIME_MS",
-    "delete_keys",
-    "deliver_time",
-    "neighbours",
-    "read_arrivals",
-    "roll_slots",
-    "topic_names",
-]
+from mqtemplate.topics import TIMER_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 

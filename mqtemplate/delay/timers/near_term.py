@@ -9,8 +9,6 @@ import numpy as np
 
 from mqtemplate.delay.release import WaitingRecord
 
-__all__ = ["NEAR_DTYPE", "NearTerm"]
-
 NEAR_DTYPE = np.dtype(
     [
         ("due_ms", "i8"),

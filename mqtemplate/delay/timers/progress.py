@@ -8,12 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.delay.timers.backlog import TimerBacklog
+from mqtemplate.delay.timers.replay import TimerReplay
 from mqtemplate.delay.timers.timer_checkpoint import NO_MASTER, TimerCheckpoint
 from mqtemplate.delay.timers.timer_metrics import TimerMetrics
-from mqtemplate.delay.timers.replay import TimerReplay
 from mqtemplate.store import MessageStore
-
-__all__ = ["TimerProgress"]
 
 _FLUSH_TIMEOUT_MS = 60_000
 _MARKED_AT_ONCE = 1_024  # less than a millisecond, in which nothing is handed over

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mqtemplate.delay.timers.slot_reader import due_times
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import delete_keys, neighbours
+from mqtemplate.delay.timers.slot_reader import due_times
 from mqtemplate.delay.timers.timer_unit import MAGIC_DELETE, MAGIC_DONE, MAGIC_ROLL, TIMER_UNIT_SIZE, are_sound
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.record.codec import StoredRecord, find_property
 from mqtemplate.store import MessageStore
-
-__all__ = ["RECALLED_DTYPE", "TimerRecalls"]
 
 RECALLED_DTYPE = np.dtype([("physical_offset", "i8"), ("position", "i8"), ("final_ms", "i8")])
 """One message, where its unit stands in the timer log, and the slot in which it will be dropped."""

@@ -10,11 +10,9 @@ from mqtemplate.delay.foreign_copies import ForeignCopies
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC, released_source
 from mqtemplate.delay.timers.slot_reader import contains
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record.codec import StoredRecord, find_property
 from mqtemplate.store import MessageStore
-
-__all__ = ["TimerReplay"]
+from mqtemplate.topics import TIMER_TOPIC
 
 
 class TimerReplay:

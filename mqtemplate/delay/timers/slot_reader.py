@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from mqtemplate.delay.delay_store import WAITING_DTYPE
-from mqtemplate.delay.timers.near_term import NEAR_DTYPE
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, read_arrivals
+from mqtemplate.delay.timers.near_term import NEAR_DTYPE
 from mqtemplate.delay.timers.timer_log import TimerLog
 from mqtemplate.delay.timers.timer_unit import MAGIC_DELETE, MAGIC_DONE, MAGIC_ROLL, TIMER_UNIT_SIZE, deliver_times
 from mqtemplate.delay.timers.timer_wheel import Slot
 from mqtemplate.store import MessageStore
-
-__all__ = ["SlotContent", "contains", "due_times", "read_slot", "units_of_slots", "waiting_rows"]
 
 _DENSE = 32
 """Up to so many foreign units to one of the slot's, reading everything beats walking the chain."""

@@ -9,15 +9,6 @@ from typing import NamedTuple
 
 from mqtemplate.store.files.mapped_file import MappedFile
 
-__all__ = [
-    "NO_MASTER",
-    "TIMER_CHECKPOINT_SIZE",
-    "TimerCheckpoint",
-    "Writer",
-    "read_timer_checkpoint",
-    "write_timer_checkpoint",
-]
-
 TIMER_CHECKPOINT_SIZE = 4_096
 
 

@@ -23,8 +23,6 @@ from mqtemplate.record.codec import MAGIC_BLANK
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 
-__all__ = ["TimerLog", "TimerLogDamageError"]
-
 _BLANK = struct.Struct(">iqi")
 _BLANK_SIZE = _BLANK.size
 assert _BLANK_SIZE == 16
@@ -161,7 +159,7 @@ class TimerLog:
                 high = middle
         return None
 
-    def position_behind(self, physical_offset: int) -> int:
+    def position_after(self, physical_offset: int) -> int:
         """Where the first unit stands whose record is at *physical_offset* or behind it; `end` if none does."""
         low, high = self._number(self.begin), self._number(self.end)
         while low < high:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import structlog
 
-from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.delay.delay_store import WAITING_DTYPE, WaitingPiece
+from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.delay.release import (
     DEAD_LETTER_TOPIC,
     MAX_RELEASE_COUNT,
@@ -20,7 +20,6 @@ from mqtemplate.delay.release import (
     observe_all,
 )
 from mqtemplate.delay.timers.backlog import TimerBacklog
-from mqtemplate.delay.timers.timer_checkpoint import Writer
 from mqtemplate.delay.timers.files import (
     DEFAULT_LOG_FILE_SIZE,
     DEFAULT_ROLL_WINDOW_SLOTS,
@@ -29,20 +28,19 @@ from mqtemplate.delay.timers.files import (
     TimerSettings,
 )
 from mqtemplate.delay.timers.intake import deliver_time, read_arrivals, topic_names
-from mqtemplate.delay.timers.timer_log import TimerLogDamageError
-from mqtemplate.delay.timers.timer_metrics import TimerMetrics
 from mqtemplate.delay.timers.progress import TimerProgress
 from mqtemplate.delay.timers.replay import TimerReplay
+from mqtemplate.delay.timers.timer_checkpoint import Writer
+from mqtemplate.delay.timers.timer_log import TimerLogDamageError
+from mqtemplate.delay.timers.timer_metrics import TimerMetrics
 from mqtemplate.delay.timers.timer_unit import MAGIC_DEFAULT
 from mqtemplate.delay.timers.timer_wheel import DEFAULT_SLOTS_TOTAL
 from mqtemplate.errors import StoreError, StoreFullError
-from mqtemplate.message import TIMER_TOPIC
 from mqtemplate.record.codec import RecordDraft, StoredRecord, find_property
 from mqtemplate.record.run import RecordRun
 from mqtemplate.store import MessageStore
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
-
-__all__ = ["TimerMessageStore"]
+from mqtemplate.topics import TIMER_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
@@ -70,7 +68,7 @@ class TimerMessageStore:
     - What was handed over is read off the commit log (`release`). Wheel and log are derived; `TimerFiles` brings
       them to one state at a start, and they are made anew from the topic if that fails.
 
-    One thread steps it; everything else may come from others. See `Keeper` for the half that steering works with.
+    One thread steps it; everything else may come from others. See `DelayStore` for the half that steering works with.
 
     Args:
         limits: Its precision is the length of a slot. A folder keeps that for life.
@@ -103,7 +101,7 @@ class TimerMessageStore:
         self._files: TimerFiles | None = None
         self._backlog: TimerBacklog | None = None
         self._replay = TimerReplay(store)
-        self._metrics = TimerMetrics(store.home)
+        self._metrics = TimerMetrics(store.store_files)
         self._progress = TimerProgress(store, self._replay, self._metrics, self.lock)
         self._unsettled: set[str] = set()  # topics that something was handed over to and nobody was told yet
         self._wake: Callable[[], None] = lambda: None
@@ -122,9 +120,9 @@ class TimerMessageStore:
 
     def replay_from(self) -> int | None:
         """Open the files. All of the log, if they cannot be used while there are timers."""
-        home = self._store.home
-        if TimerFiles.exist(home):
-            self._files = TimerFiles(home, self._settings)
+        store_files = self._store.store_files
+        if TimerFiles.exist(store_files):
+            self._files = TimerFiles(store_files, self._settings)
             if self._files.recover():
                 return None
         elif not self._store.queue_ids(TIMER_TOPIC):
@@ -135,7 +133,7 @@ class TimerMessageStore:
     def _remake_files(self, reason: str) -> None:
         if self._files is not None:
             self._files.close()
-        self._files = TimerFiles.remake(self._store.home, self._settings)
+        self._files = TimerFiles.remake(self._store.store_files, self._settings)
         self._progress.is_rebuilt = True
         _log.warning("delay.timers_rebuilt", reason=reason)
 
@@ -178,14 +176,14 @@ class TimerMessageStore:
             self._cut_behind_log(files)
             self._progress.cursor, read_ms = self._cursor_after(files), files.checkpoint.last_read_time_ms
         self._backlog = TimerBacklog(self._store, files, self._replay, read_ms)
-        self._backlog.withdraw_steered(self._replay.steered)
+        self._backlog.withdraw_replaced(self._replay.steered)
 
     def _cut_behind_log(self, files: TimerFiles) -> None:
         """Forget timers whose records the commit log lost."""
-        end = files.cut_behind(self._store.end_offset)
+        end = files.cut_after(self._store.end_offset)
         if end != files.log.end and not files.cut(end):
             files.close()
-            self._store.home.delete(TIMER_CHECKPOINT_FILE)
+            self._store.store_files.delete(TIMER_CHECKPOINT_FILE)
             raise StoreError(
                 "the timer log tells of records that the commit log lost, and cannot be cut back; the wheel is "
                 "rebuilt from the commit log when the folder is opened again"
@@ -226,7 +224,7 @@ class TimerMessageStore:
         topics, self._unsettled = self._unsettled, set()
         if topics:
             has_more = next_ms is not None and next_ms <= now_ms
-            self._releaser.settle(self._progress.release_end, topics, has_more=has_more)
+            self._releaser.confirm(self._progress.release_end, topics, has_more=has_more)
         return next_ms
 
     def _work(self, now_ms: int) -> int | None:
@@ -291,7 +289,7 @@ class TimerMessageStore:
 
     def _make_backlog(self, now_ms: int) -> TimerBacklog:
         """The first timer of this folder."""
-        self._files = files = TimerFiles(self._store.home, self._settings)
+        self._files = files = TimerFiles(self._store.store_files, self._settings)
         self._backlog = backlog = TimerBacklog(self._store, files, self._replay, self._slot_at(now_ms))
         files.save(self._progress.checkpoint_of(backlog), [])
         return backlog
@@ -327,7 +325,7 @@ class TimerMessageStore:
     # --- what waits ----------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         self.start()
         queue = self._store.consume_queue(TIMER_TOPIC, 0)
         end = queue.max_offset
@@ -338,30 +336,30 @@ class TimerMessageStore:
                 self._wake()
 
     def is_waiting(self, record: StoredRecord) -> bool:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         try:
             return self._backlog is not None and self._backlog.is_waiting(record)
         except TimerLogDamageError as exc:
             raise self._condemned(exc) from exc
 
     def due_ms(self, record: StoredRecord) -> int:
-        """See `Keeper`; 0 where nobody can tell."""
+        """See `DelayStore`; 0 where nobody can tell."""
         return deliver_time(record, self._settings.precision_ms) or 0
 
     def slot_of(self, record: StoredRecord) -> int:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         assert self._backlog is not None, "something waits"
         return self._backlog.slot_of(record)
 
     def withdraw(self, record: StoredRecord) -> None:
-        """See `Keeper`."""
+        """See `DelayStore`."""
         assert self._backlog is not None, "something waits"
         self._backlog.withdraw(record)
         self._metrics.add(Counter([_real_topic(record)]), self._store.clock.now_ms(), -1)
         self._progress.release_end = max(self._progress.release_end, self._store.end_offset)
 
-    def strike_out(self, record: StoredRecord) -> None:
-        """See `Keeper`. RocketMQ finds the marker in the slot."""
+    def mark_cancelled(self, record: StoredRecord) -> None:
+        """See `DelayStore`. RocketMQ finds the marker in the slot."""
 
     def count_waiting(self) -> int:
         """How many messages wait. The first call looks at every unit of the timer log, see `TimerBacklog.count`."""
@@ -371,7 +369,7 @@ class TimerMessageStore:
             return 0 if self._backlog is None else self._backlog.count()
 
     def waiting(self, after_ms: int, before_ms: int) -> Iterator[WaitingPiece]:
-        """See `Keeper`. Parked messages may be due long after their slot, so every slot before the end is looked at."""
+        """See `DelayStore`. Parked messages may be due long after their slot, so all slots before the end are read."""
         with self.lock:
             self.catch_up()
         from_ms = 0
@@ -394,7 +392,7 @@ class TimerMessageStore:
             from_ms = (int(slots["time"][-1]) + 1) * precision_ms
 
     def waiting_between(self, physical_begin: int, physical_end: int) -> np.ndarray:
-        """See `Keeper`. A delete marker of RocketMQ's counts as waiting: its target still has to meet it."""
+        """See `DelayStore`. A delete marker of RocketMQ's counts as waiting: its target still has to meet it."""
         with self.lock:
             self.catch_up()
             backlog = self._backlog

@@ -9,10 +9,8 @@ from typing import Any
 import structlog
 
 from mqtemplate.errors import StoreError
-from mqtemplate.store import Home
+from mqtemplate.store import StoreFiles
 from mqtemplate.store.files.json_files import DataVersion, read_table
-
-__all__ = ["TIMER_METRICS_FILE", "TimerMetrics"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
@@ -28,8 +26,8 @@ class TimerMetrics:
     the metric ``delay.waiting.timer``. Source: RocketMQ ``store: TimerMetrics``.
     """
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, store_files: StoreFiles) -> None:
+        self._store_files = store_files
         self._version = DataVersion()
         self._counts: Counter[str] = Counter()
         self._changed_ms: dict[str, int] = {}
@@ -39,7 +37,7 @@ class TimerMetrics:
     def load(self) -> None:
         """Go on from what the file tells; from nothing, where it cannot be read."""
         try:
-            table = read_table(self._home, TIMER_METRICS_FILE)
+            table = read_table(self._store_files, TIMER_METRICS_FILE)
             self._version = DataVersion.of(table)
             for topic, pair in (table.get("timingCount") or {}).items():
                 self._counts[topic], self._changed_ms[topic] = int(pair["count"]), int(pair["timeStamp"])
@@ -68,4 +66,4 @@ class TimerMetrics:
             for topic, count in dict(self._counts).items()
         }
         table: dict[str, Any] = {"dataVersion": self._version.next(now_ms), "timingCount": counts}
-        self._home.write_bytes(TIMER_METRICS_FILE, json.dumps(table, separators=(",", ":")).encode())
+        self._store_files.write_bytes(TIMER_METRICS_FILE, json.dumps(table, separators=(",", ":")).encode())

@@ -8,22 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "DONE_RECORD_SIZE",
-    "LATEST_DELIVER_MS",
-    "MAGIC_DEFAULT",
-    "MAGIC_DELETE",
-    "MAGIC_DONE",
-    "MAGIC_ROLL",
-    "TIMER_UNIT_DTYPE",
-    "TIMER_UNIT_SIZE",
-    "TimerUnit",
-    "are_sound",
-    "deliver_times",
-    "seal_units",
-    "unpack_unit",
-]
-
 MAGIC_DEFAULT = 1
 MAGIC_ROLL = 2
 MAGIC_DELETE = 4

@@ -12,8 +12,6 @@ import numpy as np
 
 from mqtemplate.store.files.mapped_file import MappedFile
 
-__all__ = ["DEFAULT_SLOTS_TOTAL", "SLOT_DTYPE", "SLOT_SIZE", "Links", "Slot", "TimerWheel", "wheel_file_size"]
-
 DEFAULT_SLOTS_TOTAL = 7 * 86_400
 """Ticks in the window: seven days of seconds. Source: ``TimerMessageStore.TIMER_WHEEL_TTL_DAY``."""
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["LoopThread", "PrivateLoop", "RunCoroutine"]
-
 RunCoroutine = Callable[[Coroutine[Any, Any, object]], object]
 """Runs a coroutine to its end and returns its result; the caller's thread waits."""
 

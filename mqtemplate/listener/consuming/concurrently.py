@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
-from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.consuming.failure import FailureLog, NextStep
 from mqtemplate.listener.consuming.invocation import Failure, Invocation
 from mqtemplate.listener.consuming.process_queue import ProcessQueue, ProcessQueues
 from mqtemplate.listener.consuming.watchdog import Watchdog
+from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.message import MessageExt, MessageQueue
-
-__all__ = ["Concurrently"]
 
 _Delivery = tuple[ProcessQueue, MessageExt]
 
@@ -56,7 +54,7 @@ class Concurrently:
         self._clock = clock
         self._watchdog: Watchdog[_Delivery] = Watchdog(endpoint.settings.consume_timeout_ms, clock)
         self._line: deque[_Delivery] = deque()
-        self._later: list[tuple[int, int, _Delivery]] = []
+        self._postponed: list[tuple[int, int, _Delivery]] = []
         self._later_lock = threading.Lock()
         self._count = itertools.count()
         self._unreported = 0  # finished since the last commit; roughly, as threads share it
@@ -84,12 +82,12 @@ class Concurrently:
 
     def next_due(self) -> int | None:
         """When a message that stays here is to be handled again."""
-        return self._later[0][0] if self._later else None
+        return self._postponed[0][0] if self._postponed else None
 
     def release_due(self, now_ms: int) -> None:
         with self._later_lock:
-            while self._later and self._later[0][0] <= now_ms:
-                self._line.append(heapq.heappop(self._later)[2])
+            while self._postponed and self._postponed[0][0] <= now_ms:
+                self._line.append(heapq.heappop(self._postponed)[2])
 
     def check_overdue(self, replace: Callable[[], bool]) -> None:
         """Send back what handlers keep for too long; *replace* is asked for another thread."""
@@ -103,13 +101,13 @@ class Concurrently:
             blocked_ms = self._clock.now_ms() - running.since_ms
             self._log.blocked(messages, blocked_ms, running.stack(), self._next_step(messages[0]).value)
             for process, message in running.work:
-                self._send_back(process, message, self._settings.delay_level_when_next_consume or _BLOCKED_LEVEL)
+                self._send_back_one(process, message, self._settings.delay_level_when_next_consume or _BLOCKED_LEVEL)
 
     def abandon(self) -> int:
         """Forget what is not finished, it stays uncommitted; returns how many messages that are."""
-        left = len(self._line) + len(self._later)
+        left = len(self._line) + len(self._postponed)
         self._line.clear()
-        self._later.clear()
+        self._postponed.clear()
         return left + self._watchdog.abandon()
 
     # --- the threads that handle -------------------------------------------------------------------
@@ -148,12 +146,12 @@ class Concurrently:
             if running.substitute:
                 self.on_late_return()
             return  # it was sent back meanwhile
-        failed = self._give_back(work, failures) if failures else frozenset()
+        failed = self._send_back(work, failures) if failures else frozenset()
         for process, message in work:
             if not failed or id(message) not in failed:
                 process.finish(message.queue_offset)
 
-    def _give_back(self, work: list[_Delivery], failures: Sequence[Failure]) -> frozenset[int]:
+    def _send_back(self, work: list[_Delivery], failures: Sequence[Failure]) -> frozenset[int]:
         """Report and send back what failed; returns the ids of the messages that this has taken care of."""
         processes = {id(message): process for process, message in work}
         for messages, error in failures:
@@ -162,10 +160,10 @@ class Concurrently:
                 process = processes[id(message)]
                 # What belongs to another member by now comes there; sending it back as well would make two of it.
                 if not process.dropped:
-                    self._send_back(process, message, self._settings.delay_level_when_next_consume)
+                    self._send_back_one(process, message, self._settings.delay_level_when_next_consume)
         return frozenset(id(message) for messages, _ in failures for message in messages)
 
-    def _send_back(self, process: ProcessQueue, message: MessageExt, delay_level: int) -> None:
+    def _send_back_one(self, process: ProcessQueue, message: MessageExt, delay_level: int) -> None:
         if not self._settings.is_broadcasting:
             try:
                 self._consumer.send_back(message, delay_level)
@@ -179,7 +177,7 @@ class Concurrently:
         message.reconsume_times += 1
         due_ms = self._clock.now_ms() + _SEND_BACK_RETRY_MS
         with self._later_lock:
-            heapq.heappush(self._later, (due_ms, next(self._count), (process, message)))
+            heapq.heappush(self._postponed, (due_ms, next(self._count), (process, message)))
         self.on_later()
 
     def _next_step(self, message: MessageExt) -> NextStep:

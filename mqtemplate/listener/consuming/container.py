@@ -13,15 +13,13 @@ from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError
 from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
 from mqtemplate.listener.consuming.concurrently import Concurrently
-from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.consuming.failure import FailureLog
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.orderly import Orderly
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.replier import Replier
 from mqtemplate.listener.consuming.worker_pool import WorkerPool
-
-__all__ = ["ContainerState", "ListenerContainer"]
+from mqtemplate.listener.endpoint import Endpoint
 
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
 
@@ -75,7 +73,7 @@ class ListenerContainer:
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._wake: Callable[[], None] = lambda: None
         self._life = threading.Lock()
-        self._bell = threading.Event()
+        self._wake_event = threading.Event()
         self._thread: threading.Thread | None = None
         self._pool: WorkerPool | None = None
         self._next_poll_ms = 0
@@ -130,7 +128,7 @@ class ListenerContainer:
         self._pool = WorkerPool(name, self._work, settings.thread_number, settings.thread_max)
         self._work.on_late_return = self._pool.found
         self._work.on_later = self._ring
-        self._bell.clear()
+        self._wake_event.clear()
         self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)
         self._thread.start()
 
@@ -225,8 +223,8 @@ class ListenerContainer:
             try:
                 rest_ms = self._next_poll_ms - self._clock.now_ms()
                 if self.state is ContainerState.PAUSED or rest_ms > 0:
-                    self._bell.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
-                    self._bell.clear()
+                    self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
+                    self._wake_event.clear()
                 elif self._fetch(wait_ms):
                     pool.wake()
                 self._work.check_overdue(pool.replace)
@@ -250,7 +248,7 @@ class ListenerContainer:
 
     def _ring(self) -> None:
         """End whatever the fetching thread waits for: something falls due earlier than it knows."""
-        self._bell.set()
+        self._wake_event.set()
         self._consumer.wake()
 
     # --- fetching ----------------------------------------------------------------------------------

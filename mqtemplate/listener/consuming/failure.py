@@ -11,8 +11,6 @@ import structlog
 from mqtemplate.listener.current import log_fields
 from mqtemplate.message import MessageExt
 
-__all__ = ["HANDLER_ERRORS", "FailureLog", "NextStep"]
-
 HANDLER_ERRORS = (Exception, asyncio.CancelledError, SystemExit)
 """What a handler may raise without stopping anything but itself."""
 

@@ -7,15 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from mqtemplate.converter import MessageConverter
-from mqtemplate.listener.consuming.async_loop import RunCoroutine
 from mqtemplate.listener.batch import BatchFailure, failed_indices
+from mqtemplate.listener.consuming.async_loop import RunCoroutine
+from mqtemplate.listener.consuming.failure import HANDLER_ERRORS, FailureLog
 from mqtemplate.listener.current import CURRENT
 from mqtemplate.listener.endpoint import Endpoint
-from mqtemplate.listener.consuming.failure import HANDLER_ERRORS, FailureLog
 from mqtemplate.listener.modes import ConsumeStatus
 from mqtemplate.message import MessageExt
-
-__all__ = ["Failure", "Invocation", "Reply"]
 
 Reply = Callable[[MessageExt, object], bool]
 """Sends what a handler returned to who asked; False if the message is no request."""

@@ -11,14 +11,12 @@ from itertools import islice
 
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
-from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.consuming.failure import FailureLog, NextStep
 from mqtemplate.listener.consuming.invocation import Failure, Invocation
 from mqtemplate.listener.consuming.process_queue import ProcessQueue, ProcessQueues
 from mqtemplate.listener.consuming.watchdog import Watchdog
+from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.message import MessageExt, MessageQueue
-
-__all__ = ["Orderly"]
 
 _TURN = 64  # pieces of one queue before the next queue has its turn
 _LOCK_RETRY_MS = 1_000

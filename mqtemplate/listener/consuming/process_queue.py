@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 from mqtemplate.broker import Consumer
-from mqtemplate.message import RETRY_TOPIC_PREFIX, MessageExt, MessageQueue, Property
-
-__all__ = ["ProcessQueue", "ProcessQueues"]
+from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 
 class ProcessQueue:

@@ -10,8 +10,6 @@ from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener.current import log_fields
 from mqtemplate.message import MessageExt, Property
 
-__all__ = ["Replier"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
 
 

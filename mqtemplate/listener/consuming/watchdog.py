@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 
 from mqtemplate.clock import Clock
 
-__all__ = ["Running", "Watchdog"]
-
 _Work = TypeVar("_Work")
 
 

@@ -9,8 +9,6 @@ from typing import Protocol
 
 import structlog
 
-__all__ = ["Work", "WorkerPool"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
 
 _TICK_S = 0.001
@@ -54,7 +52,7 @@ class WorkerPool:
         self._number = number
         self._maximum = max(number, maximum)
         self._lock = threading.Lock()
-        self._bell: SimpleQueue[None] = SimpleQueue()  # one entry wakes one sleeper
+        self._wake_event: SimpleQueue[None] = SimpleQueue()  # one entry wakes one sleeper
         self._threads: list[threading.Thread] = []
         self._awake = 0
         self._lost = 0
@@ -111,7 +109,7 @@ class WorkerPool:
             self._stopping = True
             threads = [thread for thread in self._threads if thread is not threading.current_thread()]
         for _ in threads:
-            self._bell.put(None)
+            self._wake_event.put(None)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._abandoned = True
@@ -123,7 +121,7 @@ class WorkerPool:
                 return
             self._awake += 1
             if self._awake <= len(self._threads):
-                self._bell.put(None)
+                self._wake_event.put(None)
                 return
             thread = threading.Thread(target=self._loop, name=f"{self._name}-{len(self._threads) + 1}", daemon=True)
             self._threads.append(thread)
@@ -140,7 +138,7 @@ class WorkerPool:
                 if self._stopping or self._is_surplus():
                     self._threads.remove(threading.current_thread())
                     return
-            self._bell.get()
+            self._wake_event.get()
 
     def _is_surplus(self) -> bool:
         return len(self._threads) > self._number + self._lost

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from mqtemplate.remoting.protocol.codes import Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 
-__all__ = ["ACCESS_KEY", "SECURITY_TOKEN", "SIGNATURE", "is_signed_with", "sign", "sign_command", "signed_content"]
-
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"

@@ -23,8 +23,6 @@ from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.remoting.protocol.codes import LanguageCode, SerializeType
 from mqtemplate.remoting.protocol.command import RemotingCommand
 
-__all__ = ["LARGEST_BINARY_CODE", "decode_binary_header", "encode_binary_header"]
-
 LARGEST_BINARY_CODE = 32_767
 
 _FIXED = struct.Struct(">hbhiii")

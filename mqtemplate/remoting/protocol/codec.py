@@ -24,8 +24,6 @@ from mqtemplate.remoting.protocol.codes import SerializeType
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.json_header import decode_json_header, encode_json_header
 
-__all__ = ["MAX_FRAME_BYTES", "FrameDecoder", "decode_command", "encode_command", "encode_head"]
-
 MAX_FRAME_BYTES = 16_777_216
 """The largest frame that RocketMQ takes, its first four bytes included."""
 

@@ -8,19 +8,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = [
-    "CURRENT_VERSION",
-    "FLAG_ONE_WAY",
-    "FLAG_RESPONSE",
-    "LanguageCode",
-    "Perm",
-    "PullSysFlag",
-    "RequestCode",
-    "ResponseCode",
-    "SerializeType",
-    "Version",
-]
-
 FLAG_RESPONSE = 1
 """Bit of a command's flag: it answers; clear on a request."""
 FLAG_ONE_WAY = 2

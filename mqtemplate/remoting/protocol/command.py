@@ -15,8 +15,6 @@ from mqtemplate.remoting.protocol.codes import (
 )
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, HeaderT
 
-__all__ = ["RemotingCommand"]
-
 
 @dataclass(slots=True)
 class RemotingCommand:

@@ -17,8 +17,6 @@ from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.remoting.protocol.codes import LanguageCode, SerializeType
 from mqtemplate.remoting.protocol.command import RemotingCommand
 
-__all__ = ["decode_json_header", "encode_json_header"]
-
 _encode_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 

@@ -1,6 +1,6 @@
 """Messages as they stand in bodies: what pulls, views and checks bring, and what a batch sends.
 
-What brokers send is records of `mqtemplate.record.codec` one behind the other, without a count. A batch is, for each message
+Brokers send records of `mqtemplate.record.codec` one after the other, without a count. A batch has, for each message
 (big-endian; the broker knows topic and queue from the header)::
 
      0  i4     total_size         of this message, this field included
@@ -31,8 +31,6 @@ from mqtemplate.record.codec import (
     read_size_and_magic,
     to_message_ext,
 )
-
-__all__ = ["decode_batch", "decode_messages", "decode_offset_msg_id", "encode_batch", "encode_message"]
 
 _BATCH_FRONT = struct.Struct(">iiiii")
 _I2 = struct.Struct(">h")

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 from mqtemplate.errors import MessageError
 
-__all__ = ["decode_properties_text", "encode_properties_text"]
-
 
 def encode_properties_text(properties: Mapping[str, str]) -> str:
     """All pairs, the last one closed too, as 5.x writes it; readers take both.

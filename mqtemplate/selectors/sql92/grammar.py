@@ -18,8 +18,6 @@ from mqtemplate.selectors.sql92.mistakes import reason_for
 from mqtemplate.selectors.sql92.parts import Part, RefusedError
 from mqtemplate.selectors.sql92.values import Evaluate, Kind
 
-__all__ = ["GRAMMAR", "MAX_LENGTH", "compile_expression"]
-
 MAX_LENGTH = 32_768
 """Characters: a list of some thousand texts. Reading them takes a fraction of a second."""
 

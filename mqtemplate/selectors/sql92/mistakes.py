@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-__all__ = ["EXAMPLE", "reason_for"]
-
 EXAMPLE = "region = 'north' AND price BETWEEN 10 AND 20"
 
 _VALUE = "a property, a number, a 'text', TRUE, FALSE, NULL, NOT or '('"

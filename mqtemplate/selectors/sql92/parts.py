@@ -25,27 +25,6 @@ from mqtemplate.selectors.sql92.values import (
     read_long,
 )
 
-__all__ = [
-    "MAX_DEPTH",
-    "Part",
-    "RefusedError",
-    "Role",
-    "all_of",
-    "any_of",
-    "as_condition",
-    "between",
-    "compared",
-    "constant",
-    "equal",
-    "is_in",
-    "is_null",
-    "negated",
-    "negative",
-    "not_between",
-    "property_named",
-    "tested",
-]
-
 MAX_DEPTH = 100
 """Conditions within conditions. Each is a call within a call, and Python allows a thousand of them by default."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from mqtemplate.selectors.sql92.values import Evaluate, NotComparableError
 
-__all__ = ["Sql92Selector"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sql92Selector:
@@ -56,7 +54,7 @@ class Sql92Selector:
         """Tags codes tell nothing about it."""
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Tell whether a message with these properties is wanted.
+        """Return True if the expression selects a message with these properties.
 
         Args:
             properties: All of the message's, the tag as ``TAGS`` and the keys as ``KEYS`` among them.
@@ -65,5 +63,3 @@ class Sql92Selector:
             return self._evaluate(properties) is True
         except NotComparableError:
             return False
-
-    wants = matches

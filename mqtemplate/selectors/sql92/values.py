@@ -8,17 +8,6 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypeAlias
 
-__all__ = [
-    "Evaluate",
-    "Kind",
-    "NotComparableError",
-    "Value",
-    "compare_doubles",
-    "read_double",
-    "read_integer",
-    "read_long",
-]
-
 Value: TypeAlias = str | int | float | bool | None
 Evaluate: TypeAlias = Callable[[Mapping[str, str]], Value]
 """From a message's properties to a value; None is NULL."""

@@ -7,23 +7,21 @@ from collections.abc import Callable, Sequence
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.remoting.server import Processor, RemotingServer
 from mqtemplate.server.admin.broker import BrokerAdmin
-from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.admin.consume_stats import QueueFigures
 from mqtemplate.server.admin.groups import GroupAdmin
+from mqtemplate.server.admin.offsets import OffsetAdmin
+from mqtemplate.server.admin.relay import RelayProcessor
+from mqtemplate.server.admin.topics import TopicAdmin
+from mqtemplate.server.admin.traffic import Traffic
+from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.name_server.kv_config import KVConfig
 from mqtemplate.server.name_server.processor import NameServer
-from mqtemplate.server.admin.offsets import OffsetAdmin
 from mqtemplate.server.processors.query import QueryProcessor
 from mqtemplate.server.processors.recall import RecallProcessor
-from mqtemplate.server.admin.relay import RelayProcessor
 from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.admin.topics import TopicAdmin
 from mqtemplate.server.topic_configs import TopicConfigs
-from mqtemplate.server.admin.traffic import Traffic
 from mqtemplate.services import Service
-
-__all__ = ["Administration"]
 
 
 class Administration:
@@ -47,7 +45,7 @@ class Administration:
         address: Callable[[], str],
     ) -> None:
         pulled = engine.metrics.counter("server.pulled")
-        self.entries = KVConfig(engine.store.home)
+        self.entries = KVConfig(engine.store.store_files)
         self._traffic = Traffic(engine.store, topics, engine.offsets, engine.clock, lambda: pulled.value)
         figures = QueueFigures(
             engine.store, engine.reader, topics, engine.offsets, self._traffic.topic_rate, self._traffic.group_rate

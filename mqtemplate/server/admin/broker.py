@@ -17,15 +17,13 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import ConfigurationError, CorruptRecordError
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import KVTable
+from mqtemplate.remoting.protocol.bodies.route import KVTable
 from mqtemplate.remoting.protocol.codes import CURRENT_VERSION
-from mqtemplate.remoting.protocol.headers.headers import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
+from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
 from mqtemplate.remoting.server import Processor
+from mqtemplate.server.admin.traffic import DayTotals, Traffic
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.admin.traffic import DayTotals, Traffic
-
-__all__ = ["BrokerAdmin"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
 
@@ -112,7 +110,7 @@ class BrokerAdmin:
         }
 
     def _disk_info(self) -> dict[str, str]:
-        ratio = f"{self._engine.store.home.disk_used_ratio():.4f}"
+        ratio = f"{self._engine.store.store_files.disk_used_ratio():.4f}"
         info = {"commitLogDiskRatio": ratio, "consumeQueueDiskRatio": ratio}
         if self._engine.path is not None:
             usage = shutil.disk_usage(self._engine.path)

@@ -7,18 +7,10 @@ from collections.abc import Callable, Iterable
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.bodies import (
-    ConsumeStats,
-    OffsetWrapper,
-    QueueTimeSpan,
-    TopicConfig,
-    TopicOffset,
-    TopicStatsTable,
-)
+from mqtemplate.remoting.protocol.bodies.group import ConsumeStats, OffsetWrapper, QueueTimeSpan
+from mqtemplate.remoting.protocol.bodies.route import TopicConfig, TopicOffset, TopicStatsTable
 from mqtemplate.server.topic_configs import TopicConfigs
 from mqtemplate.store import ConsumerOffsets, MessageStore
-
-__all__ = ["QueueFigures"]
 
 
 class QueueFigures:

@@ -13,10 +13,8 @@ import structlog
 
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
-    Connection as ConnectionBody,
-)
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import Connection as ConnectionBody
+from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerConnection,
     ProducerConnection,
     ProducerInfo,
@@ -25,9 +23,9 @@ from mqtemplate.remoting.protocol.bodies.bodies import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     SubscriptionGroupWrapper,
-    TopicList,
 )
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.bodies.route import TopicList
+from mqtemplate.remoting.protocol.headers.group import (
     ConsumerGroupRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     GetAllSubscriptionGroupRequestHeader,
@@ -41,8 +39,6 @@ from mqtemplate.server.clients import ClientChannel, ClientRegistry
 from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.response import RefusedError
 from mqtemplate.store import ConsumerOffsets
-
-__all__ = ["GroupAdmin"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
 

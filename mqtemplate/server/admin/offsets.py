@@ -13,10 +13,10 @@ import structlog
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteProtocolError
-from mqtemplate.message import RETRY_TOPIC_PREFIX, MessageQueue
+from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerOffsetSerializeWrapper,
     ConsumeStats,
     ConsumeStatsList,
@@ -26,9 +26,9 @@ from mqtemplate.remoting.protocol.bodies.bodies import (
     ResetOffsetBody,
     ResetOffsetBodyForC,
     ResetOffsetForC,
-    TopicConfig,
 )
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.bodies.route import TopicConfig
+from mqtemplate.remoting.protocol.headers.group import (
     CloneGroupOffsetRequestHeader,
     GetConsumerStatusRequestHeader,
     GetConsumeStatsInBrokerHeader,
@@ -38,14 +38,13 @@ from mqtemplate.remoting.protocol.headers.headers import (
     ResetOffsetRequestHeader,
 )
 from mqtemplate.remoting.server import Processor
-from mqtemplate.server.clients import ClientChannel, ClientRegistry
 from mqtemplate.server.admin.consume_stats import QueueFigures
+from mqtemplate.server.clients import ClientChannel, ClientRegistry
 from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import TopicConfigs
 from mqtemplate.store import ConsumerOffsets
-
-__all__ = ["OffsetAdmin"]
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
 

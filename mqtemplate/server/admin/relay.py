@@ -13,16 +13,12 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE
-from mqtemplate.remoting.protocol.headers.headers import (
-    ConsumeMessageDirectlyResultRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
-)
+from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader
+from mqtemplate.remoting.protocol.headers.message import ConsumeMessageDirectlyResultRequestHeader
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import TopicConfigs
-
-__all__ = ["RelayProcessor"]
 
 _TIMEOUT_MS = 10_000
 _WHO_ASKED = (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)

@@ -9,17 +9,16 @@ from typing import ClassVar
 
 import structlog
 
-from mqtemplate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import GroupList
+from mqtemplate.remoting.protocol.bodies.route import (
     CreateTopicListRequestBody,
-    GroupList,
     TopicConfig,
     TopicConfigSerializeWrapper,
     TopicList,
 )
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.admin import (
     CreateTopicRequestHeader,
     DeleteTopicRequestHeader,
     GetAllTopicConfigRequestHeader,
@@ -29,12 +28,11 @@ from mqtemplate.remoting.protocol.headers.headers import (
     QueryTopicConsumeByWhoRequestHeader,
 )
 from mqtemplate.remoting.server import Processor
-from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.admin.consume_stats import QueueFigures
-from mqtemplate.server.topic_configs import SYSTEM_TOPICS, TopicConfigs, apply_attributes
+from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.topic_configs import TopicConfigs, apply_attributes
 from mqtemplate.store import ConsumerOffsets
-
-__all__ = ["TopicAdmin"]
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPICS
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
 

@@ -8,11 +8,9 @@ from datetime import UTC, date, datetime
 from typing import NamedTuple
 
 from mqtemplate.clock import Clock
-from mqtemplate.remoting.protocol.bodies.bodies import BrokerStatsData, BrokerStatsItem
+from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, BrokerStatsItem
 from mqtemplate.server.topic_configs import TopicConfigs
 from mqtemplate.store import ConsumerOffsets, MessageStore
-
-__all__ = ["DayTotals", "Traffic"]
 
 _SECOND = 1_000
 _MINUTE = 60 * _SECOND

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from mqtemplate.store import Home
-from mqtemplate.store.files.json_files import read_table, understanding, write_table
-
-__all__ = ["ORDER_TOPIC_CONFIG", "KVConfig"]
+from mqtemplate.store import StoreFiles
+from mqtemplate.store.files.json_files import format_errors, read_table, write_table
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """The namespace of ordered topics: topic -> ``broker:queues``, separated by ``;``."""
@@ -18,8 +16,8 @@ class KVConfig:
 
     _NAME = "config/kvConfig.json"
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, store_files: StoreFiles) -> None:
+        self._store_files = store_files
         self._lock = threading.Lock()
         self._table: dict[str, dict[str, str]] = {}
 
@@ -29,8 +27,8 @@ class KVConfig:
         Raises:
             StoreFormatError: It cannot be understood.
         """
-        with understanding(self._NAME):
-            found = read_table(self._home, self._NAME).get("configTable", {})
+        with format_errors(self._NAME):
+            found = read_table(self._store_files, self._NAME).get("configTable", {})
             self._table = {
                 str(namespace): {str(key): str(value) for key, value in entries.items()}
                 for namespace, entries in found.items()
@@ -66,5 +64,5 @@ class KVConfig:
 
     def _replace(self, namespace: str, entries: dict[str, str]) -> None:
         table = self._table | {namespace: entries}
-        write_table(self._home, self._NAME, {"configTable": table})
+        write_table(self._store_files, self._NAME, {"configTable": table})
         self._table = table

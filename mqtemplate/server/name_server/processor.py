@@ -14,7 +14,7 @@ import structlog
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.route import (
     BrokerData,
     ClusterInfo,
     KVTable,
@@ -23,7 +23,7 @@ from mqtemplate.remoting.protocol.bodies.bodies import (
     TopicRouteData,
 )
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.admin import (
     AddWritePermOfBrokerResponseHeader,
     BrokerNameRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
@@ -37,10 +37,8 @@ from mqtemplate.remoting.protocol.headers.headers import (
 )
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.name_server.kv_config import ORDER_TOPIC_CONFIG, KVConfig
-from mqtemplate.server.name_server.registered_brokers import OtherBrokers
+from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.topic_configs import TopicConfigs
-
-__all__ = ["NameServer"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.name_server")
 
@@ -52,7 +50,7 @@ class NameServer:
 
     - A route is made of the broker's table whenever it is asked for, so a topic is found as soon as it is there.
     - The broker of this process is always the master, and always at the same text of an address: clients compare
-      routes as text, and connect to what stands there. Others may register; see `OtherBrokers`.
+      routes as text, and connect to what stands there. Others may register; see `RegisteredBrokers`.
 
     Args:
         broker_address: Where clients reach the broker, ``host:port``; asked for each time, since a port may be chosen
@@ -68,7 +66,7 @@ class NameServer:
     def __init__(
         self, topics: TopicConfigs, entries: KVConfig, broker_address: Callable[[], str], clock: Clock
     ) -> None:
-        self.others = OtherBrokers(topics.broker_name, clock)
+        self.others = RegisteredBrokers(topics.broker_name, clock)
         self._topics = topics
         self._entries = entries
         self._broker_address = broker_address

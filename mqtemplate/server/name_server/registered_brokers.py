@@ -16,9 +16,15 @@ import structlog
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import BrokerData, DataVersion, QueueData, RegisterBrokerBody, TopicConfig
+from mqtemplate.remoting.protocol.bodies.route import (
+    BrokerData,
+    DataVersion,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+)
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.admin import (
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
@@ -27,8 +33,6 @@ from mqtemplate.remoting.protocol.headers.headers import (
 )
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.response import RefusedError
-
-__all__ = ["OtherBroker", "OtherBrokers"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.name_server")
 
@@ -49,7 +53,7 @@ class _Door:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherBroker:
+class RegisteredBroker:
     """A broker by its name: a master, and replicas.
 
     Attributes:
@@ -82,7 +86,7 @@ class OtherBroker:
         )
 
 
-class OtherBrokers:
+class RegisteredBrokers:
     """What registered brokers told, in memory only: each tells it again every 30 seconds.
 
     A broker is forgotten when it says so, when its connection ends, and when it is silent for two minutes, or as long
@@ -98,7 +102,7 @@ class OtherBrokers:
         self._own_name = own_name
         self._clock = clock
         self._lock = threading.Lock()
-        self._brokers: dict[str, OtherBroker] = {}
+        self._brokers: dict[str, RegisteredBroker] = {}
 
     def processors(self) -> dict[int, Processor]:
         """Request code -> what answers it."""
@@ -110,7 +114,7 @@ class OtherBrokers:
 
     # --- asking --------------------------------------------------------------------------------
 
-    def all(self) -> list[OtherBroker]:
+    def all(self) -> list[RegisteredBroker]:
         """Those that are there now, by name."""
         now_ms = self._clock.now_ms()
         alive = []
@@ -121,7 +125,7 @@ class OtherBrokers:
                 alive.append(replace(broker, doors=doors))
         return alive
 
-    def with_topic(self, topic: str) -> list[OtherBroker]:
+    def with_topic(self, topic: str) -> list[RegisteredBroker]:
         """Those that have queues of *topic*."""
         return [broker for broker in self.all() if topic in broker.topics]
 
@@ -149,7 +153,7 @@ class OtherBrokers:
             for broker in list(self._brokers.values()):
                 self._drop(broker, [i for i, door in broker.doors.items() if door.connection_id == connection.id])
 
-    def _drop(self, broker: OtherBroker, broker_ids: Iterable[int]) -> None:
+    def _drop(self, broker: RegisteredBroker, broker_ids: Iterable[int]) -> None:
         gone = set(broker_ids)
         if not gone:
             return
@@ -173,7 +177,7 @@ class OtherBrokers:
             if broker is None:
                 if len(self._brokers) >= _MOST_BROKERS:
                     raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{_MOST_BROKERS} brokers are registered already")
-                broker = OtherBroker(told.cluster_name, told.broker_name)
+                broker = RegisteredBroker(told.cluster_name, told.broker_name)
                 _log.info("name_server.broker_registered", broker=told.broker_name, address=told.broker_addr)
             # of a change a broker tells the changed topic only, so what is not told is not gone
             topics = broker.topics | (wrapper.topic_config_table if told.broker_id == _MASTER else {})

@@ -11,26 +11,24 @@ from functools import partial
 import structlog
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.message import RETRY_TOPIC_PREFIX
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
     ConsumerData,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
 )
-from mqtemplate.remoting.protocol.headers.headers import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
+from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
+from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_creation import ensure_group
 from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.deferred_work import Later
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.subscriptions import Subscriptions, selector_of
 from mqtemplate.server.topic_creation import TopicMaker
-
-__all__ = ["ClientProcessor"]
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
@@ -48,14 +46,14 @@ class ClientProcessor:
         subscriptions: Subscriptions,
         groups: SubscriptionGroupTable,
         topics: TopicMaker,
-        later: Later,
+        later: DeferredWork,
     ) -> None:
         self._engine = engine
         self._clients = clients
         self._subscriptions = subscriptions
         self._groups = groups
         self._topics = topics
-        self._later = later
+        self._deferred_work = later
 
     def processors(self) -> dict[int, Processor]:
         """Request code -> what answers it."""
@@ -72,7 +70,7 @@ class ClientProcessor:
         beat = HeartbeatData.decode(request.body)
         if all(self._is_known(data.group_name) for data in beat.consumer_data_set):
             return self._register(connection, request, beat)
-        return self._later.answer(connection, request, partial(self._register, connection, request, beat))
+        return self._deferred_work.answer(connection, request, partial(self._register, connection, request, beat))
 
     def _is_known(self, group: str) -> bool:
         settings = self._groups.find(group)
@@ -86,7 +84,7 @@ class ClientProcessor:
         )
         came = [self._clients.register_producer(producer.group_name, channel) for producer in beat.producer_data_set]
         if any(came):
-            self._engine.transactions.somebody_came()
+            self._engine.transactions.producer_connected()
         refusals = []
         for consumer in beat.consumer_data_set:
             try:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.bodies.bodies import LockBatchRequestBody, LockBatchResponseBody
+from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.queue_locks import QueueLocks
-
-__all__ = ["LockProcessor"]
 
 
 class LockProcessor:

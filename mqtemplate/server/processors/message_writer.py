@@ -10,8 +10,6 @@ from mqtemplate.errors import StoreError
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store import MessageStore, PutResult
 
-__all__ = ["MessageWriter"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
 _Done = Callable[[StoreError | None], None]
@@ -40,7 +38,7 @@ class MessageWriter:
             self._store.prepare(topic, queue_id)
         return self._store.put_all(drafts)
 
-    def settle(self, end: int, topics: Sequence[str], done: _Done) -> None:
+    def confirm(self, end: int, topics: Sequence[str], done: _Done) -> None:
         """Call *done* when everything before *end* is as safe as the flush mode promises, or with the disk's error.
 
         What it raises is logged: it runs in the thread that flushes, between the answers to other senders.
@@ -52,8 +50,8 @@ class MessageWriter:
             except Exception as exc:
                 _log.error("server.answer_failed", exc_info=exc)
 
-        self._store.settle_later(end, topics, tell)
+        self._store.confirm_async(end, topics, tell)
 
-    def settle_unasked(self, end: int, topics: Sequence[str]) -> None:
+    def confirm_one_way(self, end: int, topics: Sequence[str]) -> None:
         """The same for a sender who asks for no answer."""
-        self._store.settle_later(end, topics)
+        self._store.confirm_async(end, topics)

@@ -12,8 +12,8 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import (
-    BoundaryType,
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType
+from mqtemplate.remoting.protocol.headers.group import (
     GetEarliestMsgStoretimeResponseHeader,
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
@@ -23,13 +23,11 @@ from mqtemplate.remoting.protocol.headers.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 from mqtemplate.remoting.server import Processor
+from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_creation import ensure_group
 from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.deferred_work import Later
 from mqtemplate.server.raw_reader import RawReader
 from mqtemplate.server.response import RefusedError
-
-__all__ = ["OffsetProcessor"]
 
 _YOUNG_QUEUE_BYTES = 1 << 30
 """A queue whose first message lies no farther behind the log's end is young: a new group reads it whole."""
@@ -48,13 +46,15 @@ class OffsetProcessor:
         {RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_EARLIEST_MSG_STORETIME}
     )
 
-    def __init__(self, engine: EmbeddedBroker, raw: RawReader, groups: SubscriptionGroupTable, later: Later) -> None:
+    def __init__(
+        self, engine: EmbeddedBroker, raw: RawReader, groups: SubscriptionGroupTable, later: DeferredWork
+    ) -> None:
         self._engine = engine
         self._raw = raw
         self._reader = engine.reader
         self._offsets = engine.offsets
         self._groups = groups
-        self._later = later
+        self._deferred_work = later
 
     def processors(self) -> dict[int, Processor]:
         """Request code -> what answers it."""
@@ -84,14 +84,14 @@ class OffsetProcessor:
         if not self._has_queue(asked):
             return False
         queue = self._queue(asked)
-        return self._reader.min_offset(queue) == 0 and self._reader.bytes_behind(queue, 0) <= _YOUNG_QUEUE_BYTES
+        return self._reader.min_offset(queue) == 0 and self._reader.bytes_after(queue, 0) <= _YOUNG_QUEUE_BYTES
 
     def _update(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         told = request.header(UpdateConsumerOffsetRequestHeader)
         self._check_queue(told)
         if self._groups.find(told.consumer_group) is not None:
             return self._commit(request, told)
-        return self._later.answer(connection, request, partial(self._make_and_commit, request, told))
+        return self._deferred_work.answer(connection, request, partial(self._make_and_commit, request, told))
 
     def _make_and_commit(
         self, request: RemotingCommand, told: UpdateConsumerOffsetRequestHeader

@@ -12,21 +12,19 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import Perm, PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import PullMessageRequestHeader, PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_creation import ensure_group
 from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.deferred_work import Later
 from mqtemplate.server.pull_hold import HeldPull, PullHold
 from mqtemplate.server.raw_reader import RawPull, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.subscriptions import Subscriptions
-
-__all__ = ["PullProcessor", "pull_response"]
 
 _CODES: Mapping[RawStatus, ResponseCode] = {
     RawStatus.FOUND: ResponseCode.SUCCESS,
@@ -49,7 +47,7 @@ class PullProcessor:
         subscriptions: Subscriptions,
         raw: RawReader,
         hold: PullHold,
-        later: Later,
+        later: DeferredWork,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -58,7 +56,7 @@ class PullProcessor:
         self._subscriptions = subscriptions
         self._raw = raw
         self._hold = hold
-        self._later = later
+        self._deferred_work = later
 
     def processors(self) -> dict[int, Processor]:
         """Request code -> what answers it."""
@@ -68,7 +66,9 @@ class PullProcessor:
         asked = request.header(PullMessageRequestHeader)
         group = self._groups.find(asked.consumer_group)
         if group is None:
-            return self._later.answer(connection, request, partial(self._make_and_pull, connection, request, asked))
+            return self._deferred_work.answer(
+                connection, request, partial(self._make_and_pull, connection, request, asked)
+            )
         return self._pull_for(connection, request, asked, group)
 
     def _make_and_pull(

@@ -15,17 +15,15 @@ from mqtemplate.message import MessageExt
 from mqtemplate.record.codec import without_check
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody, SubscriptionData
-from mqtemplate.remoting.protocol.headers.headers import (
-    QueryConsumeQueueRequestHeader,
+from mqtemplate.remoting.protocol.bodies.route import ConsumeQueueData, QueryConsumeQueueResponseBody, SubscriptionData
+from mqtemplate.remoting.protocol.headers.admin import QueryConsumeQueueRequestHeader
+from mqtemplate.remoting.protocol.headers.message import (
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientRegistry
-
-__all__ = ["QueryProcessor"]
 
 _UNIQUE_COUNT = 32
 """A question for a sender's id ignores how many it asks for. RocketMQ: ``defaultQueryMaxNum``."""

@@ -10,16 +10,14 @@ from typing import ClassVar
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import MessageError
+from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import RecallMessageRequestHeader, RecallMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader, RecallMessageResponseHeader
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.topic_configs import TopicConfigs
-from mqtemplate.pending import SteerStatus
-
-__all__ = ["RecallProcessor"]
 
 
 class RecallProcessor:
@@ -50,7 +48,7 @@ class RecallProcessor:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {asked.topic!r}")
         msg_id = self._check(asked)
         status = self._engine.cancel(asked.recall_handle).status
-        if status is not SteerStatus.CANCELLED:
+        if status is not ScheduleChangeStatus.CANCELLED:
             raise RefusedError(
                 ResponseCode.ILLEGAL_OPERATION, f"message {msg_id} cannot be called back: {_why(status)}"
             )
@@ -74,7 +72,7 @@ class RecallProcessor:
         return handle.msg_id
 
 
-def _why(status: SteerStatus) -> str:
-    if status is SteerStatus.ALREADY_DELIVERED:
+def _why(status: ScheduleChangeStatus) -> str:
+    if status is ScheduleChangeStatus.ALREADY_DELIVERED:
         return "it was delivered already"
     return "no such message waits here"

@@ -13,12 +13,12 @@ import structlog
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.brokers.embedded.replies import received_reply
+from mqtemplate.compression import decompress_body
 from mqtemplate.errors import BrokerError, ConversionError
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.compression import decompress_body
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.message import (
     ReplyMessageRequestHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
@@ -28,8 +28,6 @@ from mqtemplate.remoting.protocol.properties import decode_properties_text, enco
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.response import RefusedError
-
-__all__ = ["ReplyProcessor"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 

@@ -12,8 +12,6 @@ from mqtemplate.delay import handle_of
 from mqtemplate.errors import MessageError, StoreError
 from mqtemplate.message import (
     DELAY_PROPERTIES,
-    DLQ_TOPIC_PREFIX,
-    RETRY_TOPIC_PREFIX,
     HostAddress,
     Message,
     Property,
@@ -24,8 +22,8 @@ from mqtemplate.message import (
 from mqtemplate.record.codec import CHECK_NAME, RecordDraft, pack_host
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
@@ -33,16 +31,15 @@ from mqtemplate.remoting.protocol.headers.headers import (
 from mqtemplate.remoting.protocol.messages import decode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.remoting.server import Processor
+from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_creation import ensure_group
 from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.deferred_work import Later
 from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.queue_locks import QueueLocks
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.topic_creation import TopicMaker
 from mqtemplate.store import PutResult
-
-__all__ = ["SendProcessor"]
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 _ONE_BROKERS_OWN = ("POP_CK", CHECK_NAME)
@@ -63,7 +60,7 @@ class SendProcessor:
         locks: QueueLocks,
         topics: TopicMaker,
         writer: MessageWriter,
-        later: Later,
+        later: DeferredWork,
     ) -> None:
         self._engine = engine
         self._host = engine.settings.listen_host
@@ -72,7 +69,7 @@ class SendProcessor:
         self._locks = locks
         self._topics = topics
         self._writer = writer
-        self._later = later
+        self._deferred_work = later
         self._region = settings.region_id
         self._trace_on = "true" if settings.trace_on else "false"
         self._added = {
@@ -104,7 +101,7 @@ class SendProcessor:
             topic = None if settings is None else self._target_of_retry(sent, settings, request.version)
         if topic is not None and self._topics.has(topic):
             return self._store(connection, request, sent, topic)
-        return self._later.answer(connection, request, partial(self._make_and_store, connection, request, sent))
+        return self._deferred_work.answer(connection, request, partial(self._make_and_store, connection, request, sent))
 
     def _make_and_store(
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader
@@ -148,7 +145,7 @@ class SendProcessor:
         self._fill(draft, sent, connection.remote)
         put = self._writer.put(draft, topic, queue_id)
         if request.is_one_way:
-            self._writer.settle_unasked(put.end, (draft.topic,))
+            self._writer.confirm_one_way(put.end, (draft.topic,))
             return None
         waits = draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX)
         header = SendMessageResponseHeader(
@@ -177,7 +174,7 @@ class SendProcessor:
         self._fill(draft, sent, connection.remote)
         put = self._engine.transactions.prepare(draft)
         if request.is_one_way:
-            self._writer.settle_unasked(put.end, ())
+            self._writer.confirm_one_way(put.end, ())
             return None
         header = SendMessageResponseHeader(
             msg_id=offset_msg_id(self._host, put.physical_offset),
@@ -211,7 +208,7 @@ class SendProcessor:
         puts = self._writer.put_all(drafts, topic, queue_id)
         topics = list({draft.topic for draft in drafts})
         if request.is_one_way:
-            self._writer.settle_unasked(puts[-1].end, topics)
+            self._writer.confirm_one_way(puts[-1].end, topics)
             return None
         waiting = [pair for pair in zip(drafts, puts, strict=True) if pair[0].topic != topic]
         header = SendMessageResponseHeader(
@@ -267,7 +264,7 @@ class SendProcessor:
             else:  # it is stored, and not safe
                 connection.reply(request.response(ResponseCode.FLUSH_DISK_TIMEOUT, header, remark=str(error)))
 
-        self._writer.settle(end, topics, done)
+        self._writer.confirm(end, topics, done)
 
 
 def _is_half(message: Message, sent: SendMessageRequestHeader) -> bool:

@@ -12,21 +12,20 @@ import structlog
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import StoreError
-from mqtemplate.message import DLQ_TOPIC_PREFIX, Message, MessageExt, Property
+from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.record.codec import StoredRecord, SysFlag, to_message_ext
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
-from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.headers.headers import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 from mqtemplate.remoting.server import Processor
+from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_creation import ensure_group
 from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.deferred_work import Later
 from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_creation import TopicMaker
-
-__all__ = ["SendBackProcessor"]
+from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
@@ -43,31 +42,33 @@ class SendBackProcessor:
         groups: SubscriptionGroupTable,
         topics: TopicMaker,
         writer: MessageWriter,
-        later: Later,
+        later: DeferredWork,
     ) -> None:
         self._engine = engine
         self._groups = groups
         self._topics = topics
         self._writer = writer
-        self._later = later
+        self._deferred_work = later
 
     def processors(self) -> dict[int, Processor]:
         """Request code -> what answers it."""
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self._process}
 
-    def _send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+    def _process(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         asked = request.header(ConsumerSendMsgBackRequestHeader)
         settings = self._groups.find(asked.group)
         if settings is None:
-            return self._later.answer(connection, request, partial(self._make_group, connection, request, asked))
-        return self._give_back(connection, request, asked, settings)
+            return self._deferred_work.answer(
+                connection, request, partial(self._make_group, connection, request, asked)
+            )
+        return self._send_back(connection, request, asked, settings)
 
     def _make_group(
         self, connection: Connection, request: RemotingCommand, asked: ConsumerSendMsgBackRequestHeader
     ) -> RemotingCommand | None:
-        return self._give_back(connection, request, asked, ensure_group(self._groups, asked.group))
+        return self._send_back(connection, request, asked, ensure_group(self._groups, asked.group))
 
-    def _give_back(
+    def _send_back(
         self,
         connection: Connection,
         request: RemotingCommand,
@@ -88,7 +89,9 @@ class SendBackProcessor:
         if self._topics.has(again.topic):
             store()
             return None
-        return self._later.answer(connection, request, partial(self._make_and_store, again.topic, settings, store))
+        return self._deferred_work.answer(
+            connection, request, partial(self._make_and_store, again.topic, settings, store)
+        )
 
     def _again(
         self,
@@ -123,7 +126,7 @@ class SendBackProcessor:
         record: StoredRecord,
     ) -> None:
         queue_id = self._topics.queue(again.topic, -1)
-        draft = self._engine.drafts.make_again(again, message, queue_id, self._engine.clock.now_ms())
+        draft = self._engine.drafts.make_send_back(again, message, queue_id, self._engine.clock.now_ms())
         draft.sys_flag = record.sys_flag
         put = self._writer.put(draft, again.topic, queue_id)
 
@@ -131,7 +134,7 @@ class SendBackProcessor:
             code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
             connection.reply(request.response(code, remark=None if error is None else str(error)))
 
-        self._writer.settle(put.end, (draft.topic,), done)
+        self._writer.confirm(put.end, (draft.topic,), done)
 
 
 def _message_in(record: StoredRecord, broker_name: str) -> MessageExt:

@@ -10,20 +10,18 @@ import structlog
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.brokers.embedded.transactions.service import TransactionCheck
-from mqtemplate.brokers.embedded.transactions.records import HALF_TOPIC
 from mqtemplate.errors import MessageError, StoreError
 from mqtemplate.message import Property, offset_msg_id
 from mqtemplate.record.codec import RecordDraft, StoredRecord, SysFlag, find_property
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.remoting.server import Processor
 from mqtemplate.results import TransactionState
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.response import RefusedError
-
-__all__ = ["TransactionProcessor"]
+from mqtemplate.topics import HALF_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
@@ -79,7 +77,7 @@ class TransactionProcessor:
             code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
             connection.reply(request.response(code, remark=None if error is None else str(error)))
 
-        self._writer.settle(end.physical_end, end.topics, done)
+        self._writer.confirm(end.physical_end, end.topics, done)
         return None
 
     # --- questions -----------------------------------------------------------------------------

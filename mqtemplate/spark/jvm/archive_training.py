@@ -14,13 +14,11 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message
-from mqtemplate.spark.jvm.class_archive import QUIET, archive_path
 from mqtemplate.spark.container import SparkListenerContainer
+from mqtemplate.spark.jvm.class_archive import QUIET, archive_path
 from mqtemplate.spark.jvm.java import find_java
 from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, spark_listener
 from mqtemplate.spark.session import session
-
-__all__ = ["make_archive"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.spark")
 

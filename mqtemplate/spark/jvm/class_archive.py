@@ -13,8 +13,6 @@ from pathlib import Path
 from mqtemplate.spark.jvm.gateway import class_path
 from mqtemplate.spark.jvm.java import Java
 
-__all__ = ["QUIET", "archive_flags", "archive_path"]
-
 QUIET = "-Xlog:cds=off"
 """The JVM would name each class that cannot be archived."""
 

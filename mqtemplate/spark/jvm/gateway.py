@@ -16,8 +16,6 @@ from pathlib import Path
 from mqtemplate.errors import SparkError
 from mqtemplate.spark.jvm.java import Java
 
-__all__ = ["Gateway", "class_path", "launch"]
-
 _STARTS_WITHIN_S = 180.0
 _LOOK_EVERY_S = 0.02
 
@@ -97,7 +95,7 @@ def _environment(connection: Path) -> dict[str, str]:
 
 def _await_file(path: Path, process: subprocess.Popen[bytes], java: Java) -> None:
     """Wait until the JVM has written how to reach it; it moves the finished file into place."""
-    bell = threading.Event()  # nobody rings it: a file cannot
+    wake_event = threading.Event()  # nobody rings it: a file cannot
     for _ in range(int(_STARTS_WITHIN_S / _LOOK_EVERY_S)):
         if path.is_file():
             return
@@ -106,6 +104,6 @@ def _await_file(path: Path, process: subprocess.Popen[bytes], java: Java) -> Non
                 f"the Spark JVM ({java.executable}, Java {java.major}) ended with code {process.returncode} before "
                 "it was ready; its own words stand above, on stderr"
             )
-        bell.wait(_LOOK_EVERY_S)
+        wake_event.wait(_LOOK_EVERY_S)
     process.kill()
     raise SparkError(f"the Spark JVM ({java.executable}) was not ready after {_STARTS_WITHIN_S:.0f} s and was ended")

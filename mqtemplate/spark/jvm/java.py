@@ -14,8 +14,6 @@ from pathlib import Path
 
 from mqtemplate.errors import SparkError
 
-__all__ = ["OLDEST_JAVA", "Java", "find_java", "jvm_flags"]
-
 OLDEST_JAVA = 17
 
 _INSTALL = (

@@ -15,8 +15,6 @@ import numpy as np
 
 from mqtemplate.errors import StoreError, StoreFullError
 
-__all__ = ["Disk", "disk_error", "disk_errors", "write_all"]
-
 _Result = TypeVar("_Result")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TOUCHED_AT_ONCE = 256  # pages; numpy holds the interpreter lock over so few

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from mqtemplate.store.files.disk import Disk, disk_error, disk_errors
 
-__all__ = ["make_folder", "make_folders", "sync_folder"]
-
 
 def make_folder(folder: Path, disk: Disk) -> None:
     """Make *folder* and those above it that are missing, so that they last.

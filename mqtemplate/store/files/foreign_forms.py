@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store.files.store_files import Home
-
-__all__ = ["refuse_foreign_forms"]
+from mqtemplate.store.files.store_files import StoreFiles
 
 
-def refuse_foreign_forms(home: Home) -> None:
+def refuse_foreign_forms(store_files: StoreFiles) -> None:
     """Do nothing where the store can be read.
 
     The commit log is the same in every form. Queues in another form are no loss, but what RocketMQ wrote last is in
@@ -18,19 +16,19 @@ def refuse_foreign_forms(home: Home) -> None:
         StoreFormatError: The consume queues are in RocksDB or in batches, or have extension files.
     """
     for folder in ("consumequeue", "consumequeue_rocksdb"):
-        if home.exists(f"{folder}/CURRENT"):
+        if store_files.exists(f"{folder}/CURRENT"):
             raise StoreFormatError(
                 f"the consume queues of this folder are in RocksDB ({folder}/CURRENT; RocketMQ's storeType "
                 f"defaultRocksDB), which cannot be read here. {_anew(folder)} How far the consumer groups were, and "
                 "how many queues a topic has, is in RocksDB too, below config/, and begins anew"
             )
-    extended = _first_file(home, "consumequeue_ext")
+    extended = _first_file(store_files, "consumequeue_ext")
     if extended is not None:
         raise StoreFormatError(
             f"the consume queues of this folder have an extension ({extended}; RocketMQ's enableConsumeQueueExt), "
             f"which cannot be read here. {_anew('consumequeue', 'consumequeue_ext')}"
         )
-    batched = _first_file(home, "batchconsumequeue")
+    batched = _first_file(store_files, "batchconsumequeue")
     if batched is not None:
         raise StoreFormatError(
             f"this folder has a topic whose queues are in batches ({batched}; RocketMQ's queue.type BatchCQ), which "
@@ -45,10 +43,10 @@ def _anew(*folders: str) -> str:
     )
 
 
-def _first_file(home: Home, folder: str) -> str | None:
+def _first_file(store_files: StoreFiles, folder: str) -> str | None:
     """A file where those of a queue lie: ``folder/topic/queue/file``."""
-    for topic in home.list_folders(folder):
-        for queue_id in home.list_folders(f"{folder}/{topic}"):
-            for name in home.file_sizes(f"{folder}/{topic}/{queue_id}"):
+    for topic in store_files.list_folders(folder):
+        for queue_id in store_files.list_folders(f"{folder}/{topic}"):
+            for name in store_files.file_sizes(f"{folder}/{topic}/{queue_id}"):
                 return f"{folder}/{topic}/{queue_id}/{name}"
     return None

@@ -5,8 +5,6 @@ from __future__ import annotations
 from mqtemplate.record.codec import BadRecordError, parse_record
 from mqtemplate.store.files.mapped_file import MappedFile
 
-__all__ = ["is_lost_write"]
-
 _SECTOR = 512
 
 

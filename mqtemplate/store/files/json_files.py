@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store.files.store_files import Home
-
-__all__ = ["DataVersion", "dump_json", "load_json", "read_table", "understanding", "write_table"]
+from mqtemplate.store.files.store_files import StoreFiles
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 
@@ -45,7 +43,7 @@ class DataVersion:
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
 
 
-def read_table(home: Home, name: str) -> dict[str, Any]:
+def read_table(store_files: StoreFiles, name: str) -> dict[str, Any]:
     """The table in a file; from its ``.bak`` where the file is missing or empty, which is how upstream's way of
     writing leaves it after a crash; empty where there is neither.
 
@@ -53,7 +51,7 @@ def read_table(home: Home, name: str) -> dict[str, Any]:
         StoreFormatError: It is there, but is no JSON object.
     """
     for candidate in (name, f"{name}.bak"):
-        data = home.read_bytes(candidate)
+        data = store_files.read_bytes(candidate)
         if data:
             return _parse(candidate, data)
     return {}
@@ -72,7 +70,7 @@ def _parse(name: str, data: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def understanding(name: str) -> Iterator[None]:
+def format_errors(name: str) -> Iterator[None]:
     """Take the values out of a table that was read.
 
     Raises:
@@ -86,5 +84,5 @@ def understanding(name: str) -> Iterator[None]:
         ) from exc
 
 
-def write_table(home: Home, name: str, table: Mapping[str, Any]) -> None:
-    home.write_bytes(name, dump_json(table).encode())
+def write_table(store_files: StoreFiles, name: str, table: Mapping[str, Any]) -> None:
+    store_files.write_bytes(name, dump_json(table).encode())

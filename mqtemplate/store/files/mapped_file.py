@@ -11,8 +11,6 @@ from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.disk import Disk, disk_error, disk_errors
 from mqtemplate.store.files.folders import make_folder, make_folders
 
-__all__ = ["MappedFile"]
-
 
 class MappedFile:
     """A preallocated file, mapped whole; or, without a path, that much anonymous memory.

@@ -12,10 +12,8 @@ import structlog
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.disk import Disk, disk_errors
 from mqtemplate.store.files.folders import sync_folder
-from mqtemplate.store.layout import file_name
 from mqtemplate.store.files.mapped_file import MappedFile
-
-__all__ = ["MappedFileQueue"]
+from mqtemplate.store.layout import file_name
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store.files.store_files import Home
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.files.store_files import StoreFiles
 
-__all__ = ["open_files"]
 
-
-def open_files(home: Home, folder: str, file_size: int, setting: str, *, lasting: bool = True) -> MappedFileQueue:
+def open_files(
+    store_files: StoreFiles, folder: str, file_size: int, setting: str, *, lasting: bool = True
+) -> MappedFileQueue:
     """The mapped files in a folder.
 
     Args:
@@ -21,9 +21,9 @@ def open_files(home: Home, folder: str, file_size: int, setting: str, *, lasting
         StoreFormatError: They have another length; or a name does not belong there, or one is missing.
     """
     try:
-        return home.mapped_queue(folder, file_size, lasting=lasting)
+        return store_files.mapped_queue(folder, file_size, lasting=lasting)
     except StoreFormatError as exc:
-        lengths = Counter(length for length in home.file_sizes(folder).values() if length)
+        lengths = Counter(length for length in store_files.file_sizes(folder).values() if length)
         if not lengths or file_size in lengths:
             raise
         found = lengths.most_common(1)[0][0]

@@ -14,14 +14,12 @@ from mqtemplate.store.files.folders import make_folder
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 
-__all__ = ["ABORT_FILE", "FolderHome", "Home", "MemoryHome"]
-
 ABORT_FILE = "abort"
-"""There while a process owns the home: "<pid> <boot id>". One that is found at a start was left by a process that did
+"""Exists while a process owns the directory: "<pid> <boot id>". A file found at start was left by a process that did
 not close the store. RocketMQ writes the pid alone, and reads neither."""
 
 
-class Home(ABC):
+class StoreFiles(ABC):
     """Gives out files by their names, such as ``config/delayOffset.json``. Both kinds run the same code above."""
 
     @abstractmethod
@@ -67,7 +65,7 @@ class Home(ABC):
         return "-"
 
     def mark_open(self) -> None:
-        """Note that this process owns the home, until `mark_closed`."""
+        """Note that this process owns the store_files, until `mark_closed`."""
         self.write_bytes(ABORT_FILE, f"{os.getpid()} {self.boot_id()}".encode())
 
     def mark_closed(self) -> None:
@@ -97,7 +95,7 @@ class Home(ABC):
         return 0.0
 
 
-class MemoryHome(Home):
+class MemoryStoreFiles(StoreFiles):
     """Nothing outlives the object: for tests, and for work that may be lost."""
 
     def __init__(self) -> None:
@@ -138,7 +136,7 @@ class MemoryHome(Home):
         return {}
 
 
-class FolderHome(Home):
+class FolderStoreFiles(StoreFiles):
     """A folder. Its ``lock`` file is held the way RocketMQ holds it, so that neither opens what the other has open."""
 
     _LOCK = "lock"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.java_hash import java_string_hashes
+from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.layout import (
     INDEX_HEADER_SIZE,
     INDEX_SLOT_DTYPE,
@@ -20,9 +21,6 @@ from mqtemplate.store.layout import (
     unpack_index_header,
     unpack_index_unit,
 )
-from mqtemplate.store.files.mapped_file import MappedFile
-
-__all__ = ["IndexFile", "KeyRows", "index_key_hashes", "to_index_hashes"]
 
 _MOST_SECONDS = 0x7FFF_FFFF
 _CLOCK_STEP_MS = 3_600_000

@@ -11,10 +11,8 @@ import structlog
 from mqtemplate.record.codec import HOST_FLAGS, MAGIC_V1, SysFlag
 from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.index.index_file import KeyRows
-from mqtemplate.store.log_walk import HEAD, is_blank, record_in
 from mqtemplate.store.index.record_tails import hash_keys, tail_of
-
-__all__ = ["KeyReader"]
+from mqtemplate.store.log_walk import HEAD, is_blank, record_in
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
@@ -101,7 +99,7 @@ class KeyReader:
     def _skip_damage(self, end: int) -> None:
         """Go on with the next whole record. It may lie before `position`, if it was the size that led astray."""
         damaged = self.position
-        behind = self._log.find_record_behind(damaged if self._last_start < 0 else self._last_start)
+        behind = self._log.find_record_after(damaged if self._last_start < 0 else self._last_start)
         self.go_to(end if behind is None else min(behind, end))
         _log.warning(
             "store.index_skips_damage",

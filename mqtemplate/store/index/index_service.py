@@ -12,14 +12,12 @@ import structlog
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.commit_log import CommitLog
-from mqtemplate.store.files.store_files import Home
+from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index.index_file import IndexFile, KeyRows, index_key_hashes
 from mqtemplate.store.index.index_keys import KeyReader
 from mqtemplate.store.layout import IndexHeader, index_file_size
 from mqtemplate.store.log_walk import record_head
 from mqtemplate.store.settings import StoreSettings
-
-__all__ = ["IndexService"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
@@ -51,8 +49,8 @@ class IndexService:
 
     name = "store.index"
 
-    def __init__(self, home: Home, settings: StoreSettings, clock: Clock) -> None:
-        self._home = home
+    def __init__(self, store_files: StoreFiles, settings: StoreSettings, clock: Clock) -> None:
+        self._store_files = store_files
         self._clock = clock
         self._slots_total = settings.max_hash_slot_num
         self._units_total = settings.max_index_num
@@ -91,13 +89,13 @@ class IndexService:
 
     def _open_files(self, *, was_clean: bool) -> None:
         size = index_file_size(self._slots_total, self._units_total)
-        sizes = {name: length for name, length in self._home.file_sizes(_FOLDER).items() if _is_file_name(name)}
+        sizes = {name: length for name, length in self._store_files.file_sizes(_FOLDER).items() if _is_file_name(name)}
         for name, length in sizes.items():
             if length in (0, size):
                 self._files.append(self._open_file(name))
             elif length < size and not was_clean and name == max(sizes):
                 _log.warning("store.index_file_torn", file=name, size=length)
-                self._home.delete(f"{_FOLDER}/{name}")
+                self._store_files.delete(f"{_FOLDER}/{name}")
             else:
                 raise StoreFormatError(self._wrong_size(name, length, size))
 
@@ -110,7 +108,7 @@ class IndexService:
         )
 
     def _open_file(self, name: str) -> IndexFile:
-        file = self._home.open_mapped(f"{_FOLDER}/{name}", index_file_size(self._slots_total, self._units_total))
+        file = self._store_files.open_mapped(f"{_FOLDER}/{name}", index_file_size(self._slots_total, self._units_total))
         return IndexFile(file, name, self._slots_total, self._units_total)
 
     def _mend(self, durable_timestamp: int, *, was_clean: bool) -> None:

@@ -17,8 +17,6 @@ from mqtemplate.java_hash import java_hash_of_rows
 from mqtemplate.record.codec import StoredRecord, find_property
 from mqtemplate.store.index.index_file import index_key_hashes, to_index_hashes
 
-__all__ = ["hash_keys", "keys_of", "tail_of"]
-
 _FEWEST = 8
 """Tails that are worth the trouble of finding out their shape."""
 _MOST_SHAPES = 8

@@ -18,7 +18,7 @@ from mqtemplate.testing.contract.replies import ReplyContract
 from mqtemplate.testing.contract.retries import RetryContract
 from mqtemplate.testing.contract.selecting import SelectContract
 from mqtemplate.testing.contract.sending import SendContract
-from mqtemplate.testing.contract.steering import SteeringContract
+from mqtemplate.testing.contract.steering import ScheduleChangeContract
 from mqtemplate.testing.contract.transactions import TransactionContract
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 from mqtemplate.testing.contract.whole import BrokerContract
@@ -33,8 +33,8 @@ __all__ = [
     "ReceiveContract",
     "ReplyContract",
     "RetryContract",
+    "ScheduleChangeContract",
     "SelectContract",
     "SendContract",
-    "SteeringContract",
     "TransactionContract",
 ]

@@ -11,8 +11,6 @@ from mqtemplate.errors import DelayError
 from mqtemplate.message import Message, Property
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
-__all__ = ["DelayContract"]
-
 _LEVEL_1_MS = 1_000
 _TWO_HOURS_MS = 7_200_000
 

@@ -10,8 +10,6 @@ from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, P
 from mqtemplate.results import SendResult
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
-__all__ = ["FindingContract"]
-
 _LEVEL_1_MS = 1_000
 _AN_HOUR_MS = 3_600_000
 

@@ -11,8 +11,6 @@ from mqtemplate.errors import BrokerClosedError, ListenerError
 from mqtemplate.message import MessageExt
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
-__all__ = ["GroupContract"]
-
 _GENEROUS_S = 30.0
 
 

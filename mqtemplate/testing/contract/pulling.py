@@ -12,8 +12,6 @@ from mqtemplate.results import PullStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
-__all__ = ["PullContract"]
-
 _GENEROUS_S = 30.0
 
 

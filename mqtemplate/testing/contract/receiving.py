@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from mqtemplate.message import DLQ_TOPIC_PREFIX, MessageExt
+from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
-
-__all__ = ["ReceiveContract"]
+from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
 
 class _Reader:

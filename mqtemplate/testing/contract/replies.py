@@ -9,8 +9,6 @@ from mqtemplate.errors import MessageError, RequestTimeoutError
 from mqtemplate.message import Message, Property
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
-__all__ = ["ReplyContract"]
-
 _TIMEOUT_MS = 10_000
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from mqtemplate.broker import Capability
-from mqtemplate.message import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, Property
+from mqtemplate.message import Property
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
-
-__all__ = ["RetryContract"]
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _LEVEL_MS = {1: 1_000, 2: 5_000, 3: 10_000, 4: 30_000, 5: 60_000}
 

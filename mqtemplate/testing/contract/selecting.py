@@ -8,11 +8,9 @@ from mqtemplate.broker import Capability
 from mqtemplate.errors import ListenerError, SelectorError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.results import PullStatus
-from mqtemplate.selectors.tags import SelectorType, TagSelector, make_selector
 from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.tags import SelectorType, TagSelector, make_selector
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
-
-__all__ = ["SelectContract"]
 
 _PRICES = ("3", "7", "12", "cheap", "20")
 

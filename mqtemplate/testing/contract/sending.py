@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.errors import BrokerClosedError, DestinationError, MessageError
-from mqtemplate.message import SCHEDULE_TOPIC, Message, Property
+from mqtemplate.message import Message, Property
 from mqtemplate.results import SendStatus
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
-
-__all__ = ["SendContract"]
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 
 class SendContract:

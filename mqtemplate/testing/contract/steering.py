@@ -7,11 +7,9 @@ import pytest
 from mqtemplate.broker import Capability
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import Message, Property
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.results import SendResult
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
-from mqtemplate.pending import PendingQuery, SteerStatus
-
-__all__ = ["SteeringContract"]
 
 _DELAY_MS = 5_000
 _KINDS = pytest.mark.parametrize("kind", ["level", "timer"])
@@ -23,11 +21,11 @@ def _send_waiting(under_test: BrokerUnderTest, topic: str, body: str, kind: str,
     return under_test.send(topic, body, properties={**delay, **properties})
 
 
-class SteeringContract:
+class ScheduleChangeContract:
     @_KINDS
     def test_what_is_cancelled_never_comes(self, under_test: BrokerUnderTest, kind: str) -> None:
         """U1, X2: by handle, for levels and timers alike."""
-        under_test.needs(Capability.STEER)
+        under_test.needs(Capability.SCHEDULE_CHANGE)
         topic = under_test.topic()
         taken_back = _send_waiting(under_test, topic, "taken back", kind)
         _send_waiting(under_test, topic, "kept", kind)
@@ -36,13 +34,13 @@ class SteeringContract:
         under_test.pass_time(_DELAY_MS + 1_000)
         member = under_test.join("billing", topic)
 
-        assert (result.status, result.count) == (SteerStatus.CANCELLED, 1)
+        assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 1)
         assert under_test.take_one(member).body == b"kept"
         assert under_test.takes_nothing(member)
 
     @_KINDS
     def test_the_answer_tells_what_became_of_a_message(self, under_test: BrokerUnderTest, kind: str) -> None:
-        under_test.needs(Capability.STEER)
+        under_test.needs(Capability.SCHEDULE_CHANGE)
         topic = under_test.topic()
         delivered = _send_waiting(under_test, topic, "delivered", kind)
         under_test.pass_time(_DELAY_MS)
@@ -50,13 +48,13 @@ class SteeringContract:
         cancelled = _send_waiting(under_test, topic, "cancelled", kind)
         under_test.broker.cancel(cancelled.handle)
 
-        assert under_test.broker.cancel(delivered.handle).status is SteerStatus.ALREADY_DELIVERED
-        assert under_test.broker.cancel(cancelled.handle).status is SteerStatus.CANCELLED
-        assert under_test.broker.cancel(key=under_test.name("nobody")).status is SteerStatus.UNKNOWN
+        assert under_test.broker.cancel(delivered.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
+        assert under_test.broker.cancel(cancelled.handle).status is ScheduleChangeStatus.CANCELLED
+        assert under_test.broker.cancel(key=under_test.name("nobody")).status is ScheduleChangeStatus.UNKNOWN
 
     @_KINDS
     def test_a_key_names_all_that_waits_under_it(self, under_test: BrokerUnderTest, kind: str) -> None:
-        under_test.needs(Capability.STEER)
+        under_test.needs(Capability.SCHEDULE_CHANGE)
         topic, other = under_test.topic(), under_test.topic(stem="invoices")
         key = under_test.name("4466")
         for body in ("one", "two"):
@@ -66,7 +64,7 @@ class SteeringContract:
         result = under_test.broker.cancel(key=key, topic=topic)
         under_test.pass_time(_DELAY_MS + 1_000)
 
-        assert (result.status, result.count) == (SteerStatus.CANCELLED, 2)
+        assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 2)
         assert under_test.take_one(under_test.join("billing", other)).body == b"of another topic"
         assert under_test.takes_nothing(under_test.join("shipping", topic))
 
@@ -76,7 +74,7 @@ class SteeringContract:
         self, under_test: BrokerUnderTest, kind: str, new_delay_ms: int
     ) -> None:
         """X2: now, sooner, later."""
-        under_test.needs(Capability.STEER)
+        under_test.needs(Capability.SCHEDULE_CHANGE)
         topic = under_test.topic()
         sent = _send_waiting(under_test, topic, "moved", kind, TAGS="paid")
         new_ms = under_test.now_ms() + new_delay_ms
@@ -86,26 +84,26 @@ class SteeringContract:
         member = under_test.join("billing", topic, "paid")
         message = under_test.take_one(member)
 
-        assert (result.status, result.count) == (SteerStatus.RESCHEDULED, 1)
+        assert (result.status, result.count) == (ScheduleChangeStatus.RESCHEDULED, 1)
         assert message.store_timestamp >= new_ms
         assert message.msg_id == sent.msg_id
         assert under_test.takes_nothing(member)
 
     def test_a_batch_is_cancelled_by_its_handle(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.STEER)
+        under_test.needs(Capability.SCHEDULE_CHANGE)
         under_test.needs(Capability.BATCH_DELAY)
         topic = under_test.topic()
         messages = [Message(topic, b"%d" % number, {Property.DELAY: "2"}) for number in range(3)]
 
         result = under_test.broker.cancel(under_test.broker.send_batch(messages).handle)
 
-        assert (result.status, result.count) == (SteerStatus.CANCELLED, 3)
+        assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 3)
 
     def test_a_message_that_does_not_wait_has_no_handle(self, under_test: BrokerUnderTest) -> None:
         assert under_test.send(under_test.topic(), "now").handle is None
 
     def test_nonsense_is_refused(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.STEER)
+        under_test.needs(Capability.SCHEDULE_CHANGE)
         broker = under_test.broker
         sent = _send_waiting(under_test, under_test.topic(), "stays", "level")
 
@@ -117,7 +115,7 @@ class SteeringContract:
             broker.reschedule(sent.handle, under_test.now_ms() + under_test.longest_delay_ms + 60_000)
 
     def test_what_was_steered_stays_so_over_a_restart(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.STEER)
+        under_test.needs(Capability.SCHEDULE_CHANGE)
         topic = under_test.topic()
         for kind in ("level", "timer"):
             under_test.broker.cancel(_send_waiting(under_test, topic, f"{kind} gone", kind).handle)

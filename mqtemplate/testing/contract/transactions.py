@@ -10,8 +10,6 @@ from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.results import HalfMessage, SendStatus, TransactionState
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
-__all__ = ["TransactionContract"]
-
 _DELAY_MS = 2_000
 
 

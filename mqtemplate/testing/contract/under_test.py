@@ -17,8 +17,6 @@ from mqtemplate.results import SendResult
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.testing.harness import Harness
 
-__all__ = ["BrokerUnderTest"]
-
 _GLANCE_MS = 100
 _Answer = TypeVar("_Answer")
 

@@ -11,10 +11,8 @@ from mqtemplate.testing.contract.replies import ReplyContract
 from mqtemplate.testing.contract.retries import RetryContract
 from mqtemplate.testing.contract.selecting import SelectContract
 from mqtemplate.testing.contract.sending import SendContract
-from mqtemplate.testing.contract.steering import SteeringContract
+from mqtemplate.testing.contract.steering import ScheduleChangeContract
 from mqtemplate.testing.contract.transactions import TransactionContract
-
-__all__ = ["BrokerContract"]
 
 
 class BrokerContract(
@@ -23,7 +21,7 @@ class BrokerContract(
     GroupContract,
     RetryContract,
     DelayContract,
-    SteeringContract,
+    ScheduleChangeContract,
     FindingContract,
     SelectContract,
     TransactionContract,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, SerializeType
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long
 
 __all__ = ["bodies", "commands", "header_of", "int4", "texts"]
 

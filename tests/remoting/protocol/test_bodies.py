@@ -11,27 +11,29 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol import RequestCode, bodies, fastjson
-from mqtemplate.remoting.protocol.bodies.bodies import (
-    REQUEST_BODIES,
-    RESPONSE_BODIES,
-    BrokerData,
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol.bodies import fastjson
+from mqtemplate.remoting.protocol.bodies.fastjson import dumps, loads
+from mqtemplate.remoting.protocol.bodies.group import (
     ConsumeStats,
     HeartbeatData,
-    JsonBody,
-    KVTable,
     LockBatchRequestBody,
     OffsetWrapper,
     QueryCorrectionOffsetBody,
-    QueueData,
     ResetOffsetBody,
+    UserInfo,
+)
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, encode_list
+from mqtemplate.remoting.protocol.bodies.route import (
+    BrokerData,
+    KVTable,
+    QueueData,
     TopicConfig,
     TopicRouteData,
     TopicStatsTable,
-    UserInfo,
-    encode_list,
 )
-from mqtemplate.remoting.protocol.bodies.fastjson import dumps, loads
+from tests.remoting.protocol import code_tables as bodies
+from tests.remoting.protocol.code_tables import REQUEST_BODIES, RESPONSE_BODIES
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.strategies import bodies as bodies_of
 

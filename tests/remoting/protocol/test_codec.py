@@ -25,7 +25,7 @@ from mqtemplate.remoting.protocol import (
     json_header,
 )
 from mqtemplate.remoting.protocol.codes import Version
-from mqtemplate.remoting.protocol.headers.headers import GetRouteInfoRequestHeader
+from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.strategies import commands
 

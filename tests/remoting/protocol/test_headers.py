@@ -10,21 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, headers
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, header, wire
-from mqtemplate.remoting.protocol.headers.headers import (
-    REQUEST_HEADERS,
-    RESPONSE_HEADERS,
-    BoundaryType,
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long, header, wire
+from mqtemplate.remoting.protocol.headers.group import (
     GetMaxOffsetRequestHeader,
+    SearchOffsetRequestHeader,
+    UnregisterClientRequestHeader,
+)
+from mqtemplate.remoting.protocol.headers.message import (
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
-    SearchOffsetRequestHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
-    UnregisterClientRequestHeader,
 )
+from tests.remoting.protocol import code_tables as headers
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS, RESPONSE_HEADERS
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.strategies import header_of
 

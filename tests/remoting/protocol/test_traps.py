@@ -9,10 +9,12 @@ import json
 
 import pytest
 
+from mqtemplate.checksum import crc32
+from mqtemplate.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.java_hash import java_string_hash, tags_code
 from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id
-from mqtemplate.record.codec import crc32, pack_host, parse_record
+from mqtemplate.record.codec import pack_host, parse_record
 from mqtemplate.remoting.protocol import (
     CURRENT_VERSION,
     RemotingCommand,
@@ -23,14 +25,18 @@ from mqtemplate.remoting.protocol import (
     encode_command,
 )
 from mqtemplate.remoting.protocol.acl import is_signed_with, sign_command, signed_content
-from mqtemplate.remoting.protocol.bodies.bodies import BrokerData, ClusterInfo, SubscriptionData, TopicOffset, TopicStatsTable
+from mqtemplate.remoting.protocol.bodies.route import (
+    BrokerData,
+    ClusterInfo,
+    SubscriptionData,
+    TopicOffset,
+    TopicStatsTable,
+)
 from mqtemplate.remoting.protocol.codes import Perm, PullSysFlag
-from mqtemplate.remoting.protocol.compression import CompressionType, compress_body, decompress_body
-from mqtemplate.remoting.protocol.headers.headers import (
-    REQUEST_HEADERS,
+from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader
+from mqtemplate.remoting.protocol.headers.message import (
     ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,
-    GetMaxOffsetRequestHeader,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
@@ -39,6 +45,7 @@ from mqtemplate.remoting.protocol.headers.headers import (
 )
 from mqtemplate.remoting.protocol.messages import decode_batch, decode_messages, decode_offset_msg_id, encode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.remoting.protocol.golden_file import golden
 
 SEND = {"a": "g", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0"}

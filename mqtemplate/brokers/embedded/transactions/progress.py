@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from mqtemplate.brokers.embedded.transactions.records import OP_TOPIC, follows, is_announced, offsets_in
+from mqtemplate.brokers.embedded.transactions.records import follows, is_announced, offsets_in
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.message import SCHEDULE_TOPIC, TIMER_TOPIC, Property
+from mqtemplate.message import Property
 from mqtemplate.record.codec import StoredRecord, SysFlag, find_property
 from mqtemplate.store import MessageStore
-
-__all__ = ["Marks", "OpProgress", "read_marks", "was_committed"]
+from mqtemplate.topics import OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 

@@ -28,26 +28,8 @@ from mqtemplate.record.codec import (
     encode_properties,
     find_property,
 )
+from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
 
-__all__ = [
-    "CHECK_MAX_TOPIC",
-    "HALF_TOPIC",
-    "OP_TOPIC",
-    "TRANSACTION_GROUP",
-    "HalfTimes",
-    "committed_properties",
-    "discarded_draft",
-    "follows",
-    "half_draft",
-    "half_times",
-    "is_announced",
-    "offsets_in",
-    "op_draft",
-    "renewed_draft",
-]
-
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 """As which consumer group the progress in both topics is kept."""

@@ -19,8 +19,6 @@ from mqtemplate.brokers.embedded.settings import TransactionLimits
 from mqtemplate.brokers.embedded.transactions.progress import OpProgress, read_marks, was_committed
 from mqtemplate.brokers.embedded.transactions.records import (
     CHECK_MAX_TOPIC,
-    HALF_TOPIC,
-    OP_TOPIC,
     TRANSACTION_GROUP,
     discarded_draft,
     half_draft,
@@ -33,8 +31,7 @@ from mqtemplate.message import Property
 from mqtemplate.record.codec import RecordDraft, StoredRecord, find_property
 from mqtemplate.results import TransactionState
 from mqtemplate.store import ConsumerOffsets, MessageStore, PutResult, TopicTable
-
-__all__ = ["TransactionCheck", "TransactionChecker", "TransactionEnd", "TransactionService"]
+from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
@@ -238,7 +235,7 @@ class TransactionService:
     def prepare(self, draft: RecordDraft) -> PutResult:
         """Store the half message for *draft*, which is on its way to its real topic, with all its properties.
 
-        It is not promised to be safe before `MessageStore.settle` returned.
+        It is not promised to be safe before `MessageStore.confirm` returned.
 
         Raises:
             MessageError: It names no producer group; or it is too large.
@@ -269,7 +266,7 @@ class TransactionService:
         *,
         remark: str | None = None,
     ) -> TransactionEnd | None:
-        """End a transaction. What this writes is not promised to be safe before `MessageStore.settle` returned.
+        """End a transaction. What this writes is not promised to be safe before `MessageStore.confirm` returned.
 
         Args:
             half_offset: Queue offset of the half message, as the producer or its checker was told.
@@ -344,7 +341,7 @@ class TransactionService:
         if self._next_step_ms is None or due_ms < self._next_step_ms:
             self._wake()
 
-    def somebody_came(self) -> None:
+    def producer_connected(self) -> None:
         """Somebody who can be asked is there now: what nobody could be asked about is asked for at once."""
         with self._lock:
             now_ms = self._store.clock.now_ms()
@@ -418,7 +415,7 @@ class TransactionService:
         topic, queue_id = _destination(record)
         put = self._replace(half, renewed_draft(record, checks))[-1]
         self._asked.add()
-        self._store.settle_meanwhile(put.end, ())
+        self._store.confirm_in_background(put.end, ())
         _log.info("transaction.check", group=group, topic=topic, half_offset=put.queue_offset, checks=checks)
         return TransactionCheck(group, topic, queue_id, self._store.read(put.physical_offset, put.size))
 
@@ -426,7 +423,7 @@ class TransactionService:
         self._topics.create(CHECK_MAX_TOPIC, 1)
         put = self._replace(half, discarded_draft(record))[-1]
         self._discarded.add()
-        self._store.settle_meanwhile(put.end, (CHECK_MAX_TOPIC,))
+        self._store.confirm_in_background(put.end, (CHECK_MAX_TOPIC,))
         _log.error(
             "transaction.discarded",
             topic=_destination(record)[0],

@@ -12,24 +12,22 @@ from typing import Protocol
 
 import structlog
 
-from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.client_instance import GroupMember
+from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.remoting import Channel
 from mqtemplate.remoting.protocol import CURRENT_VERSION, RemotingCommand, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerRunningInfo,
     GetConsumerStatusBody,
     ProcessQueueInfo,
     ResetOffsetBody,
 )
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.headers.group import (
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     ResetOffsetRequestHeader,
 )
-
-__all__ = ["MemberAdmin"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 

@@ -14,34 +14,33 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.rebalance import allocate_averagely, in_javas_order
-from mqtemplate.brokers.remote.errors import answer_problem, check_answer
 from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
-from mqtemplate.brokers.remote.sent_offsets import SentMarks
-from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.consuming.offsets import BrokerOffsets, MemberOffsets
 from mqtemplate.brokers.remote.consuming.pull import MemberPulls, subscription_data
+from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
+from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
+from mqtemplate.brokers.remote.consuming.send_back import SendBack
+from mqtemplate.brokers.remote.errors import answer_problem, check_answer
+from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.queries import RemoteQueries
-from mqtemplate.brokers.remote.consuming.send_back import GivingBack
 from mqtemplate.brokers.remote.routes import RouteTable
+from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError, UnsupportedError
-from mqtemplate.message import RETRY_TOPIC_PREFIX, MessageExt, MessageQueue
+from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import (
+from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
     ConsumerData,
     GetConsumerListByGroupResponseBody,
-    SubscriptionData,
 )
-from mqtemplate.remoting.protocol.headers.headers import ConsumerGroupRequestHeader
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
 from mqtemplate.selectors.tags import Selector, TagSelector
-from mqtemplate.services import Bell
-
-__all__ = ["MemberParts", "RemoteConsumer"]
+from mqtemplate.services import WakeEvent
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
@@ -65,8 +64,8 @@ class MemberParts:
     routes: RouteTable
     queries: RemoteQueries
     brokers_offsets: BrokerOffsets
-    giving_back: GivingBack
-    marks: SentMarks
+    send_back: SendBack
+    marks: SentOffsets
     need_heartbeat: Callable[[], None]
     need_rebalance: Callable[[], None]
     left: Callable[[RemoteConsumer], None]
@@ -90,7 +89,7 @@ class RemoteConsumer(Consumer):
         self.instance = instance
         self.offsets = offsets
         self._parts = parts
-        self._bell = Bell()
+        self._wake_event = WakeEvent()
         self.has_joined = False
         self._is_closed = False
         self._is_woken = False
@@ -122,7 +121,7 @@ class RemoteConsumer(Consumer):
             parts.clock,
             settings.pull_threshold_messages,
             settings.pull_threshold_bytes,
-            self._bell.ring,
+            self._wake_event.set,
         )
 
     def _subscribe(self, version: int) -> dict[str, tuple[Selector, SubscriptionData]]:
@@ -296,7 +295,7 @@ class RemoteConsumer(Consumer):
 
     def wake(self) -> None:
         self._is_woken = True
-        self._bell.ring()
+        self._wake_event.set()
 
     def poll(
         self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
@@ -311,7 +310,7 @@ class RemoteConsumer(Consumer):
             if messages or left <= 0 or self._is_woken or self._parts.clock.is_virtual:
                 self._is_woken = False
                 return messages
-            self._bell.wait(left)
+            self._wake_event.wait(left)
 
     def _settle(self, without: frozenset[MessageQueue]) -> None:
         """Wait, not long, until it is known of queues that came lately what is there to read."""
@@ -320,7 +319,7 @@ class RemoteConsumer(Consumer):
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            self._bell.wait(left)
+            self._wake_event.wait(left)
 
     def position(self, queue: MessageQueue) -> int:
         at = self.pulls.position(queue)
@@ -347,7 +346,7 @@ class RemoteConsumer(Consumer):
                 "handle the failure in the listener, or use CLUSTERING"
             )
         limit = self.spec.max_reconsume_times
-        self._parts.giving_back.give_back(self.instance, message, self.spec.group, delay_level, limit)
+        self._parts.send_back.send_back(self.instance, message, self.spec.group, delay_level, limit)
 
     def reset(self, offsets: dict[MessageQueue, int]) -> None:
         """Go on elsewhere, since an administrator wants it."""
@@ -374,7 +373,7 @@ class RemoteConsumer(Consumer):
             committed = self.offsets.read(queue)
             if committed is not None:
                 self.pulls.seek(queue, committed)
-            self._bell.ring()
+            self._wake_event.set()
 
     # --- the end -------------------------------------------------------------------------------
 
@@ -382,7 +381,7 @@ class RemoteConsumer(Consumer):
         if self._is_closed:
             return
         self._is_closed = True
-        self._bell.ring()
+        self._wake_event.set()
         with self._changing:
             queues, self._assignment = self._assignment, frozenset()
             for queue in queues:

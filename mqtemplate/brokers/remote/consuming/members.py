@@ -8,13 +8,11 @@ from collections.abc import Callable
 import structlog
 
 from mqtemplate.broker import ConsumerSpec, MessageModel
-from mqtemplate.brokers.remote.consuming.consumer import MemberParts, RemoteConsumer
 from mqtemplate.brokers.remote.client_instance import ClientInstance
+from mqtemplate.brokers.remote.consuming.consumer import MemberParts, RemoteConsumer
 from mqtemplate.brokers.remote.consuming.offsets import FileOffsets, GroupOffsets, MemberOffsets, broadcast_file
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.errors import MQTemplateError
-
-__all__ = ["Members", "PullRetries"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 

@@ -15,22 +15,20 @@ from urllib.parse import quote
 
 import structlog
 
-from mqtemplate.brokers.remote.errors import answer_problem, check_answer
 from mqtemplate.brokers.remote.client_instance import ClientInstance
+from mqtemplate.brokers.remote.errors import answer_problem, check_answer
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.queries import RemoteQueries
 from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.errors import BrokerError, MQTemplateError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import (
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+from mqtemplate.remoting.protocol.headers.group import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
-
-__all__ = ["BrokerOffsets", "FileOffsets", "GroupOffsets", "MemberOffsets", "broadcast_file"]
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mqtemplate.brokers.remote.client_instance import ClientInstance
 from mqtemplate.brokers.remote.consuming.pull_loop import Fetched, OffsetMoved, Outcome, PullFailed
 from mqtemplate.brokers.remote.errors import answer_problem
-from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.sent_offsets import SentMarks
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.routes import RouteTable
+from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import SubscriptionData
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
-from mqtemplate.remoting.protocol.headers.headers import PullMessageRequestHeader, PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.selectors.tags import Selector, TagSelector
-
-__all__ = ["MemberPulls", "subscription_data"]
 
 _MAX_BYTES = 256 << 10
 _FLOW_CONTROL_MS = 20
@@ -64,7 +62,7 @@ class MemberPulls:
         group: str,
         subscriptions: dict[str, tuple[Selector, SubscriptionData]],
         retry_topic: str,
-        marks: SentMarks,
+        marks: SentOffsets,
         on_unknown: Callable[[], None],
     ) -> None:
         self._instance = instance
@@ -140,7 +138,7 @@ class MemberPulls:
         """Those that the selector means (a broker compares hashes of tags), with the names the application knows."""
         selector = self._subscriptions[queue.topic][0]
         if isinstance(selector, TagSelector) and not selector.selects_all:
-            messages = [message for message in messages if selector.wants(message.properties)]
+            messages = [message for message in messages if selector.matches(message.properties)]
         for message in messages:
             message.topic = queue.topic
             if queue.topic == self._retry_topic and (first := message.properties.get(Property.RETRY_TOPIC)):

@@ -17,8 +17,6 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import MessageExt, MessageQueue
 
-__all__ = ["Fetch", "Fetched", "OffsetMoved", "Outcome", "PullFailed", "PullLoop"]
-
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 

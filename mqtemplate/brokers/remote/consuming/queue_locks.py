@@ -11,17 +11,15 @@ from collections.abc import Iterable
 
 import structlog
 
-from mqtemplate.brokers.remote.errors import check_answer
 from mqtemplate.brokers.remote.client_instance import ClientInstance
+from mqtemplate.brokers.remote.errors import check_answer
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.bodies import LockBatchRequestBody, LockBatchResponseBody
-
-__all__ = ["QueueLocks"]
+from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 

@@ -10,22 +10,20 @@ import structlog
 from mqtemplate.brokers.remote.client_instance import ClientInstance
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.outbound import OutboundMaker
-from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.brokers.remote.producer import RemoteSender
+from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.headers import ConsumerSendMsgBackRequestHeader
-
-__all__ = ["GivingBack"]
+from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 _TIMEOUT_MS = 5_000
 
 
-class GivingBack:
+class SendBack:
     """Gives messages back for the members of any group."""
 
     def __init__(self, routes: RouteTable, namespace: Namespace, maker: OutboundMaker, sender: RemoteSender) -> None:
@@ -34,7 +32,7 @@ class GivingBack:
         self._maker = maker
         self._sender = sender
 
-    def give_back(
+    def send_back(
         self, instance: ClientInstance, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int
     ) -> None:
         """See `Consumer.send_back`.

@@ -16,8 +16,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["dumps", "dumps_standard", "loads"]
-
 _DEEPEST = 200
 _SCALAR = re.compile(r"(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?|true|false|null")
 _BLANKS = re.compile(r"[ \t\r\n]*")

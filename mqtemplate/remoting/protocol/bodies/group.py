@@ -12,54 +12,9 @@ from dataclasses import field
 from enum import StrEnum
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.headers.fields import wire
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, SubscriptionData
-
-__all__ = [
-    "AclEntry",
-    "AclInfo",
-    "AclPolicy",
-    "CMResult",
-    "CheckClientRequestBody",
-    "Connection",
-    "ConsumeMessageDirectlyResult",
-    "ConsumeStats",
-    "ConsumeStatsList",
-    "ConsumeStatus",
-    "ConsumeType",
-    "ConsumerConnection",
-    "ConsumerData",
-    "ConsumerOffsetSerializeWrapper",
-    "ConsumerRunningInfo",
-    "ExponentialRetryPolicy",
-    "GetConsumerListByGroupResponseBody",
-    "GetConsumerStatusBody",
-    "GroupList",
-    "GroupRetryPolicy",
-    "HeartbeatData",
-    "LockBatchRequestBody",
-    "LockBatchResponseBody",
-    "OffsetWrapper",
-    "PopProcessQueueInfo",
-    "ProcessQueueInfo",
-    "ProducerConnection",
-    "ProducerData",
-    "ProducerInfo",
-    "ProducerTableInfo",
-    "QueryConsumeTimeSpanBody",
-    "QueryCorrectionOffsetBody",
-    "QuerySubscriptionResponseBody",
-    "QueueTimeSpan",
-    "ResetOffsetBody",
-    "ResetOffsetBodyForC",
-    "ResetOffsetForC",
-    "RetryOffsets",
-    "SubscriptionGroupConfig",
-    "SubscriptionGroupList",
-    "SubscriptionGroupWrapper",
-    "UserInfo",
-]
+from mqtemplate.remoting.protocol.headers.fields import wire
 
 
 class ConsumeType(StrEnum):

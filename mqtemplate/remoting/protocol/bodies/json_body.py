@@ -29,8 +29,6 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.headers.fields import camel_case, wire
 
-__all__ = ["JsonBody", "body", "encode_list"]
-
 _ClassT = TypeVar("_ClassT", bound="type[JsonBody]")
 
 

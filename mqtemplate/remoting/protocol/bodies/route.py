@@ -8,29 +8,8 @@ from __future__ import annotations
 from dataclasses import field
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
-
-__all__ = [
-    "BrokerData",
-    "BrokerStatsData",
-    "BrokerStatsItem",
-    "ClusterInfo",
-    "ConsumeQueueData",
-    "CreateTopicListRequestBody",
-    "DataVersion",
-    "KVTable",
-    "QueryConsumeQueueResponseBody",
-    "QueueData",
-    "RegisterBrokerBody",
-    "SubscriptionData",
-    "TopicConfig",
-    "TopicConfigSerializeWrapper",
-    "TopicList",
-    "TopicOffset",
-    "TopicRouteData",
-    "TopicStatsTable",
-]
+from mqtemplate.remoting.protocol.codes import Perm
 
 
 @body

@@ -8,39 +8,6 @@ from __future__ import annotations
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, header
 from mqtemplate.remoting.protocol.headers.message import TopicRequestHeader
 
-__all__ = [
-    "AclRequestHeader",
-    "AddWritePermOfBrokerResponseHeader",
-    "BrokerNameRequestHeader",
-    "CreateTopicRequestHeader",
-    "DeleteAclRequestHeader",
-    "DeleteTopicFromNamesrvRequestHeader",
-    "DeleteTopicRequestHeader",
-    "GetAllTopicConfigRequestHeader",
-    "GetAllTopicConfigResponseHeader",
-    "GetBrokerConfigResponseHeader",
-    "GetKVConfigResponseHeader",
-    "GetRouteInfoRequestHeader",
-    "GetTopicConfigRequestHeader",
-    "GetTopicStatsInfoRequestHeader",
-    "GetTopicsByClusterRequestHeader",
-    "KVConfigKeyRequestHeader",
-    "KVNamespaceRequestHeader",
-    "ListAclsRequestHeader",
-    "ListUsersRequestHeader",
-    "PutKVConfigRequestHeader",
-    "QueryConsumeQueueRequestHeader",
-    "QueryDataVersionRequestHeader",
-    "QueryDataVersionResponseHeader",
-    "QueryTopicConsumeByWhoRequestHeader",
-    "RegisterBrokerRequestHeader",
-    "RegisterBrokerResponseHeader",
-    "UnRegisterBrokerRequestHeader",
-    "UserRequestHeader",
-    "ViewBrokerStatsDataRequestHeader",
-    "WipeWritePermOfBrokerResponseHeader",
-]
-
 
 @header
 class GetRouteInfoRequestHeader(TopicRequestHeader):

@@ -27,8 +27,6 @@ from typing import get_type_hints as hints_of
 
 from mqtemplate.errors import RemoteProtocolError
 
-__all__ = ["BoundaryType", "CommandHeader", "HeaderT", "Long", "camel_case", "header", "wire"]
-
 Long = Annotated[int, 64]
 """A number of 64 bits, in a header's declaration; a plain ``int`` has 32."""
 

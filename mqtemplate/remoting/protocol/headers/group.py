@@ -8,33 +8,6 @@ from __future__ import annotations
 from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long, header, wire
 from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader, TopicRequestHeader
 
-__all__ = [
-    "CloneGroupOffsetRequestHeader",
-    "ConsumerGroupRequestHeader",
-    "DeleteSubscriptionGroupRequestHeader",
-    "GetAllSubscriptionGroupRequestHeader",
-    "GetAllSubscriptionGroupResponseHeader",
-    "GetConsumeStatsInBrokerHeader",
-    "GetConsumeStatsRequestHeader",
-    "GetConsumerRunningInfoRequestHeader",
-    "GetConsumerStatusRequestHeader",
-    "GetEarliestMsgStoretimeResponseHeader",
-    "GetMaxOffsetRequestHeader",
-    "GroupRequestHeader",
-    "HeartbeatResponseHeader",
-    "OffsetResponseHeader",
-    "ProducerGroupRequestHeader",
-    "QueryConsumeTimeSpanRequestHeader",
-    "QueryConsumerOffsetRequestHeader",
-    "QueryCorrectionOffsetHeader",
-    "QuerySubscriptionByConsumerRequestHeader",
-    "ResetOffsetRequestHeader",
-    "SearchOffsetRequestHeader",
-    "TopicQueueRequestHeader",
-    "UnregisterClientRequestHeader",
-    "UpdateConsumerOffsetRequestHeader",
-]
-
 
 @header
 class HeartbeatResponseHeader(CommandHeader):

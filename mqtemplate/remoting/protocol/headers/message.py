@@ -10,26 +10,6 @@ from typing import ClassVar
 
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, header, wire
 
-__all__ = [
-    "CheckTransactionStateRequestHeader",
-    "ConsumeMessageDirectlyResultRequestHeader",
-    "ConsumerSendMsgBackRequestHeader",
-    "EndTransactionRequestHeader",
-    "PullMessageRequestHeader",
-    "PullMessageResponseHeader",
-    "QueryMessageRequestHeader",
-    "QueryMessageResponseHeader",
-    "RecallMessageRequestHeader",
-    "RecallMessageResponseHeader",
-    "ReplyMessageRequestHeader",
-    "RpcRequestHeader",
-    "SendMessageRequestHeader",
-    "SendMessageRequestHeaderV2",
-    "SendMessageResponseHeader",
-    "TopicRequestHeader",
-    "ViewMessageRequestHeader",
-]
-
 
 @header
 class RpcRequestHeader(CommandHeader):

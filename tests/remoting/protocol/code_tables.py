@@ -1,6 +1,6 @@
-"""All headers, and which of them belongs to which code.
+"""Which header and which body belongs to which code, for tests that go through all of them.
 
-A code that is in neither table has no fields of its own: what it says is in its body, or is nothing.
+A code that is in no table has no header fields or no JSON body of its own.
 """
 
 from __future__ import annotations
@@ -8,6 +8,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from mqtemplate.remoting.protocol.bodies.group import (
+    AclInfo,
+    CheckClientRequestBody,
+    ConsumeMessageDirectlyResult,
+    ConsumerConnection,
+    ConsumerOffsetSerializeWrapper,
+    ConsumerRunningInfo,
+    ConsumeStats,
+    ConsumeStatsList,
+    GetConsumerListByGroupResponseBody,
+    GetConsumerStatusBody,
+    GroupList,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    ProducerConnection,
+    ProducerTableInfo,
+    QueryConsumeTimeSpanBody,
+    QueryCorrectionOffsetBody,
+    QuerySubscriptionResponseBody,
+    ResetOffsetBody,
+    SubscriptionGroupConfig,
+    SubscriptionGroupList,
+    SubscriptionGroupWrapper,
+    UserInfo,
+)
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
+from mqtemplate.remoting.protocol.bodies.route import (
+    BrokerStatsData,
+    ClusterInfo,
+    CreateTopicListRequestBody,
+    DataVersion,
+    KVTable,
+    QueryConsumeQueueResponseBody,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicList,
+    TopicRouteData,
+    TopicStatsTable,
+)
+from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.headers.admin import (
     AclRequestHeader,
     AddWritePermOfBrokerResponseHeader,
@@ -40,7 +82,9 @@ from mqtemplate.remoting.protocol.headers.admin import (
     ViewBrokerStatsDataRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
 )
-from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.headers.fields import (
+    CommandHeader,
+)
 from mqtemplate.remoting.protocol.headers.group import (
     CloneGroupOffsetRequestHeader,
     ConsumerGroupRequestHeader,
@@ -67,10 +111,6 @@ from mqtemplate.remoting.protocol.headers.group import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from mqtemplate.remoting.protocol.headers.fields import (
-    BoundaryType,
-    CommandHeader,
-)
 from mqtemplate.remoting.protocol.headers.message import (
     CheckTransactionStateRequestHeader,
     ConsumeMessageDirectlyResultRequestHeader,
@@ -87,87 +127,8 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
-    TopicRequestHeader,
     ViewMessageRequestHeader,
 )
-
-__all__ = [
-    "REQUEST_HEADERS",
-    "RESPONSE_HEADERS",
-    "AclRequestHeader",
-    "AddWritePermOfBrokerResponseHeader",
-    "BoundaryType",
-    "BrokerNameRequestHeader",
-    "CheckTransactionStateRequestHeader",
-    "CloneGroupOffsetRequestHeader",
-    "CommandHeader",
-    "ConsumeMessageDirectlyResultRequestHeader",
-    "ConsumerGroupRequestHeader",
-    "ConsumerSendMsgBackRequestHeader",
-    "CreateTopicRequestHeader",
-    "DeleteAclRequestHeader",
-    "DeleteSubscriptionGroupRequestHeader",
-    "DeleteTopicFromNamesrvRequestHeader",
-    "DeleteTopicRequestHeader",
-    "EndTransactionRequestHeader",
-    "GetAllSubscriptionGroupRequestHeader",
-    "GetAllSubscriptionGroupResponseHeader",
-    "GetAllTopicConfigRequestHeader",
-    "GetAllTopicConfigResponseHeader",
-    "GetBrokerConfigResponseHeader",
-    "GetConsumeStatsInBrokerHeader",
-    "GetConsumeStatsRequestHeader",
-    "GetConsumerRunningInfoRequestHeader",
-    "GetConsumerStatusRequestHeader",
-    "GetEarliestMsgStoretimeResponseHeader",
-    "GetKVConfigResponseHeader",
-    "GetMaxOffsetRequestHeader",
-    "GetRouteInfoRequestHeader",
-    "GetTopicConfigRequestHeader",
-    "GetTopicStatsInfoRequestHeader",
-    "GetTopicsByClusterRequestHeader",
-    "GroupRequestHeader",
-    "HeartbeatResponseHeader",
-    "KVConfigKeyRequestHeader",
-    "KVNamespaceRequestHeader",
-    "ListAclsRequestHeader",
-    "ListUsersRequestHeader",
-    "OffsetResponseHeader",
-    "ProducerGroupRequestHeader",
-    "PullMessageRequestHeader",
-    "PullMessageResponseHeader",
-    "PutKVConfigRequestHeader",
-    "QueryConsumeQueueRequestHeader",
-    "QueryConsumeTimeSpanRequestHeader",
-    "QueryConsumerOffsetRequestHeader",
-    "QueryCorrectionOffsetHeader",
-    "QueryDataVersionRequestHeader",
-    "QueryDataVersionResponseHeader",
-    "QueryMessageRequestHeader",
-    "QueryMessageResponseHeader",
-    "QuerySubscriptionByConsumerRequestHeader",
-    "QueryTopicConsumeByWhoRequestHeader",
-    "RecallMessageRequestHeader",
-    "RecallMessageResponseHeader",
-    "RegisterBrokerRequestHeader",
-    "RegisterBrokerResponseHeader",
-    "ReplyMessageRequestHeader",
-    "ResetOffsetRequestHeader",
-    "RpcRequestHeader",
-    "SearchOffsetRequestHeader",
-    "SendMessageRequestHeader",
-    "SendMessageRequestHeaderV2",
-    "SendMessageResponseHeader",
-    "TopicQueueRequestHeader",
-    "TopicRequestHeader",
-    "UnRegisterBrokerRequestHeader",
-    "UnregisterClientRequestHeader",
-    "UpdateConsumerOffsetRequestHeader",
-    "UserRequestHeader",
-    "ViewBrokerStatsDataRequestHeader",
-    "ViewMessageRequestHeader",
-    "WipeWritePermOfBrokerResponseHeader",
-]
 
 REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
     {
@@ -249,7 +210,6 @@ REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
     }
 )
 """Request code -> the header of the request."""
-
 RESPONSE_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
     {
         RequestCode.SEND_MESSAGE: SendMessageResponseHeader,
@@ -278,3 +238,65 @@ RESPONSE_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
     }
 )
 """Request code -> the header of its answer, where the answer has one."""
+
+REQUEST_BODIES: Mapping[int, type[JsonBody]] = MappingProxyType(
+    {
+        RequestCode.HEART_BEAT: HeartbeatData,
+        RequestCode.CHECK_CLIENT_CONFIG: CheckClientRequestBody,
+        RequestCode.LOCK_BATCH_MQ: LockBatchRequestBody,
+        RequestCode.UNLOCK_BATCH_MQ: LockBatchRequestBody,
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: CreateTopicListRequestBody,
+        RequestCode.REGISTER_BROKER: RegisterBrokerBody,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: SubscriptionGroupConfig,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET: ResetOffsetBody,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: SubscriptionGroupList,
+        RequestCode.QUERY_DATA_VERSION: DataVersion,
+        RequestCode.AUTH_CREATE_USER: UserInfo,
+        RequestCode.AUTH_UPDATE_USER: UserInfo,
+        RequestCode.AUTH_CREATE_ACL: AclInfo,
+        RequestCode.AUTH_UPDATE_ACL: AclInfo,
+    }
+)
+"""Request code -> the body of the request."""
+RESPONSE_BODIES: Mapping[int, type[JsonBody]] = MappingProxyType(
+    {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: TopicRouteData,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP: GetConsumerListByGroupResponseBody,
+        RequestCode.LOCK_BATCH_MQ: LockBatchResponseBody,
+        RequestCode.GET_ALL_TOPIC_CONFIG: TopicConfigSerializeWrapper,
+        RequestCode.GET_BROKER_RUNTIME_INFO: KVTable,
+        RequestCode.GET_ALL_CONSUMER_OFFSET: ConsumerOffsetSerializeWrapper,
+        RequestCode.REGISTER_BROKER: KVTable,
+        RequestCode.GET_BROKER_CLUSTER_INFO: ClusterInfo,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: SubscriptionGroupWrapper,
+        RequestCode.GET_TOPIC_STATS_INFO: TopicStatsTable,
+        RequestCode.GET_CONSUMER_CONNECTION_LIST: ConsumerConnection,
+        RequestCode.GET_PRODUCER_CONNECTION_LIST: ProducerConnection,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: TopicList,
+        RequestCode.GET_CONSUME_STATS: ConsumeStats,
+        RequestCode.GET_KVLIST_BY_NAMESPACE: KVTable,
+        RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: GetConsumerStatusBody,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: ResetOffsetBody,
+        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: GetConsumerStatusBody,
+        RequestCode.GET_TOPICS_BY_CLUSTER: TopicList,
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: GroupList,
+        RequestCode.QUERY_CONSUME_TIME_SPAN: QueryConsumeTimeSpanBody,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: TopicList,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: TopicList,
+        RequestCode.GET_CONSUMER_RUNNING_INFO: ConsumerRunningInfo,
+        RequestCode.QUERY_CORRECTION_OFFSET: QueryCorrectionOffsetBody,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY: ConsumeMessageDirectlyResult,
+        RequestCode.VIEW_BROKER_STATS_DATA: BrokerStatsData,
+        RequestCode.GET_BROKER_CONSUME_STATS: ConsumeStatsList,
+        RequestCode.QUERY_CONSUME_QUEUE: QueryConsumeQueueResponseBody,
+        RequestCode.QUERY_DATA_VERSION: DataVersion,
+        RequestCode.GET_ALL_PRODUCER_INFO: ProducerTableInfo,
+        RequestCode.QUERY_TOPICS_BY_CONSUMER: TopicList,
+        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: QuerySubscriptionResponseBody,
+        RequestCode.GET_TOPIC_CONFIG: TopicConfig,
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: SubscriptionGroupConfig,
+        RequestCode.AUTH_GET_USER: UserInfo,
+        RequestCode.AUTH_GET_ACL: AclInfo,
+    }
+)
+"""Request code -> the body of its answer."""

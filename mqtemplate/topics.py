@@ -1,0 +1,102 @@
+"""Topic names: RocketMQ's system topics, what each set of them is for, and which names are legal."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from mqtemplate.errors import DestinationError
+
+__all__ = [
+    "AUTO_CREATE_TOPIC",
+    "DLQ_TOPIC_PREFIX",
+    "HALF_TOPIC",
+    "NOT_SENDABLE_TOPICS",
+    "OFFSET_MOVED_TOPIC",
+    "OP_TOPIC",
+    "RETRY_TOPIC_PREFIX",
+    "SCHEDULE_TOPIC",
+    "SELF_TEST_TOPIC",
+    "SYSTEM_TOPICS",
+    "SYSTEM_TOPIC_PREFIX",
+    "TIMER_TOPIC",
+    "TRACE_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "check_send_topic",
+    "check_topic",
+]
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+"""Delayed messages with a level; one queue for each level."""
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+"""Delayed messages with any other delay."""
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""Messages of transactions that are not committed yet."""
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+"""Marks of half messages whose transactions have ended."""
+TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Half messages that were checked too often; applications may read it."""
+AUTO_CREATE_TOPIC = "TBW102"
+"""Template for topics that are created by their first message."""
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+RETRY_TOPIC_PREFIX = "%RETRY%"
+DLQ_TOPIC_PREFIX = "%DLQ%"
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+"""Topics of brokers 5.x that are not in `SYSTEM_TOPICS` begin with it."""
+
+NOT_SENDABLE_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        TIMER_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        SELF_TEST_TOPIC,
+    }
+)
+"""Topics that only the broker writes to. Source: ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and the timer topic."""
+
+SYSTEM_TOPICS = frozenset(
+    NOT_SENDABLE_TOPICS | {AUTO_CREATE_TOPIC, TRACE_TOPIC, "BenchmarkTest", "CHECKPOINT_TOPIC"},
+)
+"""Topics that belong to no application and have no namespace. Source: ``TopicValidator.SYSTEM_TOPIC_SET``."""
+
+_LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_MAX_LENGTH = 127
+_MAX_LENGTH_WITH_PREFIX = 255
+
+
+@lru_cache(maxsize=4_096)
+def check_topic(topic: str) -> str:
+    """Return *topic* if it is a legal name. Source: ``TopicValidator.validateTopic``.
+
+    Raises:
+        DestinationError: It is empty, too long, or has other characters than ``%|a-zA-Z0-9_-``.
+    """
+    if not topic:
+        raise DestinationError("the topic is empty; give 'topic' or 'topic:tag'")
+    if not _LEGAL_NAME.fullmatch(topic):
+        raise DestinationError(
+            f"topic {topic!r} has characters that are not allowed; use letters, digits, '_', '-', '%', '|'"
+        )
+    has_prefix = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+    max_length = _MAX_LENGTH_WITH_PREFIX if has_prefix else _MAX_LENGTH
+    if len(topic) > max_length:
+        raise DestinationError(f"topic {topic[:40]!r}… has {len(topic)} characters, allowed are {max_length}")
+    return topic
+
+
+def check_send_topic(topic: str) -> str:
+    """Return *topic* if applications may send messages to it.
+
+    Raises:
+        DestinationError: The name is illegal, or only the broker writes to the topic.
+    """
+    if check_topic(topic) in NOT_SENDABLE_TOPICS:
+        raise DestinationError(
+            f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
+        )
+    return topic
