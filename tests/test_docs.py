@@ -68,8 +68,9 @@ def test_the_quickstart_application_runs_until_ctrl_c(quickstart: Path) -> None:
     assert (told, program.returncode) == ("order A-1 is not paid: 30 EUR\n", 0)
 
 
+@pytest.mark.feature("C9")
 def test_the_quickstart_test_passes(quickstart: Path) -> None:
-    """C9: the fixtures are found by an installed pytest without any import."""
+    """The fixtures are found by an installed pytest without any import."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=quickstart,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
+
 from mqtemplate import MQApplication, RocketMQTemplate, message_listener
 from mqtemplate.testing import Harness
 
@@ -36,10 +38,11 @@ class Closing:
             self.orders.state[order] = "closed"
 
 
+@pytest.mark.feature("E1", "E2")
 def test_an_unpaid_order_is_closed_in_time_without_a_job_that_polls(
     mqtemplate_app: Callable[..., MQApplication], mqtemplate_harness: Harness
 ) -> None:
-    """E1, E2: until its time has come nobody sees the message, and nobody looks for it."""
+    """Until its time has come nobody sees the message, and nobody looks for it."""
     app = mqtemplate_app(Orders, Closing)
     orders, closing = app.get(Orders), app.get(Closing)
     orders.place("4466")

@@ -46,8 +46,9 @@ def drain(broker: EmbeddedBroker, topic: str) -> list[MessageExt]:
     return found
 
 
+@pytest.mark.feature("B14")
 def test_a_result_tells_where_the_message_is(broker: EmbeddedBroker) -> None:
-    """B14: status and ids; the offset id is address and physical offset in hex."""
+    """Status and ids; the offset id is address and physical offset in hex."""
     result = broker.send(Message("orders", b"x"))
 
     (message,) = drain(broker, "orders")
@@ -73,15 +74,17 @@ def test_a_message_keeps_its_id_and_is_not_changed(broker: EmbeddedBroker) -> No
     assert drain(broker, "orders")[0].properties == message.properties
 
 
+@pytest.mark.feature("G8", "G9")
 def test_topics_belong_to_users_or_to_the_broker(broker: EmbeddedBroker) -> None:
-    """G8, G9: nobody puts a message into the schedule topic by hand."""
+    """Nobody puts a message into the schedule topic by hand."""
     for topic in ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"):
         with pytest.raises(DestinationError, match=r"belongs to the broker; send to the topic the message is for"):
             broker.send(Message(topic, b"x"))
 
 
+@pytest.mark.feature("G9", "D28")
 def test_the_brokers_own_properties_are_not_taken_from_senders(broker: EmbeddedBroker) -> None:
-    """G9, D28: a copied TIMER_OUT_MS would switch the delay off, a copied REAL_TOPIC send it elsewhere."""
+    """A copied TIMER_OUT_MS would switch the delay off, a copied REAL_TOPIC send it elsewhere."""
     forged = {"REAL_TOPIC": "elsewhere", "TIMER_OUT_MS": "1", "TAGS": "a"}
 
     broker.send(Message("orders", b"x", forged))
@@ -126,15 +129,17 @@ def test_a_broker_that_is_not_running_says_what_to_do() -> None:
         EmbeddedBroker(None, clock=VirtualClock()).send(Message("orders", b"x"))
 
 
+@pytest.mark.feature("E3")
 def test_the_schedule_topic_exists_from_the_start_with_18_queues(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """E3: one queue for each of upstream's levels, whatever the table says."""
+    """One queue for each of upstream's levels, whatever the table says."""
     table = json.loads((tmp_path / "config/topics.json").read_text())["topicConfigTable"]
 
     assert table["SCHEDULE_TOPIC_XXXX"]["writeQueueNums"] == 18
 
 
+@pytest.mark.feature("C4")
 def test_levels_and_timers_wait_side_by_side_in_one_broker(broker: EmbeddedBroker) -> None:
-    """C4: the core has both of upstream's engines, and both end in the real topic."""
+    """The core has both of upstream's engines, and both end in the real topic."""
     clock = broker.clock
     assert isinstance(clock, VirtualClock)
     broker.send(Message("orders", b"level", {"DELAY": "1"}))
@@ -232,8 +237,9 @@ def test_a_damaged_message_is_told_once_and_its_neighbours_are_read(broker: Embe
     assert [message.body[:1] for message in consumer.poll(10)] == [b"c"]
 
 
+@pytest.mark.feature("U14")
 def test_a_group_with_two_subscriptions_is_refused(broker: EmbeddedBroker) -> None:
-    """U14: upstream lets the second overwrite the first, and messages are lost in silence."""
+    """Upstream lets the second overwrite the first, and messages are lost in silence."""
     broker.subscribe(ConsumerSpec(group="g", subscriptions={"orders": ALL}))
 
     with pytest.raises(

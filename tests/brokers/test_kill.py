@@ -10,12 +10,13 @@ from bench.crash import kill_rounds
 from mqtemplate.store import FlushDiskType
 
 
+@pytest.mark.feature("U6", "U7", "U27")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", FlushDiskType)
 def test_killed_while_sending_nothing_acknowledged_is_lost_doubled_or_early(
     tmp_path: Path, mode: FlushDiskType
 ) -> None:
-    """U6, U7, U27: 2,000 messages by level and by time, up to ten SIGKILLs at random moments, one folder."""
+    """2,000 messages by level and by time, up to ten SIGKILLs at random moments, one folder."""
     outcome = kill_rounds(tmp_path / "store", count=2_000, rounds=10, seed=20_261_121, mode=mode)
 
     assert outcome.kills >= 5

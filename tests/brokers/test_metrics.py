@@ -78,8 +78,9 @@ def test_counts_agree_with_the_store(broker: EmbeddedBroker, seed: int) -> None:
     assert number(broker, "delay.poison") == 0
 
 
+@pytest.mark.feature("X9")
 def test_lag_is_nothing_on_time_and_the_outage_after_one(tmp_path: Path) -> None:
-    """X9: when a message was due, less when it was handed over."""
+    """When a message was due, less when it was handed over."""
     clock = VirtualClock()
     with EmbeddedBroker(tmp_path, SETTINGS, clock) as broker:
         broker.send(Message("orders", b"x", {"DELAY": "1"}))

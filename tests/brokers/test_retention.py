@@ -323,9 +323,10 @@ def test_a_broker_cleans_by_itself_at_its_hour(broker: EmbeddedBroker, tmp_path:
     assert [path.name for path in (tmp_path / "commitlog").iterdir()] == [f"{3 * FILE:020d}"]
 
 
+@pytest.mark.feature("D6")
 @pytest.mark.parametrize("ends", ["never", "cleanly", "killed"])
 def test_d6_what_waits_outlives_the_file_it_was_sent_to(tmp_path: Path, ends: str) -> None:
-    """D6: files are kept for a day, and messages wait for ten, as a level and as a timer: both come on time, once."""
+    """Files are kept for a day, and messages wait for ten, as a level and as a timer: both come on time, once."""
     clock = VirtualClock()
     settings = dataclasses.replace(SMALL, message_delay_level="10d", checkpoint_interval_ms=1_000)
     due_ms = clock.now_ms() + 10 * 86_400_000
@@ -356,8 +357,9 @@ def test_d6_what_waits_outlives_the_file_it_was_sent_to(tmp_path: Path, ends: st
     broker.close()
 
 
+@pytest.mark.feature("X12")
 def test_a_delay_of_more_than_a_year_outlives_files_that_are_kept_for_an_hour(tmp_path: Path) -> None:
-    """X12: 400 days and three hours, beside traffic that lets files expire; on time to the millisecond, once."""
+    """400 days and three hours, beside traffic that lets files expire; on time to the millisecond, once."""
     clock = VirtualClock()
     settings = dataclasses.replace(SMALL, file_reserved_time=1, timer_max_delay_sec=500 * 86_400)
     start_ms = clock.now_ms()

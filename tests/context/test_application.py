@@ -84,8 +84,9 @@ class ScheduleListener:
         self.inbox.texts.append(message)
 
 
+@pytest.mark.feature("B10", "C2", "C6")
 def test_a_service_sends_and_a_decorated_class_hears_it_when_it_is_due(app_of: AppOf) -> None:
-    """B10 C2 C6 A service with an injected template sends with a delay level; the listener needs no other wiring."""
+    """A service with an injected template sends with a delay level; the listener needs no other wiring."""
     app = app_of(ScheduleMessageService, ScheduleListener, Inbox)
     app.start()
     harness = Harness(app)

@@ -183,8 +183,9 @@ def test_two_starters_of_one_name_are_refused(report_of: Callable[..., Report]) 
         report_of(AuditAutoConfiguration, AuditAutoConfiguration)
 
 
+@pytest.mark.feature("C7")
 def test_the_starters_of_this_distribution_are_found_once_it_is_installed() -> None:
-    """C7 Nothing but the configuration file is needed: the starters come by themselves."""
+    """Nothing but the configuration file is needed: the starters come by themselves."""
     ours = {point.name for point in entry_points(group=GROUP) if point.dist and point.dist.name == "mqtemplate"}
     if not ours:
         pytest.skip("mqtemplate is not installed here, it runs from its folder")

@@ -75,8 +75,9 @@ class Orders:
 # --- what fits -----------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("C6", "B11")
 def test_a_service_gets_the_template_and_other_services_by_type() -> None:
-    """C6 B11 The template is injected through dependency-injector, into dataclasses as well."""
+    """The template is injected through dependency-injector, into dataclasses as well."""
     context = context_of(Orders, Audit, ListStore, Worker)
 
     orders = context.get(Orders)

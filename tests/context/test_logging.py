@@ -93,8 +93,9 @@ def test_undoing_leaves_no_trace() -> None:
     assert (list(root.handlers), root.level, structlog.is_configured()) == before
 
 
+@pytest.mark.feature("C8")
 def test_a_line_written_in_a_handler_has_the_message_it_is_about(lines: Lines) -> None:
-    """C8 Message id, topic, tag and group are on the handler's lines, and on those of the libraries it calls."""
+    """Message id, topic, tag and group are on the handler's lines, and on those of the libraries it calls."""
 
     @message_listener("orders", "billing")
     def on_order(text: str) -> None:

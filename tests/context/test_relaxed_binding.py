@@ -30,6 +30,7 @@ def test_a_key_may_be_spelled_in_any_case(load: Load, yaml: str) -> None:
     assert load(yaml).rocketmq.producer.send_message_timeout == 7
 
 
+@pytest.mark.feature("C7")
 @pytest.mark.parametrize(
     "variable",
     [
@@ -40,7 +41,7 @@ def test_a_key_may_be_spelled_in_any_case(load: Load, yaml: str) -> None:
     ],
 )
 def test_the_environment_binds_in_every_spelling_and_wins_over_files(load: Load, variable: str) -> None:
-    """C7 Wiring comes from a file and can be overridden by the environment."""
+    """Wiring comes from a file and can be overridden by the environment."""
     settings = load("rocketmq.producer.send-message-timeout: 7", environment={variable: "8"})
 
     assert settings.rocketmq.producer.send_message_timeout == 8

@@ -31,8 +31,9 @@ def test_a_message_without_a_delay_is_left_alone() -> None:
     assert ask(TAGS="paid", KEYS="4466") is None
 
 
+@pytest.mark.feature("F2", "F3", "G7", "G8")
 def test_a_level_sends_the_message_to_the_schedule_topic() -> None:
-    """F2 F3 G7 G8 The queue is level - 1; real topic and queue are kept in properties."""
+    """The queue is level - 1; real topic and queue are kept in properties."""
     assert ask(DELAY=3, TAGS="paid") == Diverted(
         topic=SCHEDULE_TOPIC,
         queue_id=2,
@@ -42,8 +43,9 @@ def test_a_level_sends_the_message_to_the_schedule_topic() -> None:
     assert SCHEDULE_TOPIC == "SCHEDULE_TOPIC_XXXX"
 
 
+@pytest.mark.feature("G6")
 def test_a_level_above_the_highest_is_stored_as_the_highest() -> None:
-    """G6 Clamped, not refused."""
+    """Clamped, not refused."""
     diverted = ask(DELAY=99)
 
     assert diverted is not None
@@ -63,8 +65,9 @@ def test_a_level_wins_over_every_time() -> None:
     assert diverted.properties == {"DELAY": "1", "__DELAY_MS": "1000", "REAL_TOPIC": "orders", "REAL_QID": "3"}
 
 
+@pytest.mark.feature("X11")
 def test_what_was_promised_travels_with_the_message() -> None:
-    """X11 Whatever the table says when its queue has to be rebuilt. A promise that a sender copied is none."""
+    """Whatever the table says when its queue has to be rebuilt. A promise that a sender copied is none."""
     diverted = ask(DELAY=2, __DELAY_MS=77)
 
     assert diverted is not None
@@ -83,6 +86,7 @@ def test_a_level_below_zero_is_refused_with_the_table() -> None:
 # --- times ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("A1", "A2", "A17", "G2", "G4")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -93,18 +97,20 @@ def test_a_level_below_zero_is_refused_with_the_table() -> None:
     ],
 )
 def test_all_ways_to_say_it_give_the_same_due_time(asked: dict[str, int]) -> None:
-    """A1 A2 A17 G2 G4 A relative delay is the absolute time after adding now."""
+    """A relative delay is the absolute time after adding now."""
     assert timer(**asked).deliver_ms == NOW + 10_000
 
 
+@pytest.mark.feature("A18")
 def test_a_relative_delay_counts_from_the_brokers_clock() -> None:
-    """A18 The sender's clock does not matter for it; an absolute time is taken as it is."""
+    """The sender's clock does not matter for it; an absolute time is taken as it is."""
     assert timer(TIMER_DELAY_MS=700).deliver_ms == NOW + 700
     assert timer(TIMER_DELIVER_MS=NOW + 1).deliver_ms == NOW + 1
 
 
+@pytest.mark.feature("G7")
 def test_the_exact_time_and_its_slot_travel_with_the_message() -> None:
-    """G7 What the sender gave stays; the millisecond is kept beside the slot."""
+    """What the sender gave stays; the millisecond is kept beside the slot."""
     assert timer(TIMER_DELAY_MS=1_234).properties == {
         "TIMER_DELAY_MS": "1234",
         "TIMER_DELIVER_MS": str(NOW + 1_234),
@@ -131,8 +137,9 @@ def test_a_time_that_is_past_is_no_delay(past: dict[str, int]) -> None:
     assert ask(**past) is None
 
 
+@pytest.mark.feature("A3")
 def test_forty_days_are_accepted_and_a_millisecond_more_is_not() -> None:
-    """A3 The bound is the configured one, counted from now."""
+    """The bound is the configured one, counted from now."""
     assert timer(TIMER_DELAY_MS=40 * DAY).deliver_ms == NOW + 40 * DAY
     with pytest.raises(DelayError, match=r"3456000001 ms from now, allowed are 3456000000 ms \(40 days\); raise"):
         ask(TIMER_DELAY_MS=40 * DAY + 1)
@@ -162,8 +169,9 @@ def test_a_delete_marker_for_the_past_is_refused() -> None:
 # --- forgery ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("G9")
 def test_a_sender_cannot_write_the_brokers_properties() -> None:
-    """G9 A copied TIMER_OUT_MS does not switch the delay off, a forged REAL_TOPIC does not lead elsewhere."""
+    """A copied TIMER_OUT_MS does not switch the delay off, a forged REAL_TOPIC does not lead elsewhere."""
     diverted = timer(TIMER_DELAY_MS=5, TIMER_OUT_MS=1, TIMER_ROLL_TIMES=7, REAL_TOPIC="payroll", REAL_QID=9)
 
     assert diverted.properties["REAL_TOPIC"] == "orders"
@@ -172,8 +180,8 @@ def test_a_sender_cannot_write_the_brokers_properties() -> None:
     assert "TIMER_ROLL_TIMES" not in diverted.properties
 
 
+@pytest.mark.feature("G9")
 def test_the_brokers_properties_can_be_taken_off_a_message_that_does_not_wait() -> None:
-    """G9"""
     plain = {"TAGS": "paid"}
 
     assert strip_broker_properties(plain) is plain

@@ -26,9 +26,10 @@ def stored(topic: str, properties: dict[str, str], **changes: int) -> StoredReco
     return parse_record(draft.encode(0, place, place, bytes(8)))
 
 
+@pytest.mark.feature("D8", "D9")
 @pytest.mark.parametrize(("source_topic", "properties"), [(SCHEDULE_TOPIC, LEVEL), (TIMER_TOPIC, TIMER)])
 def test_a_released_copy_is_matched_to_the_record_that_waited(source_topic: str, properties: dict[str, str]) -> None:
-    """D8 D9 RocketMQ keeps body and properties, in any order, and adds stamps of its own."""
+    """RocketMQ keeps body and properties, in any order, and adds stamps of its own."""
     copies = ForeignCopies()
     copies.replay(stored("orders", dict(reversed(properties.items())) | {"TIMER_DEQUEUE_MS": "6001"}))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,10 +151,11 @@ class Life:
         return len(expected - self.unsure) <= count <= len(expected | self.unsure)
 
 
+@pytest.mark.feature("X11", "D11")
 @given(st.lists(acts, max_size=30))
 @settings(max_examples=50)
 def test_no_message_is_early_late_lost_or_repeated(plan: list[Act]) -> None:
-    """X11 D11 On a virtual clock on time means: exactly at the millisecond. Cancelled ones never come."""
+    """On a virtual clock on time means: exactly at the millisecond. Cancelled ones never come."""
     with TemporaryDirectory() as folder:
         life = Life(Path(folder))
         for act in plan:
@@ -172,8 +174,9 @@ def test_no_message_is_early_late_lost_or_repeated(plan: list[Act]) -> None:
     assert all(message.at_ms >= life.due.get(message.body, 0) for message in arrived)
 
 
+@pytest.mark.feature("X11", "D11")
 def test_a_closed_folder_tells_upstream_what_it_need_not_hand_over(tmp_path: Path) -> None:
-    """X11 D11 It reads position and marks, and nothing of ours besides: what they leave is what waits."""
+    """It reads position and marks, and nothing of ours besides: what they leave is what waits."""
     life = Life(tmp_path)
     life.do(Act("send", [3, 1]))
     life.do(Act("change", "5s 1s"))

@@ -53,8 +53,9 @@ def cancel(room: WaitingRoom, put: PutResult) -> None:
 # --- progress ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("F9", "F10", "F12")
 def test_progress_is_kept_in_upstreams_file(open_room: OpenRoom) -> None:
-    """F9 F10 F12 Level -> next queue offset; written at a checkpoint and at the end."""
+    """Level -> next queue offset; written at a checkpoint and at the end."""
     room = open_room()
     room.send(b"", DELAY=2)
     room.send(b"", DELAY=2)
@@ -70,8 +71,9 @@ def test_progress_is_kept_in_upstreams_file(open_room: OpenRoom) -> None:
     assert open_room().schedule.positions == {2: 2, 4: 0}
 
 
+@pytest.mark.feature("F12")
 def test_upstreams_file_with_bare_numbers_as_keys_is_read(open_room: OpenRoom) -> None:
-    """F12 As found on the disk of a real broker."""
+    """As found on the disk of a real broker."""
     room = open_room()
     room.send(b"", DELAY=2)
     for _ in range(3):
@@ -89,9 +91,10 @@ def test_upstreams_file_with_bare_numbers_as_keys_is_read(open_room: OpenRoom) -
     assert len(room.bodies()) == 2
 
 
+@pytest.mark.feature("D9")
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"offsetTable":7}', b'{"offsetTable":{"1":-1}}', b"\xff"])
 def test_a_file_that_cannot_be_read_is_made_anew_from_the_log(open_room: OpenRoom, text: bytes) -> None:
-    """D9 The log knows better anyway; nothing is delivered again."""
+    """The log knows better anyway; nothing is delivered again."""
     room = open_room()
     room.send(b"done", DELAY=1)
     room.send(b"waits", DELAY=3)
@@ -106,8 +109,9 @@ def test_a_file_that_cannot_be_read_is_made_anew_from_the_log(open_room: OpenRoo
     assert room.bodies() == [b"done", b"waits"]
 
 
+@pytest.mark.feature("F20")
 def test_progress_beyond_the_queues_ends_is_corrected(open_room: OpenRoom) -> None:
-    """F20 Before its minimum: the minimum; behind its maximum: the maximum."""
+    """Before its minimum: the minimum; behind its maximum: the maximum."""
     room = open_room()
     room.send(b"", DELAY=1)
     room.close()
@@ -116,8 +120,8 @@ def test_progress_beyond_the_queues_ends_is_corrected(open_room: OpenRoom) -> No
     assert open_room().schedule.positions == {1: 1}
 
 
+@pytest.mark.feature("G11")
 def test_without_progress_a_level_starts_at_its_first_message(open_room: OpenRoom) -> None:
-    """G11"""
     room = open_room()
     room.send(b"first", DELAY=1)
     room.crash()
@@ -157,8 +161,9 @@ def test_a_kill_right_behind_the_hand_over_does_not_repeat_it(open_room: OpenRoo
     assert room.bodies() == [b"once"]
 
 
+@pytest.mark.feature("D9")
 def test_an_older_progress_file_does_not_deliver_again(open_room: OpenRoom) -> None:
-    """D9 Where only the ``.bak`` is left, the log tells what was handed over since."""
+    """Where only the ``.bak`` is left, the log tells what was handed over since."""
     room = open_room()
     for body in (b"first", b"second", b"third"):
         room.send(body, DELAY=1)
@@ -189,8 +194,9 @@ def test_upstreams_progress_of_levels_that_the_table_does_not_have_is_kept(open_
     assert read_table(room.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 1, "18": 0}
 
 
+@pytest.mark.feature("D7")
 def test_a_level_without_a_queue_is_looked_for_in_the_log(open_room: OpenRoom, tmp_path: Path) -> None:
-    """D7 Its queue's folder was lost, and no later message of that level shows it."""
+    """Its queue's folder was lost, and no later message of that level shows it."""
     room = open_room()
     room.send(b"1s", DELAY=1)
     room.send(b"10s", DELAY=3)
@@ -213,8 +219,9 @@ def test_progress_of_a_level_that_nobody_ever_used_is_forgotten(open_room: OpenR
     assert open_room().schedule.positions == {1: 0}
 
 
+@pytest.mark.feature("F20")
 def test_progress_before_the_queues_begin_is_corrected(open_room: OpenRoom) -> None:
-    """F20 RocketMQ's file may be older than the queue."""
+    """RocketMQ's file may be older than the queue."""
     room = open_room(queue_file_size=200)
     puts = [room.send(b"%d" % number, DELAY=1) for number in range(25)]
     queue = room.store.consume_queue(SCHEDULE_TOPIC, 0)
@@ -244,8 +251,9 @@ def shortened(open_room: OpenRoom) -> WaitingRoom:
     return room
 
 
+@pytest.mark.feature("D10", "D11")
 def test_the_file_keeps_the_first_that_is_not_done(open_room: OpenRoom) -> None:
-    """D10 D11 It never goes past one that waits, and never back."""
+    """It never goes past one that waits, and never back."""
     room = shortened(open_room)
 
     room.store.take_checkpoint()
@@ -256,12 +264,13 @@ def test_the_file_keeps_the_first_that_is_not_done(open_room: OpenRoom) -> None:
     assert read_table(room.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 3}
 
 
+@pytest.mark.feature("D8", "D11")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.parametrize("ends", [WaitingRoom.close, WaitingRoom.crash])
 def test_what_was_handed_over_out_of_turn_is_not_repeated(
     open_room: OpenRoom, has_checkpoint: bool, ends: Callable[[WaitingRoom], None]
 ) -> None:
-    """D8 D11 Behind the checkpoint the copies tell, before it the marks in the queue."""
+    """Behind the checkpoint the copies tell, before it the marks in the queue."""
     room = shortened(open_room)
     if has_checkpoint:
         room.store.take_checkpoint()
@@ -273,8 +282,9 @@ def test_what_was_handed_over_out_of_turn_is_not_repeated(
     assert room.bodies() == [b"second", b"again", b"minute"]
 
 
+@pytest.mark.feature("D29")
 def test_marks_are_made_at_the_checkpoint(open_room: OpenRoom) -> None:
-    """D29 Before it a power failure might take the copies and leave the marks, and the messages were lost."""
+    """Before it a power failure might take the copies and leave the marks, and the messages were lost."""
     room = shortened(open_room)
     units = room.store.consume_queue(SCHEDULE_TOPIC, 0).units
     assert DONE_SIZE_MARK not in units(0, 3)["size"]
@@ -305,11 +315,12 @@ def damage_schedule_queue(folder: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.feature("X11")
 @pytest.mark.parametrize("lose", [lose_checkpoint_too, lose_queues, lose_schedule_queues, damage_schedule_queue])
 def test_queues_that_were_lost_are_rebuilt_with_what_is_done(
     open_room: OpenRoom, tmp_path: Path, lose: Callable[[Path], None]
 ) -> None:
-    """X11 The marks went with them, and the due times of a table that is no more."""
+    """The marks went with them, and the due times of a table that is no more."""
     room = shortened(open_room)
     room.store.take_checkpoint()
     room.crash()
@@ -322,8 +333,9 @@ def test_queues_that_were_lost_are_rebuilt_with_what_is_done(
     assert room.arrived()[-1].at_ms == room.clock.now_ms() - 1 * SECOND
 
 
+@pytest.mark.feature("X11")
 def test_a_queue_that_lost_its_end_is_rebuilt_with_what_is_done(open_room: OpenRoom, tmp_path: Path) -> None:
-    """X11 Nobody sees that anything is missing, until the log goes on behind it."""
+    """Nobody sees that anything is missing, until the log goes on behind it."""
     room = shortened(open_room)
     room.store.take_checkpoint()
     room.send(b"behind", DELAY=1)
@@ -337,8 +349,9 @@ def test_a_queue_that_lost_its_end_is_rebuilt_with_what_is_done(open_room: OpenR
     assert room.bodies() == [b"second", b"again", b"behind", b"minute"]
 
 
+@pytest.mark.feature("D29")
 def test_progress_is_written_when_the_copies_are_on_the_disk(open_room: OpenRoom) -> None:
-    """D29 Upstream's copies never wait for the disk, though its progress file does."""
+    """Upstream's copies never wait for the disk, though its progress file does."""
     room = open_room()
     room.send(b"", DELAY=1)
     room.advance(1 * SECOND)
@@ -350,8 +363,9 @@ def test_progress_is_written_when_the_copies_are_on_the_disk(open_room: OpenRoom
     assert read_table(room.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 1}
 
 
+@pytest.mark.feature("D30")
 def test_an_end_in_the_middle_of_a_backlog_loses_and_repeats_nothing(open_room: OpenRoom) -> None:
-    """D30 A step is whole before the progress of it is written; there are no results that somebody waits for."""
+    """A step is whole before the progress of it is written; there are no results that somebody waits for."""
     room = open_room()
     bodies = [b"%d" % number for number in range(1_500)]
     for body in bodies:
@@ -436,9 +450,10 @@ def hand_over_like_upstream(room: WaitingRoom, count: int) -> None:
         room.put(foreign_copy(record))
 
 
+@pytest.mark.feature("D8")
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_upstream_handed_over_is_not_repeated(open_room: OpenRoom, is_ours: bool) -> None:
-    """D8 Its file is up to ten seconds older; its copies do not name their sources."""
+    """Its file is up to ten seconds older; its copies do not name their sources."""
     room = open_room()
     for number in range(5):
         body = b"%d" % number
@@ -458,8 +473,9 @@ def test_what_upstream_handed_over_is_not_repeated(open_room: OpenRoom, is_ours:
     assert room.bodies() == [b"0", b"1", b"2", b"3", b"4"]
 
 
+@pytest.mark.feature("D9")
 def test_without_upstreams_file_its_copies_tell(open_room: OpenRoom) -> None:
-    """D9 It would hand over its whole backlog once more."""
+    """It would hand over its whole backlog once more."""
     room = open_room()
     for number in range(5):
         room.put(foreign_level_message(b"%d" % number, 1, number * SECOND, UNIQ_KEY=f"A{number}"))
@@ -476,8 +492,9 @@ def test_without_upstreams_file_its_copies_tell(open_room: OpenRoom) -> None:
     assert room.bodies() == [b"0", b"1", b"2", b"3", b"4"]
 
 
+@pytest.mark.feature("D7", "D13")
 def test_what_upstream_dropped_is_still_handed_over(open_room: OpenRoom) -> None:
-    """D7 D13 It passes over what it cannot bring to its topic; here that is one for the dead letters."""
+    """It passes over what it cannot bring to its topic; here that is one for the dead letters."""
     room = open_room()
     for number in range(3):
         other = {"REAL_QID": "none"} if number == 1 else {}
@@ -496,8 +513,9 @@ def test_what_upstream_dropped_is_still_handed_over(open_room: OpenRoom) -> None
     assert room.bodies(DEAD_LETTER_TOPIC) == [b"1"]
 
 
+@pytest.mark.feature("D11")
 def test_a_message_that_upstream_hurried_is_not_repeated(open_room: OpenRoom) -> None:
-    """D11 After its table was shortened it hands over at once what waits longer than the table says."""
+    """After its table was shortened it hands over at once what waits longer than the table says."""
     room = open_room(levels="10m")
     room.send(b"10m", DELAY=1, UNIQ_KEY="A1")
     room.send(b"20m", DELAY=1, UNIQ_KEY="A2")

@@ -55,8 +55,9 @@ def places(rows: np.ndarray) -> list[int]:
 # --- order ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("D11")
 def test_a_unit_with_a_later_time_blocks_nobody_behind_it() -> None:
-    """D11 After the table was shortened the second message is due first."""
+    """After the table was shortened the second message is due first."""
     level = level_of([60, 10])
 
     assert level.due_ms == 10
@@ -118,8 +119,8 @@ def test_what_lies_before_the_position_is_done() -> None:
     assert release(level, 99) == [2]
 
 
+@pytest.mark.feature("F20")
 def test_a_position_outside_the_queue_is_corrected() -> None:
-    """F20"""
     assert level_of([10, 20], position=7).position == 2
 
 
@@ -166,8 +167,9 @@ def test_what_was_handed_over_waits_no_more() -> None:
 # --- gone -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("D7")
 def test_what_was_deleted_before_it_was_due_is_counted() -> None:
-    """D7 Done ones are not; those that are left go on."""
+    """Done ones are not; those that are left go on."""
     queue = queue_of([100, 10, 20, 30, 5, 6])
     level = LevelQueue(queue, 0)
     level.catch_up()
@@ -280,10 +282,11 @@ acts = st.one_of(
 )
 
 
+@pytest.mark.feature("D11")
 @given(st.lists(acts, max_size=30))
 @settings(max_examples=200)
 def test_it_agrees_with_a_plain_list(plan: list[tuple[str, object]]) -> None:
-    """D11 Whatever the due times are, and whatever is taken out."""
+    """Whatever the due times are, and whatever is taken out."""
     queue, model = queue_of([]), Model()
     level = LevelQueue(queue, 0)
     for name, argument in plan:

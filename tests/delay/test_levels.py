@@ -15,8 +15,9 @@ from tests.delay.waiting_room import WaitingRoom
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
+@pytest.mark.feature("A7", "F13", "G3")
 def test_the_default_table_has_the_18_levels_everybody_knows() -> None:
-    """A7 F13 G3 1s 5s 10s 30s, the minutes 1 to 10, 20m 30m 1h 2h, kept in the order of the levels."""
+    """1s 5s 10s 30s, the minutes 1 to 10, 20m 30m 1h 2h, kept in the order of the levels."""
     levels = DelayLevels.parse()
 
     minutes = [minute * MINUTE for minute in range(1, 11)]
@@ -25,27 +26,29 @@ def test_the_default_table_has_the_18_levels_everybody_knows() -> None:
     assert levels.max_level == 18
 
 
+@pytest.mark.feature("B1", "F6")
 def test_levels_count_from_one() -> None:
-    """B1 F6 Level 3 is the third entry, 10 s; its queue is number 2."""
+    """Level 3 is the third entry, 10 s; its queue is number 2."""
     assert DelayLevels.parse().delay_ms(3) == 10 * SECOND
     assert queue_of_level(3) == 2
     assert level_of_queue(2) == 3
 
 
+@pytest.mark.feature("B3")
 def test_all_four_units_are_read() -> None:
-    """B3"""
     assert DelayLevels.parse("7s 7m 7h 7d").delays_ms == (7 * SECOND, 7 * MINUTE, 7 * HOUR, 7 * DAY)
 
 
+@pytest.mark.feature("B2")
 def test_an_appended_day_is_level_19() -> None:
-    """B2"""
     levels = DelayLevels.parse(DelayLevels.parse().text + " 1d")
 
     assert levels.delay_ms(19) == DAY
 
 
+@pytest.mark.feature("E10")
 def test_a_level_is_a_place_in_the_table_whatever_its_length() -> None:
-    """E10 The first level may be 90 s and the second 5 s; nobody sorts them."""
+    """The first level may be 90 s and the second 5 s; nobody sorts them."""
     levels = DelayLevels.parse("90s 5s 10s")
 
     assert [levels.delay_ms(level) for level in (1, 2, 3)] == [90 * SECOND, 5 * SECOND, 10 * SECOND]
@@ -56,19 +59,19 @@ def test_blanks_between_entries_may_be_many() -> None:
     assert DelayLevels.parse("  1s   5s\t10s\n") == DelayLevels.parse("1s 5s 10s")
 
 
+@pytest.mark.feature("G6")
 def test_a_level_above_the_highest_is_the_highest() -> None:
-    """G6"""
     assert DelayLevels.parse().clamp(99) == 18
 
 
+@pytest.mark.feature("F7")
 def test_a_level_the_table_does_not_have_waits_a_second() -> None:
-    """F7"""
     assert DelayLevels.parse("30s").delay_ms(2) == SECOND
 
 
+@pytest.mark.feature("F11")
 @pytest.mark.parametrize("token", ["10", "10x", "s", "-5s", "1.5h", "10S", "5 m", "99999999999d"])
 def test_a_bad_entry_is_named_with_what_is_allowed(token: str) -> None:
-    """F11"""
     with pytest.raises(
         ConfigurationError, match=r"entry 2 is '\S+'; allowed is a whole number and a unit, s, m, h or d"
     ):
@@ -84,8 +87,9 @@ def test_the_table_can_be_shown() -> None:
     assert DelayLevels.parse("90s 5s").describe() == "1=90s 2=5s"
 
 
+@pytest.mark.feature("B6")
 def test_a_rebuilt_queue_tells_the_due_time_again(room: WaitingRoom) -> None:
-    """B6 The recovery asks for the tags code of each record: store time plus delay in the schedule topic."""
+    """The recovery asks for the tags code of each record: store time plus delay in the schedule topic."""
     room.send(b"late", DELAY=2, TAGS="paid")
     room.send(b"plain", TAGS="paid")
 
@@ -95,8 +99,9 @@ def test_a_rebuilt_queue_tells_the_due_time_again(room: WaitingRoom) -> None:
     assert tags_code_of(plain, room.levels) == 3433164  # "paid".hashCode() in Java
 
 
+@pytest.mark.feature("X11", "D11")
 def test_a_rebuilt_queue_keeps_the_promise_of_another_table(room: WaitingRoom) -> None:
-    """X11 D11 The delay that the level had when the message was sent stands in the message."""
+    """The delay that the level had when the message was sent stands in the message."""
     room.send(b"", DELAY=2)
     [record] = room.waiting(queue_id=1)
 
@@ -121,9 +126,10 @@ def test_a_promise_that_upstream_copied_to_a_retry_is_none(room: WaitingRoom) ->
     assert tags_code_of(record, room.levels) == record.store_timestamp + 10 * SECOND
 
 
+@pytest.mark.feature("D13")
 @pytest.mark.parametrize("level", ["", "x", "-1", "0", "9" * 5_000])
 def test_a_message_of_no_level_has_the_code_of_its_tag(room: WaitingRoom, level: str) -> None:
-    """D13 It is due at once, and a case for the dead letters."""
+    """It is due at once, and a case for the dead letters."""
     room.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": level, "TAGS": "paid"})))
     [record] = room.waiting()
 

@@ -30,8 +30,9 @@ def change_table(room: WaitingRoom, text: str) -> None:
 # --- storing ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("B4", "E4", "G5")
 def test_a_delayed_message_is_stored_in_the_schedule_topic(room: WaitingRoom) -> None:
-    """B4 E4 G5 It goes to the commit log first, under another name, and is not in its own topic before its time."""
+    """It goes to the commit log first, under another name, and is not in its own topic before its time."""
     room.send(b"later", DELAY=3)
     room.confirm()
 
@@ -40,8 +41,9 @@ def test_a_delayed_message_is_stored_in_the_schedule_topic(room: WaitingRoom) ->
     assert room.bodies() == []
 
 
+@pytest.mark.feature("B5", "E3")
 def test_each_level_that_is_used_has_a_queue(open_room: OpenRoom) -> None:
-    """B5 E3 Each folder has its own; ``SCHEDULE_TOPIC_XXXX/<level - 1>`` appears with the first message."""
+    """Each folder has its own; ``SCHEDULE_TOPIC_XXXX/<level - 1>`` appears with the first message."""
     room = open_room()
     room.send(b"", DELAY=3)
     room.send(b"", DELAY=18)
@@ -49,8 +51,9 @@ def test_each_level_that_is_used_has_a_queue(open_room: OpenRoom) -> None:
     assert room.store_files.list_folders(f"consumequeue/{SCHEDULE_TOPIC}") == ["17", "2"]
 
 
+@pytest.mark.feature("B6", "E5")
 def test_the_queues_tags_code_is_the_delivery_time(room: WaitingRoom) -> None:
-    """B6 E5 Store time plus delay, put there when the record is dispatched to its queue."""
+    """Store time plus delay, put there when the record is dispatched to its queue."""
     room.clock.move_ms(77)
     put = room.send(b"", DELAY=3)
 
@@ -62,8 +65,9 @@ def test_the_queues_tags_code_is_the_delivery_time(room: WaitingRoom) -> None:
 # --- releasing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("B7", "E1", "E8", "G12")
 def test_a_message_arrives_at_its_millisecond(room: WaitingRoom) -> None:
-    """B7 E1 E8 G12 Not visible one millisecond earlier; then read from its own topic like any other message."""
+    """Not visible one millisecond earlier; then read from its own topic like any other message."""
     start = room.clock.now_ms()
     room.send(b"ten seconds", DELAY=3)
 
@@ -75,8 +79,9 @@ def test_a_message_arrives_at_its_millisecond(room: WaitingRoom) -> None:
     assert room.arrived()[0].at_ms == start + 10 * SECOND
 
 
+@pytest.mark.feature("F1", "B8", "B9", "E7", "F21")
 def test_the_copy_is_an_ordinary_message_of_its_topic(room: WaitingRoom) -> None:
-    """F1 B8 B9 E7 F21 A consumer needs to know nothing: body, flag, born time and host, reconsume times and properties
+    """A consumer needs to know nothing: body, flag, born time and host, reconsume times and properties
     are kept; topic, queue and tags code are those of the real topic; it is not delayed again. It tells when it was due.
     """
     start = room.clock.now_ms()
@@ -137,8 +142,9 @@ def test_a_body_with_an_ipv6_sender_survives(room: WaitingRoom) -> None:
     assert room.arrived()[0].record.born_host[-4:] == (9876).to_bytes(4, "big")
 
 
+@pytest.mark.feature("F4")
 def test_messages_of_one_level_keep_their_order(room: WaitingRoom) -> None:
-    """F4 Equal delays: the first stored is the first due."""
+    """Equal delays: the first stored is the first due."""
     bodies = [b"%d" % number for number in range(2_500)]
     for body in bodies:
         room.send(body, DELAY=2)
@@ -148,8 +154,9 @@ def test_messages_of_one_level_keep_their_order(room: WaitingRoom) -> None:
     assert room.bodies() == bodies
 
 
+@pytest.mark.feature("E6")
 def test_levels_are_released_in_order_of_due_time(room: WaitingRoom) -> None:
-    """E6 Each level has its own queue; what is due earlier comes first, also when one step finds them all late."""
+    """Each level has its own queue; what is due earlier comes first, also when one step finds them all late."""
     room.send(b"30s", DELAY=4)
     room.send(b"10s", DELAY=3)
     room.send(b"1s", DELAY=1)
@@ -162,8 +169,8 @@ def test_levels_are_released_in_order_of_due_time(room: WaitingRoom) -> None:
     assert room.bodies() == [b"1s", b"10s", b"28s", b"30s"]
 
 
+@pytest.mark.feature("E10")
 def test_a_first_level_of_90_seconds_waits_that_long(open_room: OpenRoom) -> None:
-    """E10"""
     room = open_room(levels="90s 5s 10s")
     room.send(b"first", DELAY=1)
     room.send(b"second", DELAY=2)
@@ -174,8 +181,9 @@ def test_a_first_level_of_90_seconds_waits_that_long(open_room: OpenRoom) -> Non
     assert room.bodies() == [b"second", b"first"]
 
 
+@pytest.mark.feature("B2")
 def test_a_nineteenth_level_works(open_room: OpenRoom) -> None:
-    """B2 One day, appended to the 18."""
+    """One day, appended to the 18."""
     room = open_room(levels="1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h 1d")
     room.send(b"tomorrow", DELAY=19)
 
@@ -185,8 +193,9 @@ def test_a_nineteenth_level_works(open_room: OpenRoom) -> None:
     assert room.bodies() == [b"tomorrow"]
 
 
+@pytest.mark.feature("F22")
 def test_three_hours_are_two_delays_in_a_chain(room: WaitingRoom) -> None:
-    """F22 The article's recipe beyond the two-hour maximum: a hop of two hours, then one. A timer needs no hops."""
+    """The article's recipe beyond the two-hour maximum: a hop of two hours, then one. A timer needs no hops."""
     start = room.clock.now_ms()
     room.send(b"hop", topic="hops", DELAY=18)
     room.advance(7_200 * SECOND)
@@ -211,8 +220,9 @@ def test_a_delivered_message_can_be_delayed_again(room: WaitingRoom) -> None:
     assert room.arrived()[1].properties["TIMER_DELIVER_MS"] == str(first.at_ms + 10 * SECOND)
 
 
+@pytest.mark.feature("X11")
 def test_a_copy_does_not_carry_the_levels_delay(room: WaitingRoom) -> None:
-    """X11 It has a meaning only while the message waits."""
+    """It has a meaning only while the message waits."""
     room.send(b"", DELAY=1, KEYS="4466")
     [waiting] = room.waiting()
 
@@ -229,8 +239,9 @@ def test_a_copy_does_not_carry_the_levels_delay(room: WaitingRoom) -> None:
 # --- waking -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("F5", "F18", "F19", "G10")
 def test_the_step_says_exactly_when_the_next_message_is_due(room: WaitingRoom) -> None:
-    """F5 F18 F19 G10 Upstream looks every 100 ms; here one step serves all levels and tells the next due time."""
+    """Upstream looks every 100 ms; here one step serves all levels and tells the next due time."""
     start = room.clock.now_ms()
     assert room.schedule.step() is None
 
@@ -267,8 +278,8 @@ def test_a_step_hands_over_a_bounded_number_and_asks_to_be_called_at_once(room: 
     assert len(room.bodies()) == 1_500
 
 
+@pytest.mark.feature("F8")
 def test_starting_twice_is_harmless(room: WaitingRoom) -> None:
-    """F8"""
     room.send(b"once", DELAY=1)
     room.schedule.start()
     room.schedule.start()
@@ -281,8 +292,9 @@ def test_starting_twice_is_harmless(room: WaitingRoom) -> None:
 # --- clocks -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("F15")
 def test_after_the_clock_was_set_back_messages_wait_again(room: WaitingRoom) -> None:
-    """F15 Upstream would hand it over at once, a minute early; never early goes first."""
+    """Upstream would hand it over at once, a minute early; never early goes first."""
     room.send(b"10s", DELAY=3)
     due = room.clock.now_ms() + 10 * SECOND
     room.clock.move_ms(-60 * SECOND)
@@ -294,8 +306,9 @@ def test_after_the_clock_was_set_back_messages_wait_again(room: WaitingRoom) -> 
     assert room.arrived()[0].at_ms >= due
 
 
+@pytest.mark.feature("F15")
 def test_a_level_that_was_shortened_does_not_make_waiting_messages_early(open_room: OpenRoom) -> None:
-    """F15 The time promised when the message was sent holds."""
+    """The time promised when the message was sent holds."""
     room = open_room(levels="10m")
     room.send(b"ten minutes", DELAY=1)
     room.close()
@@ -307,8 +320,9 @@ def test_a_level_that_was_shortened_does_not_make_waiting_messages_early(open_ro
     assert room.bodies() == [b"ten minutes"]
 
 
+@pytest.mark.feature("X11", "D11")
 def test_a_table_may_change_while_messages_wait(room: WaitingRoom) -> None:
-    """X11 D11 Each keeps the time it was promised, and none waits for one in front of it that is due later."""
+    """Each keeps the time it was promised, and none waits for one in front of it that is due later."""
     start = room.clock.now_ms()
     room.send(b"10s", DELAY=3)
     change_table(room, "1s 5s 2s")
@@ -329,8 +343,9 @@ def test_the_service_tells_the_table_of_now(room: WaitingRoom) -> None:
     assert room.schedule.levels.text == "1s 7s"
 
 
+@pytest.mark.feature("D11")
 def test_messages_of_one_queue_are_released_in_order_of_due_time(room: WaitingRoom) -> None:
-    """D11 Not in that of their places; equal times in the order stored, whatever their levels."""
+    """Not in that of their places; equal times in the order stored, whatever their levels."""
     for body, level, delay_ms in ((b"d", 0, 90), (b"a", 0, 10), (b"c", 0, 50), (b"b", 1, 10), (b"e", 0, 90)):
         properties = encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0"})
         room.put(RecordDraft(SCHEDULE_TOPIC, level, body, properties, delay_ms=delay_ms))
@@ -361,8 +376,9 @@ def test_a_level_the_table_has_no_longer_is_served_to_its_end(open_room: OpenRoo
     assert room.bodies() == [b"third"]
 
 
+@pytest.mark.feature("F23")
 def test_due_is_when_the_broker_hands_over_and_a_busy_broker_is_late(room: WaitingRoom) -> None:
-    """F23 The copy tells when it was due and when it was stored: the difference is the broker's lateness."""
+    """The copy tells when it was due and when it was stored: the difference is the broker's lateness."""
     room.send(b"", DELAY=1)
     room.clock.move_ms(1 * SECOND + 250)
     room.confirm()
@@ -375,8 +391,9 @@ def test_due_is_when_the_broker_hands_over_and_a_busy_broker_is_late(room: Waiti
 # --- trouble ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("F14", "F17")
 def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F14 F17 The same messages are tried again a second later, and once there is room they are there once."""
+    """The same messages are tried again a second later, and once there is room they are there once."""
     room.send(b"a", DELAY=1)
     room.send(b"b", DELAY=1)
     room.clock.move_ms(1 * SECOND)
@@ -392,6 +409,7 @@ def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: py
     assert room.bodies() == [b"a", b"b"]
 
 
+@pytest.mark.feature("F17")
 @pytest.mark.parametrize(
     "properties",
     [
@@ -405,7 +423,7 @@ def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: py
 def test_a_poisoned_message_goes_to_the_dead_letters_and_holds_nobody_up(
     open_room: OpenRoom, properties: dict[str, str]
 ) -> None:
-    """F17 Logged, counted, kept for people; once, also over a crash."""
+    """Logged, counted, kept for people; once, also over a crash."""
     room = open_room()
     room.put(RecordDraft(SCHEDULE_TOPIC, 0, b"poison", encode_properties(properties), delay_ms=1_000))
     room.send(b"healthy", DELAY=1)
@@ -422,8 +440,9 @@ def test_a_poisoned_message_goes_to_the_dead_letters_and_holds_nobody_up(
     assert room.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
 
 
+@pytest.mark.feature("F16")
 def test_a_damaged_record_is_counted_and_passed(room: WaitingRoom) -> None:
-    """F16 Its neighbours in the queue are not held up, and nothing of it is delivered."""
+    """Its neighbours in the queue are not held up, and nothing of it is delivered."""
     put = room.send(b"damaged", DELAY=1)
     room.send(b"healthy", DELAY=1)
     room.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
@@ -434,8 +453,9 @@ def test_a_damaged_record_is_counted_and_passed(room: WaitingRoom) -> None:
     assert room.schedule.poison_count == 1
 
 
+@pytest.mark.feature("D7")
 def test_a_message_whose_file_was_deleted_is_reported_and_passed(open_room: OpenRoom) -> None:
-    """D7 Upstream skips it without a trace. Here it is counted; the others are on time."""
+    """Upstream skips it without a trace. Here it is counted; the others are on time."""
     room = open_room(log_file_size=4_000)
     gone = [room.send(b"x" * 1_500, DELAY=3) for _ in range(3)]
     room.clock.move_ms(1)
@@ -450,8 +470,9 @@ def test_a_message_whose_file_was_deleted_is_reported_and_passed(open_room: Open
     assert room.store.metrics.snapshot()["delay.poison"] == 2
 
 
+@pytest.mark.feature("D13")
 def test_a_message_with_more_properties_than_can_be_copied_goes_to_the_dead_letters(room: WaitingRoom) -> None:
-    """D13 RocketMQ's may fill the bytes that our check takes. Its neighbours in the batch are not held up."""
+    """RocketMQ's may fill the bytes that our check takes. Its neighbours in the batch are not held up."""
     room.put(foreign_level_message(b"long", 1, 1 * SECOND, colour="x" * 32_700, KEYS="4466"))
     room.send(b"healthy", DELAY=1)
 

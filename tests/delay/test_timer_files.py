@@ -59,8 +59,9 @@ def link(wheel: TimerWheel, slot_ms: int, position: int, count: int = 1) -> int:
 # --- wheel ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("A9")
 def test_a_slot_has_upstreams_bytes() -> None:
-    """A9 Time, first position, last position, count, magic: 32 bytes, as dumped from a real wheel."""
+    """Time, first position, last position, count, magic: 32 bytes, as dumped from a real wheel."""
     file = MappedFile(None, wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
 
@@ -136,8 +137,9 @@ def test_many_units_are_linked_as_one_after_the_other() -> None:
     assert together.checksum == one_by_one.checksum
 
 
+@pytest.mark.feature("D27")
 def test_only_touched_pages_are_written_and_only_when_asked(tmp_path: Path) -> None:
-    """D27 Upstream compares 38 MB byte by byte each second. In between the file is as the last checkpoint knows it."""
+    """Upstream compares 38 MB byte by byte each second. In between the file is as the last checkpoint knows it."""
     file = MappedFile(tmp_path / "timerwheel", wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
     link(wheel, 5_000, 0)
@@ -195,8 +197,9 @@ def test_the_checksum_of_a_wheel_tells_any_single_bit(tmp_path: Path) -> None:
 # --- log --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("A10")
 def test_units_have_upstreams_bytes() -> None:
-    """A10 Size, previous position, magic, write time, delay, log offset, size, topic hash: 52 bytes with the rest,
+    """Size, previous position, magic, write time, delay, log offset, size, topic hash: 52 bytes with the rest,
     which upstream does not read."""
     files = MappedFileQueue(None, 10_000)
     log = TimerLog(files)
@@ -247,8 +250,9 @@ def test_a_full_file_ends_with_upstreams_blank() -> None:
     assert log.end == 1252
 
 
+@pytest.mark.feature("D17")
 def test_the_last_unit_is_found_over_the_blank() -> None:
-    """D17 Upstream looks 24 bytes before the end, which at a file's begin lie in the padding of the file before."""
+    """Upstream looks 24 bytes before the end, which at a file's begin lie in the padding of the file before."""
     log = TimerLog(MappedFileQueue(None, 600))
     append(log, units([WRITE_MS] * 12, list(range(12))))
 
@@ -271,8 +275,9 @@ def test_a_unit_is_found_by_its_record() -> None:
     assert [log.position_after(offset) for offset in (0, 101, 110, 291)] == [0, 600, 600, log.end]
 
 
+@pytest.mark.feature("A11")
 def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
-    """A11 The slot's last position is its head; however it is read, the same units are found."""
+    """The slot's last position is its head; however it is read, the same units are found."""
     log = TimerLog(MappedFileQueue(None, 600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     previous = [-1, -1, *positions[:-2]]
@@ -450,8 +455,9 @@ def test_wheel_and_log_go_back_to_the_last_checkpoint(tmp_path: Path, kept: int,
     again.close()
 
 
+@pytest.mark.feature("D16")
 def test_a_wheel_that_is_lost_is_counted_again_from_the_log(tmp_path: Path) -> None:
-    """D16 Slots, chains and counts follow from the units."""
+    """Slots, chains and counts follow from the units."""
     store_files = FolderStoreFiles(tmp_path)
     files = TimerFiles(store_files, SMALL)
     fill(files, SLOTS)
@@ -484,8 +490,8 @@ def test_a_log_that_is_damaged_cannot_make_a_wheel(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.feature("D14")
 def test_units_of_records_that_the_log_lost_are_cut(tmp_path: Path) -> None:
-    """D14"""
     files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     fill(files, SLOTS)
 
@@ -495,8 +501,9 @@ def test_units_of_records_that_the_log_lost_are_cut(tmp_path: Path) -> None:
     assert files.cut_after(0) == 0
 
 
+@pytest.mark.feature("D14")
 def test_a_unit_that_is_done_stays_as_long_as_its_record(tmp_path: Path) -> None:
-    """D14 Its size is not told any more; where it begins is enough."""
+    """Its size is not told any more; where it begins is enough."""
     files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     fill(files, SLOTS)
     files.log.mark_done(np.array([files.log.last_position()]))
@@ -542,6 +549,6 @@ def test_impossible_settings_are_refused(settings: dict[str, int], complaint: st
         TimerSettings(**settings)
 
 
+@pytest.mark.feature("A10")
 def test_a_unit_has_52_bytes() -> None:
-    """A10"""
     assert TIMER_UNIT_SIZE == 52

@@ -30,8 +30,9 @@ MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "timer_log_file_size": 
 # --- storing ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("A12", "G5")
 def test_a_timer_is_stored_in_the_timer_topic(room: WaitingRoom) -> None:
-    """A12 G5 One queue for all; the service reads it from there, and the real topic sees nothing."""
+    """One queue for all; the service reads it from there, and the real topic sees nothing."""
     room.send(b"later", TIMER_DELAY_MS=1_500)
     room.confirm()
 
@@ -54,8 +55,9 @@ def test_the_files_are_made_with_the_first_timer(open_room: OpenRoom) -> None:
     assert all(room.store_files.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE))
 
 
+@pytest.mark.feature("A13")
 def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(room: WaitingRoom) -> None:
-    """A13 Two messages of one second: a chain of two; the exact millisecond stands in the unit."""
+    """Two messages of one second: a chain of two; the exact millisecond stands in the unit."""
     start = room.clock.now_ms()
     first = room.send(b"first", TIMER_DELAY_MS=5_300)
     second = room.send(b"second", TIMER_DELAY_MS=5_200)
@@ -80,9 +82,10 @@ def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(room: W
 # --- releasing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("D2", "A2", "A14", "A15")
 @pytest.mark.parametrize("delay_ms", [1, 7, 999, 1_000, 1_001, 59_999, 3_600_000, 10_000_001])
 def test_a_timer_arrives_at_its_millisecond(room: WaitingRoom, delay_ms: int) -> None:
-    """D2 A2 A14 A15 Neither a slot nor a millisecond early, and not a millisecond late."""
+    """Neither a slot nor a millisecond early, and not a millisecond late."""
     start = room.clock.now_ms()
     room.send(b"exact", TIMER_DELAY_MS=delay_ms)
 
@@ -92,9 +95,9 @@ def test_a_timer_arrives_at_its_millisecond(room: WaitingRoom, delay_ms: int) ->
     assert [message.at_ms - start for message in room.arrived()] == [delay_ms]
 
 
+@pytest.mark.feature("A1", "A17")
 @pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "__STARTDELIVERTIME"])
 def test_an_absolute_time_arrives_at_that_time(room: WaitingRoom, name: str) -> None:
-    """A1 A17"""
     due = room.clock.now_ms() + 10_000
     room.send(b"absolute", **{name: due})
 
@@ -103,8 +106,8 @@ def test_an_absolute_time_arrives_at_that_time(room: WaitingRoom, name: str) -> 
     assert room.arrived()[0].at_ms == due
 
 
+@pytest.mark.feature("A17", "A19")
 def test_the_three_ways_to_ask_arrive_together(room: WaitingRoom) -> None:
-    """A17 A19"""
     start = room.clock.now_ms()
     room.send(b"Hello0", TIMER_DELAY_SEC=10)
     room.send(b"Hello1", TIMER_DELAY_MS=10_000)
@@ -116,8 +119,9 @@ def test_the_three_ways_to_ask_arrive_together(room: WaitingRoom) -> None:
     assert {message.at_ms - start for message in room.arrived()} == {10_000}
 
 
+@pytest.mark.feature("A16")
 def test_the_copy_is_an_ordinary_message_of_its_topic(room: WaitingRoom) -> None:
-    """A16 Properties stay, and tell when it was put on the wheel and taken off."""
+    """Properties stay, and tell when it was put on the wheel and taken off."""
     start = room.clock.now_ms()
     put = room.send(b"body", queue_id=2, TIMER_DELAY_MS=1_234, TAGS="paid", KEYS="4466")
     room.advance(1_234)
@@ -138,8 +142,9 @@ def test_the_copy_is_an_ordinary_message_of_its_topic(room: WaitingRoom) -> None
     assert message.record.prepared_transaction_offset == put.physical_offset + 1
 
 
+@pytest.mark.feature("D3")
 def test_one_slot_is_released_in_order_of_due_time(room: WaitingRoom) -> None:
-    """D3 Upstream empties a second at once; here each of its messages has its own moment."""
+    """Upstream empties a second at once; here each of its messages has its own moment."""
     start = room.clock.now_ms()
     for delay_ms in (1_900, 1_100, 1_500, 1_100):
         room.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
@@ -172,8 +177,9 @@ def test_messages_that_come_while_their_slot_is_open_find_their_place(room: Wait
     ]
 
 
+@pytest.mark.feature("A3", "A16")
 def test_forty_days_are_kept_to_the_millisecond(open_room: OpenRoom) -> None:
-    """A3 A16 On a wheel of upstream's size: parked within two days, again and again."""
+    """On a wheel of upstream's size: parked within two days, again and again."""
     room = open_room(timers={})
     start = room.clock.now_ms()
     room.send(b"forty days", TIMER_DELAY_MS=40 * DAY)
@@ -203,8 +209,9 @@ def test_a_slot_spread_over_many_files_is_read_whole(room: WaitingRoom) -> None:
 # --- rolling ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("D26", "A16")
 def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_room: OpenRoom) -> None:
-    """D26 A16 Not yet due: appended to the timer topic again, so that it does not grow old with the commit log."""
+    """Not yet due: appended to the timer topic again, so that it does not grow old with the commit log."""
     room = open_room(timers=MULTIPLES)
     start = room.clock.now_ms()
     room.send(b"25 s", TIMER_DELAY_MS=25_300)
@@ -218,8 +225,9 @@ def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_room: OpenR
     assert int(message.properties["TIMER_ROLL_TIMES"]) == len(room.waiting_timers()) - 1
 
 
+@pytest.mark.feature("D5")
 def test_parked_messages_spread_over_half_the_window() -> None:
-    """D5 Many messages of one far time do not meet in one slot before it (upstream parks at two places)."""
+    """Many messages of one far time do not meet in one slot before it (upstream parks at two places)."""
     offsets = np.arange(1_000) * 317
 
     parked = roll_slots(np.full(1_000, 10 * DAY), offsets, 0, 1_000, 172_800)
@@ -245,8 +253,9 @@ def test_a_parked_message_survives_kills_on_its_way(open_room: OpenRoom) -> None
 # --- waking -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("A14")
 def test_the_step_says_when_to_come_back(room: WaitingRoom) -> None:
-    """A14 Upstream looks every 100 ms; here it is called a moment before the slot begins, then at the millisecond."""
+    """Upstream looks every 100 ms; here it is called a moment before the slot begins, then at the millisecond."""
     start = room.clock.now_ms()
     assert room.timer.step() is None
 
@@ -327,8 +336,9 @@ def test_after_the_clock_was_set_forward_what_is_due_goes_at_once_in_order(room:
     assert room.bodies() == [b"100", b"200", b"300"]
 
 
+@pytest.mark.feature("D18")
 def test_an_outage_longer_than_the_wheel_loses_nothing(open_room: OpenRoom) -> None:
-    """D18 Upstream abandons what was due more than seven days ago."""
+    """Upstream abandons what was due more than seven days ago."""
     room = open_room(timers=MULTIPLES)
     for delay_s in (3, 8, 40):
         room.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
@@ -360,9 +370,10 @@ def test_a_message_is_never_written_over_one_that_still_waits(open_room: OpenRoo
 # --- cancelling (upstream's markers) ----------------------------------------------------------------
 
 
+@pytest.mark.feature("D20")
 @pytest.mark.parametrize("key", ["id-1", "orders+id-1"])
 def test_a_delete_marker_takes_its_target_along(room: WaitingRoom, key: str) -> None:
-    """D20 Both forms of the key that brokers have written are understood; the marker itself is never delivered."""
+    """Both forms of the key that brokers have written are understood; the marker itself is never delivered."""
     due = room.clock.now_ms() + 10_500
     room.send(b"unwanted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
     room.send(b"wanted", UNIQ_KEY="id-2", TIMER_DELIVER_MS=due)
@@ -458,8 +469,9 @@ def test_in_a_thread_on_the_machines_clock_nothing_is_early() -> None:
 # --- trouble ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("D1")
 def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D1 Upstream gives up after three tries; here the wait is as long as the disk needs."""
+    """Upstream gives up after three tries; here the wait is as long as the disk needs."""
     room.send(b"a", TIMER_DELAY_MS=1_500)
     room.send(b"b", TIMER_DELAY_MS=1_400)
     room.confirm()
@@ -478,6 +490,7 @@ def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: py
     assert room.bodies() == [b"b", b"a"]
 
 
+@pytest.mark.feature("D13")
 @pytest.mark.parametrize(
     "properties",
     [
@@ -490,7 +503,7 @@ def test_a_full_disk_delays_but_loses_nothing(room: WaitingRoom, monkeypatch: py
 def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
     open_room: OpenRoom, properties: dict[str, str]
 ) -> None:
-    """D13 Upstream's default would try it for ever. Once, also over a crash at either side."""
+    """Upstream's default would try it for ever. Once, also over a crash at either side."""
     room = open_room()
     room.put(RecordDraft(TIMER_TOPIC, 0, b"poison", encode_properties(properties)))
     room.send(b"healthy", TIMER_DELAY_MS=1_500)
@@ -509,8 +522,8 @@ def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
     assert room.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
 
 
+@pytest.mark.feature("D7", "D14")
 def test_a_damaged_record_is_counted_and_passed(room: WaitingRoom) -> None:
-    """D7 D14"""
     put = room.send(b"damaged", TIMER_DELAY_MS=1_500)
     room.send(b"healthy", TIMER_DELAY_MS=1_500)
     room.confirm()
@@ -533,8 +546,9 @@ def test_another_precision_is_as_exact(open_room: OpenRoom) -> None:
     assert [message.at_ms - start for message in room.arrived()] == [1, 99, 100, 101, 250]
 
 
+@pytest.mark.feature("D19")
 def test_progress_waits_for_what_is_not_handed_over(room: WaitingRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D19 Upstream gives up waiting and goes on to the next slot. Here the slot stays open, and the files say so."""
+    """Upstream gives up waiting and goes on to the next slot. Here the slot stays open, and the files say so."""
     start_ms = room.clock.now_ms()
     room.send(b"held up", TIMER_DELAY_MS=1_500)
     room.confirm()
@@ -552,8 +566,9 @@ def test_progress_waits_for_what_is_not_handed_over(room: WaitingRoom, monkeypat
     assert room.timer._files.checkpoint.last_read_time_ms <= start_ms + 1_000
 
 
+@pytest.mark.feature("D30")
 def test_a_stop_at_any_time_neither_loses_nor_repeats(open_room: OpenRoom) -> None:
-    """D30 Nothing hangs in a queue between threads: what a step did not hand over waits for the next owner."""
+    """Nothing hangs in a queue between threads: what a step did not hand over waits for the next owner."""
     room = open_room()
     delays_ms = [100 + 137 * number for number in range(40)]
     for delay_ms in delays_ms:
@@ -568,8 +583,9 @@ def test_a_stop_at_any_time_neither_loses_nor_repeats(open_room: OpenRoom) -> No
     assert room.bodies() == [b"%d" % delay_ms for delay_ms in delays_ms]
 
 
+@pytest.mark.feature("D4")
 def test_any_number_of_messages_may_be_due_in_one_second(room: WaitingRoom) -> None:
-    """D4 Upstream's flow control refuses most just above its limit. There is none here: a slot costs what it holds."""
+    """Upstream's flow control refuses most just above its limit. There is none here: a slot costs what it holds."""
     due_ms = room.clock.now_ms() + 5_400
     for _ in range(3_000):
         room.send(b"", TIMER_DELIVER_MS=due_ms)

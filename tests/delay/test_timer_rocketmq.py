@@ -113,8 +113,9 @@ def test_units_behind_its_checkpoint_are_found(open_room: OpenRoom, tmp_path: Pa
     assert arrivals(room, start_ms) == expected()
 
 
+@pytest.mark.feature("D12")
 def test_a_log_with_a_record_twice_is_made_anew(open_room: OpenRoom, tmp_path: Path) -> None:
-    """D12 A batch that it repeats leaves two units for one message."""
+    """A batch that it repeats leaves two units for one message."""
     room = open_room()
     start_ms = room.clock.now_ms()
     send_all(room)
@@ -132,9 +133,10 @@ def test_a_log_with_a_record_twice_is_made_anew(open_room: OpenRoom, tmp_path: P
     assert arrivals(room, start_ms) == expected()
 
 
+@pytest.mark.feature("D8", "D9")
 @pytest.mark.parametrize("lost", [False, True], ids=["killed", "checkpoint-lost"])
 def test_what_it_handed_over_is_not_handed_over_again(open_room: OpenRoom, tmp_path: Path, lost: bool) -> None:
-    """D8 D9 Its copies do not name their sources. Upstream itself delivers them again."""
+    """Its copies do not name their sources. Upstream itself delivers them again."""
     room = open_room()
     start_ms = room.clock.now_ms()
     send_all(room)
@@ -200,10 +202,11 @@ def test_a_marker_of_ours_is_one_to_rocketmq_and_nothing_to_us(open_room: OpenRo
     assert [unit.magic & MAGIC_DONE for _, unit in [backlog.files.log.find(target.physical_offset) or found]] == [8]
 
 
+@pytest.mark.feature("D20")
 @pytest.mark.parametrize("key", ["id-far", "orders+id-far"])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_marker_meets_its_target_wherever_both_were_parked(open_room: OpenRoom, key: str, restarts: bool) -> None:
-    """D20 Both come to their final slot in the end, also after an outage in which all of it fell due."""
+    """Both come to their final slot in the end, also after an outage in which all of it fell due."""
     room = open_room()
     due_ms = room.clock.now_ms() + 5 * 3_600_000
     room.send(b"unwanted", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms)

@@ -39,10 +39,11 @@ def app(mqtemplate_app: Callable[..., MQApplication]) -> MQApplication:
     return mqtemplate_app(*COMPONENTS, config_folder=ROOT / "examples" / "schedule_app")
 
 
+@pytest.mark.feature("B16", "C2")
 def test_the_message_reaches_the_decorated_listener_after_ten_seconds_and_not_before(
     app: MQApplication, mqtemplate_harness: Harness
 ) -> None:
-    """B16, C2: a uuid, "hello" + uuid, timeout 100 ms, level 3."""
+    """A uuid, "hello" + uuid, timeout 100 ms, level 3."""
     service, book = app.get(ScheduleMessageService), app.get(ArrivalBook)
 
     service.send_sync_schedule_message("4466", "hello4466", TIMEOUT_MS, DELAY_LEVEL)
@@ -55,8 +56,9 @@ def test_the_message_reaches_the_decorated_listener_after_ten_seconds_and_not_be
     assert book.arrivals[0].due_ms - book.arrivals[0].sent_ms == 10_000
 
 
+@pytest.mark.feature("B10", "B12", "B14", "C6")
 def test_the_service_answers_with_status_and_id_and_logs_id_and_local_time(app: MQApplication) -> None:
-    """B10, B12, B14, C6: the template is injected, and the caller branches on SEND_OK."""
+    """The template is injected, and the caller branches on SEND_OK."""
     service = app.get(ScheduleMessageService)
 
     with capture_logs() as logs:
@@ -91,9 +93,10 @@ def start_program(folder: Path, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.feature("C10")
 @pytest.mark.slow
 def test_the_program_ends_well_by_itself_and_ctrl_c_loses_nothing(tmp_path: Path) -> None:
-    """C10: one command, in an empty folder. What a stopped run had sent, the next run receives beside its own."""
+    """One command, in an empty folder. What a stopped run had sent, the next run receives beside its own."""
     with start_program(tmp_path) as stopped:
         assert stopped.stdout is not None
         sent = stopped.stdout.readline()

@@ -50,10 +50,11 @@ def test_the_input_is_the_same_each_time_and_holds_the_watched_payment(
     assert len({payment.id for payment in payments}) == len(payments)
 
 
+@pytest.mark.feature("E9")
 def test_the_watched_payment_comes_after_its_level_and_is_told_of(
     app: MQApplication, payments: list[TaxPayment], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """E9: topic ``tax-data``, tag ``2021S4``, a JSON body with id ``4466``, level 5, here five seconds."""
+    """Topic ``tax-data``, tag ``2021S4``, a JSON body with id ``4466``, level 5, here five seconds."""
     harness = Harness(app)
     watched = next(payment for payment in payments if payment.id == WATCHED_ID)
 
@@ -85,11 +86,12 @@ def test_every_payment_enters_the_topic_once_whichever_way_it_was_delayed(
     )
 
 
+@pytest.mark.feature("C5", "C10")
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_sums_from_spark_are_those_of_the_input(tmp_path: Path) -> None:
-    """C5, C10: the program checks them itself, and its exit code tells."""
+    """The program checks them itself, and its exit code tells."""
     run = subprocess.run(
         [sys.executable, "-m", "examples.tax_pipeline"],
         cwd=tmp_path,

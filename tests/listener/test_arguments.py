@@ -55,8 +55,9 @@ def test_text_and_bytes(make_message: MakeMessage) -> None:
     assert called(raw, make_message(b"\xff")) == b"\xff"
 
 
+@pytest.mark.feature("U19")
 def test_json_becomes_what_the_annotation_names(make_message: MakeMessage) -> None:
-    """U19: the type is what the parameter says, not what a sender happened to have."""
+    """The type is what the parameter says, not what a sender happened to have."""
 
     def mapping(order: dict[str, int]) -> Any:
         return order
@@ -161,8 +162,9 @@ def test_methods_partials_and_callable_objects_are_handlers_too(make_message: Ma
 # --- batches ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("U13", "X8")
 def test_a_list_of_a_type_is_a_batch_of_messages(make_message: MakeMessage) -> None:
-    """U13, X8: ``list[Order]`` gets many messages in one call, each converted."""
+    """``list[Order]`` gets many messages in one call, each converted."""
 
     def handle(orders: list[Order]) -> Any:
         return orders

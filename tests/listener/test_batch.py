@@ -11,6 +11,7 @@ from mqtemplate.listener import BatchFailure, ConsumeStatus
 from mqtemplate.listener.batch import failed_indices
 
 
+@pytest.mark.feature("X8")
 @pytest.mark.parametrize(
     ("answer", "failed"),
     [
@@ -24,7 +25,7 @@ from mqtemplate.listener.batch import failed_indices
     ],
 )
 def test_a_batch_handler_says_who_failed(answer: Any, failed: set[int]) -> None:
-    """X8: partial acknowledgement."""
+    """Partial acknowledgement."""
     assert failed_indices(answer, 3) == failed
 
 

@@ -68,8 +68,9 @@ def test_a_listener_of_several_topics_hears_all_of_them(world: World) -> None:
     assert sorted(heard) == ["orders", "refunds"]
 
 
+@pytest.mark.feature("F1")
 def test_a_delayed_message_is_ordinary_to_its_listener(world: World) -> None:
-    """F1: only the sender knows of the delay."""
+    """Only the sender knows of the delay."""
     heard: list[tuple[str, int]] = []
 
     @message_listener(topic="orders", consumer_group="billing")
@@ -85,8 +86,9 @@ def test_a_delayed_message_is_ordinary_to_its_listener(world: World) -> None:
     assert heard == [("later", sent_ms + 10 * SECOND)]
 
 
+@pytest.mark.feature("U19")
 def test_a_message_that_failed_comes_again_later_and_knows_how_often_it_came(world: World) -> None:
-    """U19: 10 s, 30 s, 1 m: the broker's ladder from level 3 on; the other messages do not wait for it."""
+    """10 s, 30 s, 1 m: the broker's ladder from level 3 on; the other messages do not wait for it."""
     start_ms = world.broker.clock.now_ms()
     tries: list[tuple[int, int]] = []
     heard: list[str] = []
@@ -193,8 +195,9 @@ def test_a_handler_may_ask_for_a_message_again_without_raising(world: World) -> 
     assert not [event for event in logs if event["event"] == "listener.failed"]
 
 
+@pytest.mark.feature("U19", "C8")
 def test_a_failure_is_one_structured_error_with_its_stack(world: World) -> None:
-    """U19, C8: which message, which handler, where it broke, what happens now."""
+    """Which message, which handler, where it broke, what happens now."""
 
     @message_listener(topic="orders", consumer_group="billing", id="bill")
     def bill(message: str) -> None:
@@ -392,9 +395,10 @@ def test_a_batch_handler_gets_many_messages_in_one_call(world: World) -> None:
     assert world.committed("billing") == 8
 
 
+@pytest.mark.feature("X8")
 @pytest.mark.parametrize("how", ["returned", "raised"])
 def test_of_a_batch_only_the_failed_messages_come_again(world: World, how: str) -> None:
-    """X8: fail item k of n, only k returns."""
+    """Fail item k of n, only k returns."""
     batches: list[list[str]] = []
 
     @message_listener(topic="orders", consumer_group="billing")

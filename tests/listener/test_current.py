@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from mqtemplate.listener import add_current_message, current_group, current_message, current_messages
 from mqtemplate.listener.current import CURRENT
 
@@ -16,8 +18,9 @@ def test_outside_of_handlers_there_is_none_and_events_are_left_alone() -> None:
     assert add_current_message(None, "info", {"event": "x"}) == {"event": "x"}
 
 
+@pytest.mark.feature("C8")
 def test_events_bear_the_message_they_are_about(make_message: MakeMessage) -> None:
-    """C8: whatever a handler or a library below it logs."""
+    """Whatever a handler or a library below it logs."""
     message = make_message(properties={"TAGS": "paid", "UNIQ_KEY": "ABC"})
     token = CURRENT.set(("billing", message))
     try:

@@ -23,8 +23,9 @@ def test_a_decorated_function_is_the_same_function() -> None:
     assert listener_specs(handle) == (ListenerSpec(topics=("orders",), consumer_group="billing"),)
 
 
+@pytest.mark.feature("B15")
 def test_a_decorated_class_is_the_same_class() -> None:
-    """B15: topic, group and a typed on_message are all that a listener class needs."""
+    """Topic, group and a typed on_message are all that a listener class needs."""
 
     class ScheduleListener:
         def on_message(self, message: str) -> None: ...

@@ -33,6 +33,7 @@ def listener(
 # --- the lint ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("U14", "X14")
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
@@ -44,7 +45,7 @@ def listener(
     ],
 )
 def test_listeners_of_one_group_must_want_the_same(world: World, other: dict[str, Any], difference: str) -> None:
-    """U14, X14: with different subscriptions each would lose what the other's queues hold, and nobody would know."""
+    """With different subscriptions each would lose what the other's queues hold, and nobody would know."""
     world.registry.register(listener(id="one"))
     world.registry.register(listener(id="two", **other))
 
@@ -117,8 +118,9 @@ def test_configuration_switches_single_listeners_off(world: World) -> None:
     assert heard == ["y"]
 
 
+@pytest.mark.feature("U18")
 def test_a_listener_may_wait_to_be_started(world: World) -> None:
-    """U18: auto_startup=False."""
+    """Auto_startup=False."""
     heard: list[str] = []
     container = world.listen(listener(heard, id="bill", auto_startup=False))
     world.send("orders", "x")
@@ -143,8 +145,9 @@ def test_an_unknown_id_is_told_what_is_known(world: World) -> None:
 # --- start, pause, stop ------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("U18")
 def test_nothing_is_consumed_before_the_start_and_after_the_stop(world: World) -> None:
-    """U18: the application decides when it is ready."""
+    """The application decides when it is ready."""
     heard: list[str] = []
     world.registry.register(listener(heard))
     world.send("orders", "before")

@@ -142,8 +142,9 @@ def test_a_wrong_value_is_named_with_what_is_allowed(attributes: dict[str, Any],
         resolved(**attributes)
 
 
+@pytest.mark.feature("X14")
 def test_broadcasting_in_order_is_refused() -> None:
-    """X14: a queue can be locked for order by one member only."""
+    """A queue can be locked for order by one member only."""
     with pytest.raises(
         ListenerError, match=r"BROADCASTING and ORDERLY exclude each other.*use CLUSTERING with ORDERLY"
     ):

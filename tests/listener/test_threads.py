@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 PATIENCE_S = 30
 
 
+@pytest.mark.feature("C2")
 def test_messages_reach_their_handler_by_themselves(real_world: World) -> None:
-    """C2 on the real clock."""
+    """On the real clock."""
     heard: SimpleQueue[str] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing")
@@ -99,8 +100,9 @@ def test_an_orderly_queue_tries_again_after_its_rest(real_world: World) -> None:
     assert [tries.get(timeout=PATIENCE_S) for _ in range(4)] == [0, 1, 2, 0]
 
 
+@pytest.mark.feature("U19")
 def test_one_failing_handler_does_not_stop_the_others(real_world: World) -> None:
-    """U19: neither its own next message nor another listener."""
+    """Neither its own next message nor another listener."""
     heard: SimpleQueue[tuple[str, str]] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)

@@ -31,11 +31,12 @@ def test_equal_tables_are_equal_text() -> None:
     assert json.dumps(to_spark(one)) == json.dumps(to_spark(other))
 
 
+@pytest.mark.feature("U31", "U32")
 @given(start=TABLES, end=TABLES, most=st.integers(1, 500))
 def test_limited_batches_reach_the_end_and_never_go_back(
     start: dict[tuple[str, int], int], end: dict[tuple[str, int], int], most: int
 ) -> None:
-    """U31, U32: each step moves forward by at most the limit and one a queue, until all is read."""
+    """Each step moves forward by at most the limit and one a queue, until all is read."""
     steps = [start]
     while (following := limited(steps[-1], end, most)) != steps[-1] and len(steps) < 10_000:
         steps.append(following)
@@ -54,9 +55,10 @@ def test_a_limit_is_shared_out_by_what_is_waiting() -> None:
     assert limited(start, end, 100) == {("t", 0): 190, ("t", 1): 10, ("t", 2): 5}
 
 
+@pytest.mark.feature("U32")
 @given(RANGES, st.none() | st.integers(1, 20))
 def test_cutting_keeps_every_message_once(ranges: list[QueueRange], min_partitions: int | None) -> None:
-    """U32: empty ranges, and ranges that end before they begin, are nothing."""
+    """Empty ranges, and ranges that end before they begin, are nothing."""
     shares = cut(ranges, min_partitions)
 
     covered = sorted((found.queue_id, found.start, found.end) for share in shares for found in share)

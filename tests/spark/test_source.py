@@ -69,8 +69,9 @@ def test_a_batch_reads_every_queue_from_the_beginning(broker: EmbeddedBroker) ->
     assert offsets(rows(reader, reader.partitions())) == expected
 
 
+@pytest.mark.feature("U32")
 def test_a_topic_without_messages_is_an_empty_batch(broker: EmbeddedBroker) -> None:
-    """U32: Spark then makes a partition of None by itself."""
+    """Spark then makes a partition of None by itself."""
     broker.create_topic("orders")
     reader = batch_reader(broker)
 
@@ -203,8 +204,9 @@ def test_a_stream_s_first_offset_is_found_once(broker: EmbeddedBroker) -> None:
     assert reader.initialOffset() == first
 
 
+@pytest.mark.feature("U31", "U35")
 def test_a_stream_moves_in_steps_of_the_limit_and_a_range_gives_the_same_each_time(broker: EmbeddedBroker) -> None:
-    """U31, U35: restart at any step and read the range again: the same messages, none twice, none left out."""
+    """Restart at any step and read the range again: the same messages, none twice, none left out."""
     send(broker, 25, queue_id=0)
     send(broker, 15, queue_id=1)
     reader = stream_reader(broker, maxOffsetsPerTrigger="10")

@@ -105,8 +105,9 @@ def test_what_the_source_refuses_is_told_in_its_own_words(spark: SparkSession, b
         spark.read.format("mqtemplate").options(store=str(broker.path), topics="orders").load()
 
 
+@pytest.mark.feature("X8", "U34")
 def test_a_listener_gets_typed_batches_and_its_group_follows(start: Start, broker: EmbeddedBroker) -> None:
-    """X8, U34: tags select, the payload is a struct, batches keep to the limit, the group follows."""
+    """Tags select, the payload is a struct, batches keep to the limit, the group follows."""
     seen: list[tuple[int, str | None]] = []
     batches: list[SparkBatch] = []
 
@@ -189,8 +190,9 @@ def test_a_failing_batch_is_tried_again_and_then_ends_the_query(start: Start, br
     assert committed(broker, "billing") is None
 
 
+@pytest.mark.feature("U31", "U35")
 def test_a_batch_that_failed_comes_again_after_a_restart_as_it_was(start: Start, broker: EmbeddedBroker) -> None:
-    """U31, U35: the same id and the same messages, though more came and somebody moved the group; then it goes on."""
+    """The same id and the same messages, though more came and somebody moved the group; then it goes on."""
     failing, working = Collector(), Collector()
     failing.fails = True
     send(broker, 1, 2, 3)
@@ -210,8 +212,9 @@ def test_a_batch_that_failed_comes_again_after_a_restart_as_it_was(start: Start,
     assert committed(broker, "billing") == 5
 
 
+@pytest.mark.feature("U31")
 def test_restarts_lose_nothing_and_repeat_nothing(start: Start, broker: EmbeddedBroker) -> None:
-    """U31: stop between batches, start again, send meanwhile."""
+    """Stop between batches, start again, send meanwhile."""
     collector = Collector()
     for beginning in range(0, 30, 10):
         send(broker, *range(beginning, beginning + 10))

@@ -83,9 +83,10 @@ def test_spark_can_be_switched_off_and_the_log_says_who_does_not_run() -> None:
     ]
 
 
+@pytest.mark.feature("C5", "C10")
 @pytest.mark.spark
 def test_a_spark_listener_gets_batches_built_with_the_application_s_objects(tmp_path: Path) -> None:
-    """C5 C10 A class is built by its constructor's types and runs as long as the application does."""
+    """A class is built by its constructor's types and runs as long as the application does."""
 
     class Totals:
         def __init__(self) -> None:

@@ -398,8 +398,9 @@ class Waiting:
         return [self._store.read(offset, size).body for offset, size in sorted(self.places.items())]
 
 
+@pytest.mark.feature("D6")
 def test_d6_a_file_stays_while_a_message_waits_in_it(open_store: OpenStore, tmp_path: Path) -> None:
-    """D6: upstream deletes what nobody has been given yet. Those behind it stay with it: the log has no holes."""
+    """Upstream deletes what nobody has been given yet. Those behind it stay with it: the log has no holes."""
     store = open_store(small(file_reserved_time=1))
     waiting = Waiting(store, copies=False)
     waiting.add(b"in a year")

@@ -339,8 +339,9 @@ def test_a_reader_is_told_of_a_damaged_message_and_gets_those_beside_it(three: P
     store.close()
 
 
+@pytest.mark.feature("D22")
 def test_a_damaged_message_keeps_its_place_when_the_queues_are_made_anew(three: Path) -> None:
-    """D22: the messages behind it keep their queue offsets, which consumers have written down."""
+    """The messages behind it keep their queue offsets, which consumers have written down."""
     shutil.rmtree(three / "consumequeue")
 
     store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())

@@ -309,8 +309,9 @@ def test_the_folder_above_all_queues_lasts_before_there_is_a_queue(tmp_path: Pat
     queue.close()
 
 
+@pytest.mark.feature("D25")
 def test_a_table_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
-    """D25: upstream moves the old one away first, and for a moment there is none."""
+    """Upstream moves the old one away first, and for a moment there is none."""
     disk = FaultyDisk()
     store_files = FolderStoreFiles(tmp_path, disk)
     store_files.write_bytes("config/topics.json", b"old")

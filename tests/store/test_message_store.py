@@ -51,8 +51,9 @@ def test_a_unit_points_at_its_record_and_carries_the_tags_hash(open_store: OpenS
     assert store.consume_queue("orders", 0).unit(0) == (put.physical_offset, put.size, code)
 
 
+@pytest.mark.feature("B6", "E5")
 def test_the_schedule_topics_unit_carries_the_deliver_time(open_store: OpenStore, clock: VirtualClock) -> None:
-    """B6, E5: store time + the level's delay stands where other queues keep the tag's hash."""
+    """Store time + the level's delay stands where other queues keep the tag's hash."""
     store = open_store()
     message = draft(b"x", topic="SCHEDULE_TOPIC_XXXX", queue_id=2)
     message.delay_ms = 10_000

@@ -49,9 +49,8 @@ def test_a_post_processor_has_the_last_word(
     assert message.user_properties == {"region": "EU", "stamped": "yes", "contentType": "application/json"}
 
 
+@pytest.mark.feature("G9")
 def test_a_post_processor_is_held_to_the_rules(mqtemplate_template: RecordingTemplate) -> None:
-    """G9"""
-
     def smuggle(message: Message) -> Message:
         message.properties["REAL_TOPIC"] = "bills"
         return message

@@ -47,6 +47,7 @@ TEN_SECONDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.feature("X13", "A4", "A17", "A19")
 @pytest.mark.parametrize("kind", TEN_SECONDS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("verb", VERBS)
@@ -58,7 +59,7 @@ def test_every_delay_works_on_every_verb(
     mqtemplate_broker: EmbeddedBroker,
     mqtemplate_harness: Harness,
 ) -> None:
-    """X13, A4, A17, A19 All of them mean the same instant: ten seconds from now, to the millisecond."""
+    """All of them mean the same instant: ten seconds from now, to the millisecond."""
     payload, options, count = FORMS[form]
 
     VERBS[verb](mqtemplate_template)("orders:paid", payload, **options, **TEN_SECONDS[kind])
@@ -71,10 +72,10 @@ def test_every_delay_works_on_every_verb(
     assert {message.tags for message in delivered} == {"paid"}
 
 
+@pytest.mark.feature("A17", "A19")
 def test_the_articles_three_ways_in_a_loop(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
-    """A17, A19"""
     for number in range(3):
         body = f"Hello{number}"
         mqtemplate_template.syncSendDelayTimeSeconds("TimerTopic", body, 10)
@@ -87,10 +88,10 @@ def test_the_articles_three_ways_in_a_loop(
     assert sorted(message.body for message in delivered) == [b"Hello0"] * 3 + [b"Hello1"] * 3 + [b"Hello2"] * 3
 
 
+@pytest.mark.feature("A8")
 def test_level_five_is_a_minute(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
-    """A8"""
     mqtemplate_template.sync_send("TopicA:Tag", "this is a delay message", delay_level=5)
 
     mqtemplate_harness.advance("59999ms")
@@ -102,6 +103,7 @@ def test_level_five_is_a_minute(
 # --- what is written -------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("G2", "G4", "A18")
 @pytest.mark.parametrize(
     ("options", "written"),
     [
@@ -115,7 +117,7 @@ def test_level_five_is_a_minute(
 def test_relative_delays_are_counted_by_the_broker_and_instants_are_taken(
     options: dict[str, Any], written: dict[str, str]
 ) -> None:
-    """G2, G4, A18 The sender's clock has no part in a relative delay."""
+    """The sender's clock has no part in a relative delay."""
     everything = {"delay_level": 0, "delay": None, "deliver_at": None, **options}
 
     assert delay_properties(**everything, now_ms=NOW_MS) == written
@@ -231,8 +233,9 @@ def test_a_level_twice_is_a_contradiction_unless_it_is_the_same(
         mqtemplate_template.sync_send("orders", b"body", delay_level=3, headers={"DELAY": 4})
 
 
+@pytest.mark.feature("A3")
 def test_a_delay_beyond_the_brokers_limit_is_refused(mqtemplate_template: RecordingTemplate) -> None:
-    """A3 Forty days are taken."""
+    """Forty days are taken."""
     mqtemplate_template.sync_send("orders", b"body", delay=timedelta(days=40))
 
     with pytest.raises(DelayError):

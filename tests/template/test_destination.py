@@ -15,8 +15,8 @@ from mqtemplate.template.destination import parse_destination, select_queue_by_h
 QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(4)]
 
 
+@pytest.mark.feature("B13")
 def test_the_first_colon_splits_topic_and_tag() -> None:
-    """B13"""
     parsed = parse_destination("schedule-message-topic:sync-tags")
 
     assert (parsed.topic, parsed.tag) == ("schedule-message-topic", "sync-tags")

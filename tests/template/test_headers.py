@@ -17,6 +17,7 @@ def sent(template: RecordingTemplate, broker: EmbeddedBroker, **options: Any) ->
     return messages_in(broker, "orders")[0]
 
 
+@pytest.mark.feature("B12")
 @pytest.mark.parametrize(
     ("options", "keys"),
     [
@@ -33,7 +34,6 @@ def sent(template: RecordingTemplate, broker: EmbeddedBroker, **options: Any) ->
 def test_keys_are_given_as_option_or_header(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, options: dict[str, Any], keys: str
 ) -> None:
-    """B12"""
     assert sent(mqtemplate_template, mqtemplate_broker, **options).keys == keys
 
 
@@ -70,14 +70,16 @@ MEANINGFUL = {
 }  # fmt: skip
 
 
+@pytest.mark.feature("G9")
 @pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES - MEANINGFUL))
 @pytest.mark.parametrize("prefix", ["", "rocketmq_"])
 def test_reserved_names_are_refused_aloud(mqtemplate_template: RecordingTemplate, prefix: str, name: str) -> None:
-    """G9 rocketmq-spring drops them without a word, and people wonder."""
+    """Rocketmq-spring drops them without a word, and people wonder."""
     with pytest.raises(MessageError, match=f"header '{prefix}{name}' is reserved: {name} belongs to the broker"):
         mqtemplate_template.sync_send("orders", b"body", headers={prefix + name: "1"})
 
 
+@pytest.mark.feature("G9")
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
@@ -90,15 +92,14 @@ def test_reserved_names_are_refused_aloud(mqtemplate_template: RecordingTemplate
     ],
 )
 def test_a_refusal_names_the_right_argument(mqtemplate_template: RecordingTemplate, name: str, advice: str) -> None:
-    """G9"""
     with pytest.raises(MessageError) as refusal:
         mqtemplate_template.sync_send("orders", b"body", headers={name: "1"})
 
     assert advice in str(refusal.value)
 
 
+@pytest.mark.feature("G9")
 def test_a_finished_message_cannot_smuggle_reserved_names_in(mqtemplate_template: RecordingTemplate) -> None:
-    """G9"""
     with pytest.raises(MessageError, match="REAL_TOPIC belongs to the broker"):
         mqtemplate_template.sync_send("orders", Message("orders", b"body", {"REAL_TOPIC": "bills"}))
 

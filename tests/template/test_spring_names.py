@@ -61,11 +61,11 @@ CALLS: list[tuple[Callable[[Any], object], str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.feature("C1")
 @pytest.mark.parametrize(("call", "verb", "options"), CALLS)
 def test_a_spring_name_is_one_of_our_verbs(
     mqtemplate_template: RecordingTemplate, call: Callable[[Any], object], verb: str, options: dict[str, Any]
 ) -> None:
-    """C1"""
     call(mqtemplate_template)
 
     [sent] = mqtemplate_template.sent
@@ -106,10 +106,10 @@ def test_the_choice_of_the_queue_has_getter_and_setter(mqtemplate_broker: Embedd
     assert template.syncSendOrderly("orders", b"body", "k").message_queue.queue_id == 3
 
 
+@pytest.mark.feature("A5")
 def test_a_duration_of_the_v5_client_is_kept(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
-    """A5"""
     mqtemplate_template.syncSendDelayMessage("orders", b"body", timedelta(seconds=10))
 
     mqtemplate_harness.advance(timedelta(seconds=10))

@@ -23,10 +23,11 @@ def only_message(broker: Broker, topic: str) -> Any:
     return message
 
 
+@pytest.mark.feature("C1")
 def test_the_cards_call_works_by_position_and_by_name(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
-    """C1 (destination, payload, timeout, delay level), in this order."""
+    """(destination, payload, timeout, delay level), in this order."""
     by_position = mqtemplate_template.sync_send("orders:paid", b"one", 3000, 3)
     by_name = mqtemplate_template.sync_send("orders:paid", b"two", timeout=3000, delay_level=3)
     as_in_java = mqtemplate_template.syncSend("orders:paid", b"three", 3000, 3)
@@ -38,13 +39,14 @@ def test_the_cards_call_works_by_position_and_by_name(
     assert sorted(message.body for message in messages_in(mqtemplate_broker, "orders")) == [b"one", b"three", b"two"]
 
 
+@pytest.mark.feature("B10", "B11", "B12", "B14", "B16")
 def test_the_articles_service_sends_branches_and_logs(
     mqtemplate_template: RecordingTemplate,
     mqtemplate_broker: EmbeddedBroker,
     mqtemplate_harness: Harness,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """B10, B11, B12, B14, B16 The service of the article, with a timeout of 100 ms that must be enough."""
+    """The service of the article, with a timeout of 100 ms that must be enough."""
 
     class ScheduleMessageService:
         log = logging.getLogger("ScheduleMessageService")
@@ -83,17 +85,18 @@ def test_an_answer_says_where_the_message_is(
     assert (result.message_queue, result.queue_offset) == (message.message_queue, message.queue_offset)
 
 
+@pytest.mark.feature("A6")
 def test_keys_find_a_message_again(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
-    """A6"""
     mqtemplate_template.sync_send("orders", b"body", keys=["4466", "4467"])
 
     assert only_message(mqtemplate_broker, "orders").keys == "4466 4467"
 
 
+@pytest.mark.feature("G1")
 def test_a_finished_message_can_be_sent(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
-    """G1 topic, flag, properties, body; A5 the builder of the v5 client sets the same things."""
+    """Topic, flag, properties, body; A5 the builder of the v5 client sets the same things."""
     message = Message("orders", b"body", {"KEYS": "4466", "region": "EU"}, flag=7)
 
     mqtemplate_template.sync_send("orders:paid", message)

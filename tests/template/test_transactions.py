@@ -141,8 +141,9 @@ def test_payloads_come_as_the_type_that_is_annotated(
     assert seen == [Order(id=7), Order(id=7)]
 
 
+@pytest.mark.feature("U17")
 def test_the_most_exact_listener_answers(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
-    """U17: one template, many listeners, told apart by topic and tag; for questions, too."""
+    """One template, many listeners, told apart by topic and tag; for questions, too."""
 
     @transaction_listener("orders")
     class OfTopic(Ledger): ...
@@ -167,6 +168,7 @@ def test_the_most_exact_listener_answers(mqtemplate_template: RecordingTemplate,
         assert [message.body for message in ledger.checked] == expected
 
 
+@pytest.mark.feature("U9")
 @pytest.mark.parametrize(
     ("options", "delay"),
     [
@@ -180,7 +182,7 @@ def test_the_most_exact_listener_answers(mqtemplate_template: RecordingTemplate,
 def test_every_delay_counts_from_the_commit(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, options: dict[str, object], delay: str
 ) -> None:
-    """U9: elsewhere it is silently lost. The broker asks a minute later, and the delay begins then."""
+    """Elsewhere it is silently lost. The broker asks a minute later, and the delay begins then."""
     mqtemplate_template.add_transaction_listener(Ledger(UNKNOWN, COMMIT))
     mqtemplate_template.send_in_transaction("orders", b"order", **options)  # type: ignore[arg-type]
 

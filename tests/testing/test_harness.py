@@ -50,10 +50,11 @@ def listeners_of(broker: EmbeddedBroker, *targets: object) -> ListenerRegistry:
     return registry
 
 
+@pytest.mark.feature("X4", "F22")
 def test_hours_pass_at_once_and_everything_due_has_been_handled(
     mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate
 ) -> None:
-    """X4, F22 Three hours, longer than the longest level, without the article's chain of two."""
+    """Three hours, longer than the longest level, without the article's chain of two."""
     inbox = Inbox()
     registry = listeners_of(mqtemplate_broker, inbox.listener("orders", "billing"))
     harness = Harness(mqtemplate_broker, *registry)
@@ -67,10 +68,10 @@ def test_hours_pass_at_once_and_everything_due_has_been_handled(
     registry.stop()
 
 
+@pytest.mark.feature("B15", "B16")
 def test_the_articles_listener_hears_the_message_after_ten_seconds(
     mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate
 ) -> None:
-    """B15, B16"""
     heard: list[tuple[str, int]] = []
 
     @message_listener(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.listener import message_listener
@@ -11,13 +13,13 @@ from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, Inbox, RecordingTemplate
 
 
+@pytest.mark.feature("C9")
 def test_the_fixtures_of_one_test_belong_together(
     mqtemplate_clock: VirtualClock,
     mqtemplate_broker: EmbeddedBroker,
     mqtemplate_template: RecordingTemplate,
     mqtemplate_harness: Harness,
 ) -> None:
-    """C9"""
     assert mqtemplate_broker.clock is mqtemplate_clock
     assert mqtemplate_template.broker is mqtemplate_broker
     assert mqtemplate_harness.broker is mqtemplate_broker
@@ -55,10 +57,10 @@ class Billing:
         self.heard.append(message)
 
 
+@pytest.mark.feature("C9", "X4")
 def test_an_application_runs_on_the_broker_of_the_test(
     mqtemplate_app: Any, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
-    """C9, X4"""
     inbox = Inbox()
     app = mqtemplate_app(OrderService, Billing, inbox.listener("orders", "audit"), starters=())
 

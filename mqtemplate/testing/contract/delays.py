@@ -17,7 +17,7 @@ _TWO_HOURS_MS = 7_200_000
 
 class DelayContract:
     def test_a_level_keeps_a_message_back(self, under_test: BrokerUnderTest) -> None:
-        """B1, B9: levels are counted from 1; the message enters its queue when it is due, and not before."""
+        """Levels are counted from 1; the message enters its queue when it is due, and not before."""
         under_test.needs(Capability.DELAY_LEVEL)
         topic = under_test.topic(queue_count=1)
         [queue] = under_test.broker.queues(topic)
@@ -32,7 +32,6 @@ class DelayContract:
         assert (message.topic, message.body, message.tags, message.delay_level) == (topic, b"later", "paid", 1)
 
     def test_a_level_beyond_the_table_is_its_last(self, under_test: BrokerUnderTest) -> None:
-        """G6"""
         under_test.needs(Capability.DELAY_LEVEL)
         under_test.needs_virtual_time()
         topic = under_test.topic()
@@ -46,7 +45,6 @@ class DelayContract:
         assert len(under_test.take(member, 1)) == 1
 
     def test_equal_levels_keep_the_order_of_a_queue(self, under_test: BrokerUnderTest) -> None:
-        """F4"""
         under_test.needs(Capability.DELAY_LEVEL)
         topic = under_test.topic()
         queue = under_test.broker.queues(topic)[2]
@@ -74,7 +72,7 @@ class DelayContract:
         [Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME],
     )
     def test_every_way_to_say_it_means_the_same_instant(self, under_test: BrokerUnderTest, name: str) -> None:
-        """A1, A2, A17: two seconds from now, however it is said."""
+        """Two seconds from now, however it is said."""
         under_test.needs(Capability.TIMER)
         topic = under_test.topic()
         member = under_test.join("billing", topic)
@@ -105,7 +103,6 @@ class DelayContract:
         assert message.store_timestamp == message.deliver_timestamp == due_ms
 
     def test_a_time_that_has_passed_means_at_once(self, under_test: BrokerUnderTest) -> None:
-        """D9"""
         under_test.needs(Capability.TIMER)
         topic = under_test.topic()
         member = under_test.join("billing", topic)
@@ -115,7 +112,6 @@ class DelayContract:
         assert len(under_test.take(member, 1)) == 1
 
     def test_a_level_wins_over_a_timer(self, under_test: BrokerUnderTest) -> None:
-        """D7"""
         under_test.needs(Capability.DELAY_LEVEL)
         under_test.needs(Capability.TIMER)
         topic = under_test.topic()
@@ -127,7 +123,6 @@ class DelayContract:
         assert len(under_test.take(member, 1)) == 1
 
     def test_the_longest_delay_is_taken_and_a_longer_one_refused(self, under_test: BrokerUnderTest) -> None:
-        """A3"""
         under_test.needs(Capability.TIMER)
         topic = under_test.topic()
         longest = under_test.longest_delay_ms
@@ -145,7 +140,6 @@ class DelayContract:
             under_test.send(topic, "when?", properties={Property.TIMER_DELIVER_MS: value})
 
     def test_tag_keys_properties_and_queue_survive_the_wait(self, under_test: BrokerUnderTest) -> None:
-        """E7, F21"""
         under_test.needs(Capability.TIMER)
         topic = under_test.topic()
         queue = under_test.broker.queues(topic)[3]
@@ -160,7 +154,6 @@ class DelayContract:
         assert (message.properties["region"], message.msg_id, message.reconsume_times) == ("EU", sent.msg_id, 0)
 
     def test_a_whole_batch_can_wait(self, under_test: BrokerUnderTest) -> None:
-        """X13"""
         under_test.needs(Capability.BATCH_DELAY)
         topic = under_test.topic()
         member = under_test.join("billing", topic)

@@ -24,7 +24,7 @@ def _send_waiting(under_test: BrokerUnderTest, topic: str, body: str, kind: str,
 class ScheduleChangeContract:
     @_KINDS
     def test_what_is_cancelled_never_comes(self, under_test: BrokerUnderTest, kind: str) -> None:
-        """U1, X2: by handle, for levels and timers alike."""
+        """By handle, for levels and timers alike."""
         under_test.needs(Capability.SCHEDULE_CHANGE)
         topic = under_test.topic()
         taken_back = _send_waiting(under_test, topic, "taken back", kind)
@@ -73,7 +73,7 @@ class ScheduleChangeContract:
     def test_a_rescheduled_message_comes_once_at_its_new_time(
         self, under_test: BrokerUnderTest, kind: str, new_delay_ms: int
     ) -> None:
-        """X2: now, sooner, later."""
+        """Now, sooner, later."""
         under_test.needs(Capability.SCHEDULE_CHANGE)
         topic = under_test.topic()
         sent = _send_waiting(under_test, topic, "moved", kind, TAGS="paid")
@@ -131,7 +131,6 @@ class ScheduleChangeContract:
     # --- looking -------------------------------------------------------------------------------
 
     def test_what_waits_is_shown_in_the_order_it_falls_due(self, under_test: BrokerUnderTest) -> None:
-        """U2, X3"""
         under_test.needs(Capability.PENDING)
         under_test.needs(Capability.TIMER)
         topic = under_test.topic()
