@@ -1,24 +1,29 @@
 """RocketMQ's delayed messages for Python: a template, decorated listeners, an embedded durable broker, Spark.
 
-What is here is the public face. Beside it stand, for those who need more: `mqtemplate.context` (starters of your own),
+The names in ``__all__`` are the public API. Further public packages: `mqtemplate.context` (for starters),
 `mqtemplate.spark` (sessions, the data source) and `mqtemplate.testing` (virtual time, recorded messages).
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from mqtemplate import errors
-from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
-from mqtemplate.clock import Clock, SystemClock, VirtualClock
-from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
-from mqtemplate.converter import JsonMessageConverter, MessageConverter
-from mqtemplate.errors import MQTemplateError
-from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
-from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
-from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
-from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.spark import SparkBatch, spark_listener
-from mqtemplate.store import FlushDiskType
-from mqtemplate.template import RocketMQTemplate, transaction_listener
+
+if TYPE_CHECKING:
+    from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
+    from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+    from mqtemplate.clock import Clock, SystemClock, VirtualClock
+    from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
+    from mqtemplate.converter import JsonMessageConverter, MessageConverter
+    from mqtemplate.errors import MQTemplateError
+    from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
+    from mqtemplate.message import Message, MessageExt, MessageQueue
+    from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
+    from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
+    from mqtemplate.selectors import SelectorType
+    from mqtemplate.spark import SparkBatch, spark_listener
+    from mqtemplate.store import FlushDiskType
+    from mqtemplate.template import RocketMQTemplate, transaction_listener
 
 __all__ = [
     # the application
@@ -39,7 +44,7 @@ __all__ = [
     "transaction_listener",
     "TransactionState",
     "TransactionSendResult",
-    # what waits
+    # delayed messages
     "ScheduleChange",
     "ScheduleChangeStatus",
     "PendingPage",
@@ -59,7 +64,7 @@ __all__ = [
     # in batches, with Spark
     "spark_listener",
     "SparkBatch",
-    # the broker under it
+    # brokers
     "Broker",
     "EmbeddedBroker",
     "EmbeddedSettings",
@@ -70,7 +75,41 @@ __all__ = [
     "Clock",
     "SystemClock",
     "VirtualClock",
-    # what can go wrong
+    # errors
     "MQTemplateError",
     "errors",
 ]
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    # where each public name is defined; it is imported with its first use, since some are expensive
+    "broker": ["Broker", "ConsumeFromWhere", "MessageModel"],
+    "brokers": ["EmbeddedBroker", "EmbeddedSettings", "RemoteBroker", "RemoteSettings"],
+    "clock": ["Clock", "SystemClock", "VirtualClock"],
+    "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
+    "converter": ["JsonMessageConverter", "MessageConverter"],
+    "errors": ["MQTemplateError"],
+    "listener": ["BatchFailure", "ConsumeMode", "ConsumeStatus", "current_message", "message_listener"],
+    "message": ["Message", "MessageExt", "MessageQueue"],
+    "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],
+    "results": ["SendResult", "SendStatus", "TransactionSendResult", "TransactionState"],
+    "selectors": ["SelectorType"],
+    "spark": ["SparkBatch", "spark_listener"],
+    "store": ["FlushDiskType"],
+    "template": ["RocketMQTemplate", "transaction_listener"],
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    value.__module__ = __name__  # errors, help and repr show the public path
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
