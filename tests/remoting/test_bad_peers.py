@@ -44,7 +44,7 @@ BAD_FRAMES = {
     "a header without code": (struct.pack(">iI", 6, 2) + b"{}", "code"),
     "a code that is a text": (struct.pack(">iI", 18, 14) + b'{"code":"one"}', "code"),
     "HTTP": (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "it is an HTTP request"),
-    "TLS to a plain server": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "it begins as TLS does"),
+    "TLS to a plain server": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "it is a TLS handshake"),
     "PROXY preamble, v1": (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n", "it is a PROXY preamble: switch it off"),
     "PROXY preamble, v2": (b"\r\n\r\n\0\r\nQUIT\n!\x11\0\x0c" + bytes(12), "it is a PROXY preamble: switch it off"),
 }

@@ -349,7 +349,7 @@ def test_a_server_that_sends_garbage_is_left(client: RemotingClient) -> None:
             error = error_of(answers)
 
     assert isinstance(error, RemoteConnectError)
-    assert "it is an HTTP answer: this address is a web server's" in str(error)
+    assert "it is an HTTP response: this address is a web server's" in str(error)
 
 
 def test_a_callback_of_an_end_that_raises_does_not_hide_it_from_the_next(

@@ -1,7 +1,7 @@
-"""Bodies about clients, groups and how far they have come.
+"""Bodies of clients, consumer groups and offsets.
 
-Words from a fixed list (``CLUSTERING``, ``CONSUME_PASSIVELY``, ``JAVA``) are plain texts here: a newer peer may know
-more of them than we do. The enums give those that we know.
+Fields with a fixed list of words (``CLUSTERING``, ``CONSUME_PASSIVELY``, ``JAVA``) are texts here, since a newer peer
+may use other words.
 
 Source: RocketMQ ``remoting: protocol/heartbeat``, ``protocol/body``, ``protocol/admin``, ``protocol/subscription``.
 """
@@ -9,53 +9,35 @@ Source: RocketMQ ``remoting: protocol/heartbeat``, ``protocol/body``, ``protocol
 from __future__ import annotations
 
 from dataclasses import field
-from enum import StrEnum
 
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import wire
 
-
-class ConsumeType(StrEnum):
-    """How a consumer gets its messages; push is the passive one."""
-
-    CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
-    CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
-    CONSUME_POP = "CONSUME_POP"
-
-
-class CMResult(StrEnum):
-    """What became of a message that a consumer was to handle at once."""
-
-    CR_SUCCESS = "CR_SUCCESS"
-    CR_LATER = "CR_LATER"
-    CR_ROLLBACK = "CR_ROLLBACK"
-    CR_COMMIT = "CR_COMMIT"
-    CR_THROW_EXCEPTION = "CR_THROW_EXCEPTION"
-    CR_RETURN_NULL = "CR_RETURN_NULL"
-
-
-# --- who is there -----------------------------------------------------------------------------------
+# --- clients ----------------------------------------------------------------------------------------
 
 
 @body
 class ProducerData(JsonBody):
+    """One producer group of a client."""
+
     group_name: str
 
 
 @body
 class ConsumerData(JsonBody):
-    """One client's part in one group.
+    """One consumer group of a client.
 
     Attributes:
+        consume_type: ``CONSUME_PASSIVELY`` for push, ``CONSUME_ACTIVELY`` for pull, ``CONSUME_POP``.
         message_model: ``CLUSTERING`` or ``BROADCASTING``; `mqtemplate.broker.MessageModel`.
-        consume_from_where: Also three old words; `mqtemplate.broker.ConsumeFromWhere`.
-        subscription_data_set: Of a clustering push consumer its own retry topic too.
+        consume_from_where: Also three deprecated words; `mqtemplate.broker.ConsumeFromWhere`.
+        subscription_data_set: A clustering push consumer includes its own retry topic.
     """
 
     group_name: str
-    consume_type: str = ConsumeType.CONSUME_PASSIVELY
+    consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: list[SubscriptionData] = field(default_factory=list)
@@ -64,11 +46,11 @@ class ConsumerData(JsonBody):
 
 @body
 class HeartbeatData(JsonBody):
-    """A client is alive, and is this.
+    """Heartbeat of a client, with its groups.
 
     Attributes:
-        heartbeat_fingerprint: Not 0: version 2.
-        without_sub: Version 2, nothing has changed: the subscriptions are left out and must not be taken for none.
+        heartbeat_fingerprint: Not 0 for version 2.
+        without_sub: True in version 2 if nothing has changed: the subscriptions are left out but still valid.
     """
 
     client_id: str = wire("clientID")
@@ -80,7 +62,7 @@ class HeartbeatData(JsonBody):
 
 @body
 class CheckClientRequestBody(JsonBody):
-    """A consumer asks whether its expression will do."""
+    """Request of a consumer to check its subscription's expression."""
 
     client_id: str
     group: str
@@ -90,12 +72,14 @@ class CheckClientRequestBody(JsonBody):
 
 @body
 class GetConsumerListByGroupResponseBody(JsonBody):
+    """Client ids of a group's members."""
+
     consumer_id_list: list[str]
 
 
 @body
 class Connection(JsonBody):
-    """One client.
+    """One connected client.
 
     Attributes:
         client_addr: ``address:port``, as the broker sees it.
@@ -110,7 +94,7 @@ class Connection(JsonBody):
 
 @body
 class ConsumerConnection(JsonBody):
-    """Who consumes for a group, and what. See `ConsumerData`."""
+    """Connected consumers of a group, and their subscriptions. See `ConsumerData`."""
 
     connection_set: list[Connection] = field(default_factory=list)
     subscription_table: dict[str, SubscriptionData] = field(default_factory=dict)
@@ -121,11 +105,15 @@ class ConsumerConnection(JsonBody):
 
 @body
 class ProducerConnection(JsonBody):
+    """Connected producers of a group."""
+
     connection_set: list[Connection] = field(default_factory=list)
 
 
 @body
 class ProducerInfo(JsonBody):
+    """One connected producer."""
+
     client_id: str
     remote_ip: str | None = wire("remoteIP", default=None)
     language: str | None = None
@@ -135,13 +123,15 @@ class ProducerInfo(JsonBody):
 
 @body
 class ProducerTableInfo(JsonBody):
-    """Producer group -> who sends for it."""
+    """Connected producers of all groups, by group."""
 
     data: dict[str, list[ProducerInfo]] = field(default_factory=dict)
 
 
 @body
 class GroupList(JsonBody):
+    """Names of consumer groups."""
+
     group_list: list[str] = field(default_factory=list)
 
 
@@ -150,7 +140,7 @@ class GroupList(JsonBody):
 
 @body
 class LockBatchRequestBody(JsonBody):
-    """Of a lock and of an unlock."""
+    """Queues of an ordered group that a client wants to lock or to unlock."""
 
     consumer_group: str
     client_id: str
@@ -160,20 +150,22 @@ class LockBatchRequestBody(JsonBody):
 
 @body
 class LockBatchResponseBody(JsonBody):
-    """The queues that the client has locked now, each as it was asked for."""
+    """Queues that the client has locked now."""
 
     lock_ok_mq_set: list[MessageQueue] = wire("lockOKMQSet")
 
 
 @body
 class ResetOffsetBody(JsonBody):
-    """Where each queue goes on."""
+    """New offset of each queue."""
 
     offset_table: dict[MessageQueue, int]
 
 
 @body
 class ResetOffsetForC(JsonBody):
+    """New offset of one queue."""
+
     topic: str
     broker_name: str
     queue_id: int
@@ -182,14 +174,14 @@ class ResetOffsetForC(JsonBody):
 
 @body
 class ResetOffsetBodyForC(JsonBody):
-    """The same for clients written in C++."""
+    """New offset of each queue, for clients written in C++."""
 
     offset_table: list[ResetOffsetForC]
 
 
 @body
 class GetConsumerStatusBody(JsonBody):
-    """Offsets, as one client knows them, and (from a broker) by client."""
+    """Offsets that one client holds, or, from a broker, those of all clients by client id."""
 
     message_queue_table: dict[MessageQueue, int] = field(default_factory=dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)
@@ -197,7 +189,7 @@ class GetConsumerStatusBody(JsonBody):
 
 @body
 class ConsumerOffsetSerializeWrapper(JsonBody):
-    """All offsets of a broker: ``topic@group`` -> queue id -> the next offset to read."""
+    """All offsets of a broker: ``topic@group`` -> queue id -> offset of the next message to read."""
 
     offset_table: dict[str, dict[int, int]] = field(default_factory=dict)
     data_version: DataVersion | None = None
@@ -205,14 +197,14 @@ class ConsumerOffsetSerializeWrapper(JsonBody):
 
 @body
 class QueryCorrectionOffsetBody(JsonBody):
-    """By queue id."""
+    """Offsets by queue id."""
 
     correction_offsets: dict[int, int] = field(default_factory=dict)
 
 
 @body
 class OffsetWrapper(JsonBody):
-    """One queue of a group: the broker's end, what was committed, what was pulled, and the time (ms) of the latter."""
+    """Offsets of one queue: its end, the committed, the pulled; and the store time of the last consumed message in ms."""
 
     broker_offset: int
     consumer_offset: int
@@ -222,7 +214,7 @@ class OffsetWrapper(JsonBody):
 
 @body
 class ConsumeStats(JsonBody):
-    """How far a group is behind; its retry topic's queues belong to it."""
+    """Lag of a group by queue, including the queues of its retry topic."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     consume_tps: float = 0.0
@@ -230,7 +222,7 @@ class ConsumeStats(JsonBody):
 
 @body
 class ConsumeStatsList(JsonBody):
-    """Group -> its figures, for each group of a broker."""
+    """Lag of all groups of a broker, by group."""
 
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = field(default_factory=list)
     broker_addr: str | None = None
@@ -240,7 +232,7 @@ class ConsumeStatsList(JsonBody):
 
 @body
 class QueueTimeSpan(JsonBody):
-    """Times in ms of a queue's first and last message and of the one that a group is at."""
+    """Store times of a queue's first and last message and of the one at a group's offset, in milliseconds."""
 
     message_queue: MessageQueue
     min_time_stamp: int = 0
@@ -251,22 +243,26 @@ class QueueTimeSpan(JsonBody):
 
 @body
 class QueryConsumeTimeSpanBody(JsonBody):
+    """Time span of each queue of a topic."""
+
     consume_time_span_set: list[QueueTimeSpan] = field(default_factory=list)
 
 
 @body
 class QuerySubscriptionResponseBody(JsonBody):
+    """Subscription of a group to a topic."""
+
     group: str
     topic: str
     subscription_data: SubscriptionData | None = None
 
 
-# --- how one consumer is ----------------------------------------------------------------------------
+# --- state of one consumer --------------------------------------------------------------------------
 
 
 @body
 class ProcessQueueInfo(JsonBody):
-    """A queue that a consumer has; times in ms. ``droped`` is upstream's spelling."""
+    """A queue that is assigned to a consumer; times in milliseconds. ``droped`` is RocketMQ's spelling."""
 
     commit_offset: int = 0
     cached_msg_min_offset: int = 0
@@ -286,6 +282,8 @@ class ProcessQueueInfo(JsonBody):
 
 @body
 class PopProcessQueueInfo(JsonBody):
+    """A queue from which a consumer pops."""
+
     wait_ack_count: int = 0
     droped: bool = False
     last_pop_timestamp: int = 0
@@ -293,7 +291,7 @@ class PopProcessQueueInfo(JsonBody):
 
 @body
 class ConsumeStatus(JsonBody):
-    """Of one topic: times in ms, rates per second."""
+    """Statistics of one topic: times in milliseconds, rates per second."""
 
     pull_rt: float = wire("pullRT", default=0.0)
     pull_tps: float = wire("pullTPS", default=0.0)
@@ -305,13 +303,13 @@ class ConsumeStatus(JsonBody):
 
 @body
 class ConsumerRunningInfo(JsonBody):
-    """How one consumer is.
+    """State of one consumer.
 
     Attributes:
         properties: Its settings; tools read ``PROP_CONSUME_TYPE``, ``PROP_CLIENT_VERSION`` and
             ``PROP_CONSUMER_START_TIMESTAMP``.
-        status_table: By topic.
-        jstack: The stacks of its threads, if asked for.
+        status_table: Statistics by topic.
+        jstack: Stacks of its threads, if the request asked for them.
     """
 
     properties: dict[str, str] = field(default_factory=dict)
@@ -323,23 +321,12 @@ class ConsumerRunningInfo(JsonBody):
     jstack: str | None = None
 
 
-@body
-class ConsumeMessageDirectlyResult(JsonBody):
-    """What a consumer did with a message it was handed; see `CMResult`."""
-
-    order: bool = False
-    auto_commit: bool = True
-    consume_result: str | None = None
-    remark: str | None = None
-    spent_time_mills: int = 0
-
-
 # --- settings of groups -----------------------------------------------------------------------------
 
 
 @body
 class ExponentialRetryPolicy(JsonBody):
-    """Ms, ms, and a factor."""
+    """First and longest delay before a retry in milliseconds, and the factor between two retries."""
 
     initial: int = 5_000
     max: int = 7_200_000
@@ -348,14 +335,14 @@ class ExponentialRetryPolicy(JsonBody):
 
 @body
 class RetryOffsets(JsonBody):
-    """Ms until each retry."""
+    """Delay before each retry in milliseconds."""
 
     next: list[int] = field(default_factory=list)
 
 
 @body
 class GroupRetryPolicy(JsonBody):
-    """``type`` is ``CUSTOMIZED`` or ``EXPONENTIAL`` and says which of the others is meant."""
+    """Retry policy of a group; ``type`` is ``CUSTOMIZED`` or ``EXPONENTIAL`` and selects one of the two others."""
 
     type: str = "CUSTOMIZED"
     exponential_retry_policy: ExponentialRetryPolicy | None = None
@@ -364,7 +351,7 @@ class GroupRetryPolicy(JsonBody):
 
 @body
 class SubscriptionGroupConfig(JsonBody):
-    """A group on one broker."""
+    """Settings of a consumer group on one broker."""
 
     group_name: str
     consume_enable: bool = True
@@ -387,7 +374,7 @@ class SubscriptionGroupWrapper(JsonBody):
     """All groups of a broker.
 
     Attributes:
-        forbidden_table: Group -> topic -> bits of what it may not do.
+        forbidden_table: Group -> topic -> bits of forbidden operations.
     """
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
@@ -397,39 +384,6 @@ class SubscriptionGroupWrapper(JsonBody):
 
 @body
 class SubscriptionGroupList(JsonBody):
+    """Settings of several groups, to create or to change."""
+
     group_config_list: list[SubscriptionGroupConfig]
-
-
-# --- users and rights, ACL 2.0 ----------------------------------------------------------------------
-
-
-@body
-class UserInfo(JsonBody):
-    username: str | None = None
-    password: str | None = None
-    user_type: str | None = None
-    user_status: str | None = None
-
-
-@body
-class AclEntry(JsonBody):
-    """What may, or may not (``decision``), be done to a resource, and from where."""
-
-    resource: str | None = None
-    actions: list[str] = field(default_factory=list)
-    source_ips: list[str] = field(default_factory=list)
-    decision: str | None = None
-
-
-@body
-class AclPolicy(JsonBody):
-    policy_type: str | None = None
-    entries: list[AclEntry] = field(default_factory=list)
-
-
-@body
-class AclInfo(JsonBody):
-    """The rights of a subject, ``User:name``."""
-
-    subject: str | None = None
-    policies: list[AclPolicy] = field(default_factory=list)

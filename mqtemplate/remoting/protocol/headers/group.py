@@ -1,6 +1,6 @@
-"""Headers about clients, groups and offsets.
+"""Headers of clients, consumer groups and offsets.
 
-Source: RocketMQ ``remoting: protocol/header``; sections 7, 11, 12 and 18 of the specification.
+Source: RocketMQ ``remoting: protocol/header``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,8 @@ from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader, Topic
 
 
 @header
-class HeartbeatResponseHeader(CommandHeader):
-    """What a broker of 5.x says to a heartbeat; one that leaves all out gets full heartbeats for ever."""
-
-    supports_v2: bool | None = wire("IS_SUPPORT_HEART_BEAT_V2", default=None)
-    subscriptions_changed: bool | None = wire("IS_SUB_CHANGE", default=None)
-
-
-@header
 class UnregisterClientRequestHeader(RpcRequestHeader):
-    """A client leaves one group, of producers or of consumers."""
+    """Notice that a client leaves one group of producers or of consumers."""
 
     client_id: str = wire("clientID")
     producer_group: str | None = None
@@ -28,28 +20,28 @@ class UnregisterClientRequestHeader(RpcRequestHeader):
 
 @header
 class ConsumerGroupRequestHeader(RpcRequestHeader):
-    """Who is in a group, who is connected, or (from a broker) that this has changed."""
+    """Query for the members of a group or for their connections; from a broker: notice that the members changed."""
 
     consumer_group: str
 
 
 @header
 class ProducerGroupRequestHeader(RpcRequestHeader):
-    """Who sends for a group."""
+    """Query for the producers of a group."""
 
     producer_group: str
 
 
 @header
 class GroupRequestHeader(RpcRequestHeader):
-    """A group's topics, or its settings."""
+    """Query for a group's topics or for its settings."""
 
     group: str
 
 
 @header
 class TopicQueueRequestHeader(TopicRequestHeader):
-    """A queue's smallest offset, or the time of its first message."""
+    """Query for a queue's smallest offset or for the store time of its first message."""
 
     topic: str
     queue_id: int
@@ -57,10 +49,10 @@ class TopicQueueRequestHeader(TopicRequestHeader):
 
 @header
 class GetMaxOffsetRequestHeader(TopicQueueRequestHeader):
-    """A queue's next free offset.
+    """Query for a queue's end: the offset of the next message.
 
     Attributes:
-        committed: Of what consumers can see, not of what is stored.
+        committed: True: the end that consumers can read; False: the end that is stored.
     """
 
     committed: bool = True
@@ -68,11 +60,7 @@ class GetMaxOffsetRequestHeader(TopicQueueRequestHeader):
 
 @header
 class SearchOffsetRequestHeader(TopicQueueRequestHeader):
-    """The queue offset at a time.
-
-    Attributes:
-        timestamp: Ms, when messages were stored.
-    """
+    """Search for the queue offset at a store time, in milliseconds."""
 
     timestamp: Long
     boundary_type: BoundaryType | None = None
@@ -81,10 +69,10 @@ class SearchOffsetRequestHeader(TopicQueueRequestHeader):
 
 @header
 class QueryConsumerOffsetRequestHeader(TopicQueueRequestHeader):
-    """How far a group has come.
+    """Query for a group's committed offset.
 
     Attributes:
-        set_zero_if_not_found: False: say that there is nothing, also where a young queue would give 0.
+        set_zero_if_not_found: False: report a missing offset even for a young queue, where the broker would return 0.
     """
 
     consumer_group: str
@@ -93,7 +81,7 @@ class QueryConsumerOffsetRequestHeader(TopicQueueRequestHeader):
 
 @header
 class UpdateConsumerOffsetRequestHeader(TopicQueueRequestHeader):
-    """A group has come so far: ``commit_offset`` is the next offset to read, not the last one read."""
+    """Commit of a group's offset: that of the next message to read, not that of the last one read."""
 
     consumer_group: str
     commit_offset: Long
@@ -101,26 +89,26 @@ class UpdateConsumerOffsetRequestHeader(TopicQueueRequestHeader):
 
 @header
 class OffsetResponseHeader(CommandHeader):
-    """The one answer to all questions for a queue offset."""
+    """Response to each query for a queue offset."""
 
     offset: Long
 
 
 @header
 class GetEarliestMsgStoretimeResponseHeader(CommandHeader):
-    """Ms; -1 of an empty queue."""
+    """Store time of a queue's first message in milliseconds; -1 if the queue is empty."""
 
     timestamp: Long
 
 
 @header
 class ResetOffsetRequestHeader(TopicRequestHeader):
-    """Send a group back, or forward, to a time.
+    """Request to set a group's offsets to a time in the past or future.
 
     Attributes:
-        queue_id: -1 for all.
-        offset: Where to, instead of a time.
-        timestamp: Ms; -1 for the end.
+        queue_id: -1 for all queues.
+        offset: New offset, instead of one found by time.
+        timestamp: Milliseconds; -1 for the end.
     """
 
     topic: str
@@ -133,7 +121,7 @@ class ResetOffsetRequestHeader(TopicRequestHeader):
 
 @header
 class GetConsumerStatusRequestHeader(TopicRequestHeader):
-    """Ask consumers for their offsets."""
+    """Query for the offsets that consumers hold."""
 
     topic: str
     group: str
@@ -142,10 +130,10 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader):
 
 @header
 class GetConsumerRunningInfoRequestHeader(RpcRequestHeader):
-    """Ask one consumer how it is.
+    """Query for the state of one consumer.
 
     Attributes:
-        jstack_enable: With the stacks of its threads.
+        jstack_enable: True to include the stacks of its threads.
     """
 
     consumer_group: str
@@ -155,7 +143,7 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader):
 
 @header
 class GetConsumeStatsRequestHeader(TopicRequestHeader):
-    """How far a group is behind.
+    """Query for a group's lag.
 
     Attributes:
         topic_list: Topics, separated by ``;``.
@@ -168,14 +156,14 @@ class GetConsumeStatsRequestHeader(TopicRequestHeader):
 
 @header
 class GetConsumeStatsInBrokerHeader(CommandHeader):
-    """How far all groups are behind."""
+    """Query for the lag of all groups of a broker."""
 
     is_order: bool
 
 
 @header
 class QueryConsumeTimeSpanRequestHeader(TopicRequestHeader):
-    """From when to when a topic's messages are, and where a group stands between."""
+    """Query for the times of a topic's first and last message and of the message at a group's offset."""
 
     topic: str
     group: str
@@ -183,7 +171,7 @@ class QueryConsumeTimeSpanRequestHeader(TopicRequestHeader):
 
 @header
 class QuerySubscriptionByConsumerRequestHeader(TopicRequestHeader):
-    """What a group has subscribed of a topic."""
+    """Query for a group's subscription to a topic."""
 
     group: str
     topic: str | None = None
@@ -191,7 +179,7 @@ class QuerySubscriptionByConsumerRequestHeader(TopicRequestHeader):
 
 @header
 class QueryCorrectionOffsetHeader(TopicRequestHeader):
-    """Offsets of one group with others taken into account.
+    """Query for the offsets of one group, corrected by those of others.
 
     Attributes:
         filter_groups: Groups, separated by commas.
@@ -204,7 +192,7 @@ class QueryCorrectionOffsetHeader(TopicRequestHeader):
 
 @header
 class CloneGroupOffsetRequestHeader(RpcRequestHeader):
-    """Give one group the offsets of another."""
+    """Request to copy the offsets of one group to another."""
 
     src_group: str
     dest_group: str
@@ -214,10 +202,10 @@ class CloneGroupOffsetRequestHeader(RpcRequestHeader):
 
 @header
 class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader):
-    """Forget a group.
+    """Request to delete a group.
 
     Attributes:
-        clean_offset: Its offsets too.
+        clean_offset: True to delete its offsets too.
     """
 
     group_name: str
@@ -226,7 +214,7 @@ class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader):
 
 @header
 class GetAllSubscriptionGroupRequestHeader(CommandHeader):
-    """All groups, from the ``group_seq``-th on; 4.9 sends no fields at all."""
+    """Query for all groups, starting at number ``group_seq``; 4.9 sends no fields at all."""
 
     group_seq: int = 0
     data_version: str | None = None
@@ -235,4 +223,6 @@ class GetAllSubscriptionGroupRequestHeader(CommandHeader):
 
 @header
 class GetAllSubscriptionGroupResponseHeader(CommandHeader):
+    """Number of all groups, including those that the body leaves out."""
+
     total_group_num: int
