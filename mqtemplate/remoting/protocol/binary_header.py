@@ -72,17 +72,8 @@ def decode_binary_header(data: bytes) -> RemotingCommand:
         ext_fields = _read_fields(data, at)
     except (struct.error, UnicodeDecodeError) as exc:
         raise RemoteProtocolError(f"the binary header cannot be read: {exc}") from exc
-    return RemotingCommand(
-        code,
-        opaque,
-        flag,
-        _LANGUAGES.get(language, LanguageCode.OTHER),
-        version,
-        remark or None,
-        ext_fields,
-        b"",
-        SerializeType.ROCKETMQ,
-    )
+    sender = _LANGUAGES.get(language, LanguageCode.OTHER)
+    return RemotingCommand(code, opaque, flag, sender, version, remark or None, ext_fields, b"", SerializeType.ROCKETMQ)
 
 
 def _read_fields(data: bytes, at: int) -> dict[str, str]:

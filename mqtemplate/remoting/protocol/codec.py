@@ -15,11 +15,7 @@ from __future__ import annotations
 import struct
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
-from mqtemplate.remoting.protocol.binary_header import (
-    LARGEST_BINARY_CODE,
-    decode_binary_header,
-    encode_binary_header,
-)
+from mqtemplate.remoting.protocol.binary_header import LARGEST_BINARY_CODE, decode_binary_header, encode_binary_header
 from mqtemplate.remoting.protocol.codes import MAX_FRAME_BYTES, SerializeType
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.json_header import decode_json_header, encode_json_header

@@ -108,18 +108,9 @@ def decode_json_header(data: bytes) -> RemotingCommand:
     ):
         code, opaque = _number("code", code), _number("opaque", opaque)
         flag, version = _number("flag", flag, 0), _number("version", version, 0)
-    language = get("language")
-    return RemotingCommand(
-        code,
-        opaque,
-        flag,
-        _LANGUAGES.get(language, LanguageCode.OTHER) if type(language) is str else LanguageCode.OTHER,
-        version,
-        remark,
-        ext_fields,
-        b"",
-        _JSON,
-    )
+    name = get("language")
+    language = _LANGUAGES.get(name, LanguageCode.OTHER) if type(name) is str else LanguageCode.OTHER
+    return RemotingCommand(code, opaque, flag, language, version, remark, ext_fields, b"", _JSON)
 
 
 def _load_carefully(data: bytes) -> Any:

@@ -126,7 +126,7 @@ def decode_offset_msg_id(text: str) -> tuple[HostAddress, int]:
             raise ValueError("it contains blanks")
     except ValueError as exc:
         raise RemoteProtocolError(
-            f"{text[:80]!r} is not a message id of a broker ({exc}); those are 32 hex digits, or 56 with an IPv6 address"
+            f"{text[:80]!r} is not a message id of a broker ({exc}); those have 32 hex digits, or 56 with an IPv6 host"
         ) from exc
     family = socket.AF_INET if len(text) == 32 else socket.AF_INET6
     address = HostAddress(socket.inet_ntop(family, host[:-4]), int.from_bytes(host[-4:], "big"))

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from mqtemplate.message import MessageExt
 from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 
 
-@body
 class ConsumeMessageDirectlyResult(JsonBody):
     """Result of a consumer that handled a message on request."""
 
@@ -22,7 +21,7 @@ class ConsumeMessageDirectlyResult(JsonBody):
 
 
 def encode_message(message: MessageExt) -> bytes:
-    """Return the record of a message, as a broker sends it. A message with `SysFlag.COMPRESSED` has a compressed body."""
+    """Return a message's record, as a broker sends it. With `SysFlag.COMPRESSED` the body must be compressed."""
     draft = RecordDraft(
         message.topic,
         message.queue_id,

@@ -40,13 +40,16 @@ KINDS = [*BODIES.values(), ConsumeMessageDirectlyResult]
 BY_NAME = {kind.__name__: kind for kind in KINDS} | {"UnlockBatchRequestBody": LockBatchRequestBody}
 
 IGNORED = {
-    # static topics, times as text beside the numbers, and data of the proxy: ignored by our classes, and not written
+    # static topics, times as text beside the numbers, and data of the proxy: our classes ignore and do not write them
+    "ClusterInfo": {"zoneName"},
+    "ConsumeStatsList": {"totalInflightDiff"},
+    "QueryConsumeQueueResponseBody": {"bitMap", "extendDataJson", "filterData", "msg"},
     "QueryConsumeTimeSpanBody": {"consumeTimeStampStr", "maxTimeStampStr", "minTimeStampStr"},
     "RegisterBrokerBody": {"mappingDataVersion", "topicQueueMappingDetailMap", "topicQueueMappingInfoMap"},
     "SubscriptionGroupConfig": {"subscriptionDataSet"},
     "SubscriptionGroupList": {"subscriptionDataSet"},
     "SubscriptionGroupWrapper": {"subscriptionDataSet"},
-    "TopicRouteData": {"topicQueueMappingByBroker"},
+    "TopicRouteData": {"topicQueueMappingByBroker", "zoneName"},
 }
 
 QUEUE = MessageQueue("T", "broker-a", 3)

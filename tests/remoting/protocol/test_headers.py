@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long, header, wire
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long, wire
 from mqtemplate.remoting.protocol.headers.group import (
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
+    ResetOffsetRequestHeader,
     SearchOffsetRequestHeader,
     UnregisterClientRequestHeader,
 )
@@ -62,6 +63,22 @@ SHARED = {
     "WipeWritePermOfBrokerRequestHeader": "BrokerNameRequestHeader",
 }
 
+IGNORED = {
+    # fields that our classes ignore and do not write: Java's internal note, namespaces of version 2, static topics, and
+    # those of the proxy
+    *("oway", "ns", "nsd", "lo"),
+    *("batchUniqId", "forbiddenType", "groupSysFlag", "indexType", "lastKey", "liteTopic", "offsetDelta"),
+    *("proxyFrowardClientId", "requestSource"),
+}
+IGNORED_IN = {
+    "ConsumeMessageDirectlyResultRequestHeader": {"brokerName", "topicSysFlag"},
+    "CreateTopicRequestHeader": {"force"},
+    "PullMessageResponseHeader": {"topicSysFlag"},
+    "RegisterBrokerRequestHeader": {"enableActingMaster"},
+    "RegisterBrokerResponseHeader": {"haServerAddr"},
+    "SendMessageRequestHeaderV2": {"bname"},  # which is `n` in this header
+}
+
 SEND = SendMessageRequestHeader(
     producer_group="g",
     topic="T",
@@ -82,22 +99,21 @@ def class_of(name: str) -> type[CommandHeader]:
 
 
 @pytest.mark.parametrize("name", golden("header"))
-def test_a_header_has_exactly_the_fields_that_java_writes(name: str) -> None:
-    kind = class_of(name)
+def test_a_header_is_written_as_java_writes_it(name: str) -> None:
+    """Except the ignored fields, each field of Java's header has the same name and the same text."""
     ext_fields = json.loads(golden("header")[name])
-    ext_fields.pop("oway", None)  # Java's internal note
-    if kind is SendMessageRequestHeaderV2:
-        ext_fields.pop("bname")  # which is `n` here
-    ours = kind.from_ext_fields(ext_fields)
+    ignored = IGNORED | IGNORED_IN.get(name, set())
 
-    assert ours.to_ext_fields() == ext_fields
+    ours = class_of(name).from_ext_fields(ext_fields)
+
+    assert ours.to_ext_fields() == {key: text for key, text in ext_fields.items() if key not in ignored}
 
 
 def test_every_header_is_compared_with_javas() -> None:
-    """Two are only base classes."""
+    """One is only a base class."""
     compared = {class_of(name) for name in golden("header")}
 
-    assert {kind.__name__ for kind in KINDS if kind not in compared} == {"MessageRequestHeader", "TopicRequestHeader"}
+    assert {kind.__name__ for kind in KINDS if kind not in compared} == {"MessageRequestHeader"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -178,10 +194,10 @@ def test_the_error_names_a_field_that_is_not_a_number(queue_id: str, text: str) 
 
 
 def test_the_range_of_an_optional_number_is_checked() -> None:
-    fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "5", "minOffset": "0", "maxOffset": "9"}
+    fields = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
 
-    with pytest.raises(RemoteProtocolError, match=f"offsetDelta='{1 << 63}' is not a number of 64 bits"):
-        PullMessageResponseHeader.from_ext_fields(fields | {"offsetDelta": str(1 << 63)})
+    with pytest.raises(RemoteProtocolError, match=f"offset='{1 << 63}' is not a number of 64 bits"):
+        ResetOffsetRequestHeader.from_ext_fields(fields | {"offset": str(1 << 63)})
 
 
 def test_undeclared_fields_are_ignored() -> None:
@@ -217,7 +233,8 @@ def test_a_header_is_a_frozen_value() -> None:
     assert offset == OffsetResponseHeader(offset=5)
     assert hash(offset) == hash(OffsetResponseHeader(offset=5))
     assert repr(offset) == "OffsetResponseHeader(offset=5)"
-    assert not hasattr(offset, "__dict__")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        offset.unknown = 6  # type: ignore[attr-defined]
 
 
 def test_a_header_accepts_only_its_own_keywords() -> None:
@@ -228,7 +245,6 @@ def test_a_header_accepts_only_its_own_keywords() -> None:
 
 
 def test_a_new_header_takes_one_class() -> None:
-    @header
     class LagRequestHeader(CommandHeader):
         topic: str
         since: Long = wire("SINCE", default=0)
@@ -239,14 +255,11 @@ def test_a_new_header_takes_one_class() -> None:
     assert LagRequestHeader.from_ext_fields({"topic": "T"}) == lag
 
 
-def test_a_header_class_without_the_decorator_raises_an_error() -> None:
-    class ForgottenHeader(CommandHeader):
-        pass
-
-    with pytest.raises(TypeError, match="ForgottenHeader is not declared with @header"):
-        ForgottenHeader().to_ext_fields()
-    with pytest.raises(TypeError, match="ForgottenHeader is not declared with @header"):
-        ForgottenHeader.from_ext_fields({})
+def test_the_base_class_of_headers_has_no_fields() -> None:
+    with pytest.raises(TypeError, match="CommandHeader has no fields"):
+        CommandHeader().to_ext_fields()
+    with pytest.raises(TypeError, match="CommandHeader has no fields"):
+        CommandHeader.from_ext_fields({})
 
 
 def test_the_tables_contain_the_headers_of_a_code() -> None:

@@ -203,7 +203,9 @@ def test_every_id_survives_encoding(host: HostAddress, physical_offset: int) -> 
 
 @pytest.mark.parametrize("text", ["", "7F" * 15, "XY" * 16, " 7" * 16, "7F00000100002A9F0000000000001234," * 2])
 def test_another_text_is_refused_as_an_id(text: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="is not a message id of a broker .*; those are 32 hex digits, or 56"):
+    with pytest.raises(
+        RemoteProtocolError, match="is not a message id of a broker .*; those have 32 hex digits, or 56"
+    ):
         decode_offset_msg_id(text)
 
 

@@ -11,21 +11,19 @@ from __future__ import annotations
 from dataclasses import field
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import wire
 
 # --- clients ----------------------------------------------------------------------------------------
 
 
-@body
 class ProducerData(JsonBody):
     """One producer group of a client."""
 
     group_name: str
 
 
-@body
 class ConsumerData(JsonBody):
     """One consumer group of a client.
 
@@ -44,7 +42,6 @@ class ConsumerData(JsonBody):
     unit_mode: bool = False
 
 
-@body
 class HeartbeatData(JsonBody):
     """Heartbeat of a client, with its groups.
 
@@ -60,7 +57,6 @@ class HeartbeatData(JsonBody):
     without_sub: bool = False
 
 
-@body
 class CheckClientRequestBody(JsonBody):
     """Request of a consumer to check its subscription's expression."""
 
@@ -70,14 +66,12 @@ class CheckClientRequestBody(JsonBody):
     namespace: str | None = None
 
 
-@body
 class GetConsumerListByGroupResponseBody(JsonBody):
     """Client ids of a group's members."""
 
     consumer_id_list: list[str]
 
 
-@body
 class Connection(JsonBody):
     """One connected client.
 
@@ -92,7 +86,6 @@ class Connection(JsonBody):
     version: int = 0
 
 
-@body
 class ConsumerConnection(JsonBody):
     """Connected consumers of a group, and their subscriptions. See `ConsumerData`."""
 
@@ -103,14 +96,12 @@ class ConsumerConnection(JsonBody):
     consume_from_where: str | None = None
 
 
-@body
 class ProducerConnection(JsonBody):
     """Connected producers of a group."""
 
     connection_set: list[Connection] = field(default_factory=list)
 
 
-@body
 class ProducerInfo(JsonBody):
     """One connected producer."""
 
@@ -121,14 +112,12 @@ class ProducerInfo(JsonBody):
     last_update_timestamp: int = 0
 
 
-@body
 class ProducerTableInfo(JsonBody):
     """Connected producers of all groups, by group."""
 
     data: dict[str, list[ProducerInfo]] = field(default_factory=dict)
 
 
-@body
 class GroupList(JsonBody):
     """Names of consumer groups."""
 
@@ -138,7 +127,6 @@ class GroupList(JsonBody):
 # --- locks and offsets ------------------------------------------------------------------------------
 
 
-@body
 class LockBatchRequestBody(JsonBody):
     """Queues of an ordered group that a client wants to lock or to unlock."""
 
@@ -148,21 +136,18 @@ class LockBatchRequestBody(JsonBody):
     only_this_broker: bool = False
 
 
-@body
 class LockBatchResponseBody(JsonBody):
     """Queues that the client has locked now."""
 
     lock_ok_mq_set: list[MessageQueue] = wire("lockOKMQSet")
 
 
-@body
 class ResetOffsetBody(JsonBody):
     """New offset of each queue."""
 
     offset_table: dict[MessageQueue, int]
 
 
-@body
 class ResetOffsetForC(JsonBody):
     """New offset of one queue."""
 
@@ -172,14 +157,12 @@ class ResetOffsetForC(JsonBody):
     offset: int
 
 
-@body
 class ResetOffsetBodyForC(JsonBody):
     """New offset of each queue, for clients written in C++."""
 
     offset_table: list[ResetOffsetForC]
 
 
-@body
 class GetConsumerStatusBody(JsonBody):
     """Offsets that one client holds, or, from a broker, those of all clients by client id."""
 
@@ -187,7 +170,6 @@ class GetConsumerStatusBody(JsonBody):
     consumer_table: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)
 
 
-@body
 class ConsumerOffsetSerializeWrapper(JsonBody):
     """All offsets of a broker: ``topic@group`` -> queue id -> offset of the next message to read."""
 
@@ -195,16 +177,14 @@ class ConsumerOffsetSerializeWrapper(JsonBody):
     data_version: DataVersion | None = None
 
 
-@body
 class QueryCorrectionOffsetBody(JsonBody):
     """Offsets by queue id."""
 
     correction_offsets: dict[int, int] = field(default_factory=dict)
 
 
-@body
 class OffsetWrapper(JsonBody):
-    """Offsets of one queue: its end, the committed, the pulled; and the store time of the last consumed message in ms."""
+    """Offsets of one queue: its end, the committed, the pulled; and the last consumed message's store time in ms."""
 
     broker_offset: int
     consumer_offset: int
@@ -212,7 +192,6 @@ class OffsetWrapper(JsonBody):
     last_timestamp: int = 0
 
 
-@body
 class ConsumeStats(JsonBody):
     """Lag of a group by queue, including the queues of its retry topic."""
 
@@ -220,17 +199,14 @@ class ConsumeStats(JsonBody):
     consume_tps: float = 0.0
 
 
-@body
 class ConsumeStatsList(JsonBody):
     """Lag of all groups of a broker, by group."""
 
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = field(default_factory=list)
     broker_addr: str | None = None
     total_diff: int = 0
-    total_inflight_diff: int | None = None
 
 
-@body
 class QueueTimeSpan(JsonBody):
     """Store times of a queue's first and last message and of the one at a group's offset, in milliseconds."""
 
@@ -241,14 +217,12 @@ class QueueTimeSpan(JsonBody):
     delay_time: int = 0
 
 
-@body
 class QueryConsumeTimeSpanBody(JsonBody):
     """Time span of each queue of a topic."""
 
     consume_time_span_set: list[QueueTimeSpan] = field(default_factory=list)
 
 
-@body
 class QuerySubscriptionResponseBody(JsonBody):
     """Subscription of a group to a topic."""
 
@@ -260,7 +234,6 @@ class QuerySubscriptionResponseBody(JsonBody):
 # --- state of one consumer --------------------------------------------------------------------------
 
 
-@body
 class ProcessQueueInfo(JsonBody):
     """A queue that is assigned to a consumer; times in milliseconds. ``droped`` is RocketMQ's spelling."""
 
@@ -280,7 +253,6 @@ class ProcessQueueInfo(JsonBody):
     last_consume_timestamp: int = 0
 
 
-@body
 class PopProcessQueueInfo(JsonBody):
     """A queue from which a consumer pops."""
 
@@ -289,7 +261,6 @@ class PopProcessQueueInfo(JsonBody):
     last_pop_timestamp: int = 0
 
 
-@body
 class ConsumeStatus(JsonBody):
     """Statistics of one topic: times in milliseconds, rates per second."""
 
@@ -301,7 +272,6 @@ class ConsumeStatus(JsonBody):
     consume_failed_msgs: int = 0
 
 
-@body
 class ConsumerRunningInfo(JsonBody):
     """State of one consumer.
 
@@ -324,7 +294,6 @@ class ConsumerRunningInfo(JsonBody):
 # --- settings of groups -----------------------------------------------------------------------------
 
 
-@body
 class ExponentialRetryPolicy(JsonBody):
     """First and longest delay before a retry in milliseconds, and the factor between two retries."""
 
@@ -333,14 +302,12 @@ class ExponentialRetryPolicy(JsonBody):
     multiplier: int = 2
 
 
-@body
 class RetryOffsets(JsonBody):
     """Delay before each retry in milliseconds."""
 
     next: list[int] = field(default_factory=list)
 
 
-@body
 class GroupRetryPolicy(JsonBody):
     """Retry policy of a group; ``type`` is ``CUSTOMIZED`` or ``EXPONENTIAL`` and selects one of the two others."""
 
@@ -349,7 +316,6 @@ class GroupRetryPolicy(JsonBody):
     customized_retry_policy: RetryOffsets | None = None
 
 
-@body
 class SubscriptionGroupConfig(JsonBody):
     """Settings of a consumer group on one broker."""
 
@@ -369,7 +335,6 @@ class SubscriptionGroupConfig(JsonBody):
     attributes: dict[str, str] = field(default_factory=dict)
 
 
-@body
 class SubscriptionGroupWrapper(JsonBody):
     """All groups of a broker.
 
@@ -382,7 +347,6 @@ class SubscriptionGroupWrapper(JsonBody):
     data_version: DataVersion = field(default_factory=DataVersion)
 
 
-@body
 class SubscriptionGroupList(JsonBody):
     """Settings of several groups, to create or to change."""
 

@@ -2,7 +2,6 @@
 
 ::
 
-    @body
     class TopicStatsTable(JsonBody):
         offset_table: dict[MessageQueue, TopicOffset]  # `offsetTable`; required
         topic_put_tps: float = 0.0  # this default stands for a missing field
@@ -13,32 +12,30 @@ by ``str``, ``int`` or `MessageQueue`; each may be ``| None``. Java's sets are l
 As in fastjson, unknown names are ignored, null is the same as missing, and ``"5"`` is accepted for 5. None is left out
 of the text, and names are in alphabetical order.
 
-pydantic reads and writes these bodies no faster (``bench/json_body.py``). Its rules for numbers, booleans and null
-differ from fastjson's, so each of these types would need a validator there as well.
+pydantic takes about as long for these bodies (``bench/json_body.py``), none of which is on a hot path. Its rules for
+numbers, booleans and null differ from fastjson's, so each of these types would need a validator there as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import types
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, Self, TypeVar, Union, dataclass_transform, get_args, get_origin
-from typing import get_type_hints as hints_of
+from typing import Any, NamedTuple, Self, dataclass_transform, get_args, get_origin
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies import fastjson
-from mqtemplate.remoting.protocol.headers.fields import camel_case, wire
-
-_ClassT = TypeVar("_ClassT", bound="type[JsonBody]")
+from mqtemplate.remoting.protocol.headers.fields import declared_fields, wire
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(wire, dataclasses.field))
 class JsonBody:
-    """Base class of all JSON bodies; see `body`."""
+    """Base class of all JSON bodies. A subclass is a frozen dataclass."""
 
-    __slots__ = ()
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def encode(self, *, standard: bool = False) -> bytes:
         """Return the body as text.
@@ -74,13 +71,6 @@ class JsonBody:
         except _TypeError as exc:
             raise RemoteProtocolError(f"the body is not a {cls.__name__}: {exc}") from exc
         return read
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(wire, dataclasses.field))
-def body(cls: _ClassT) -> _ClassT:
-    """Turn a class into a frozen, slotted dataclass that is read and written as JSON."""
-    made: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
-    return made  # type: ignore[no-any-return]  # dataclass() returns a new class, since slots cannot be added
 
 
 # --- from a declaration to a plan -------------------------------------------------------------------
@@ -122,15 +112,10 @@ class _Entry(NamedTuple):
 @cache
 def _plan_of(cls: Any) -> list[_Entry]:
     """Return the fields in alphabetical order. The hints are resolved at first use: they may name later classes."""
-    hints = hints_of(cls)
+    missing = dataclasses.MISSING
     plan = [
-        _Entry(
-            field.name,
-            field.metadata.get("name") or camel_case(field.name),
-            _type_of(hints[field.name]),
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
-        )
-        for field in dataclasses.fields(cls)
+        _Entry(field.name, name, _type_of(hint), field.default is missing and field.default_factory is missing)
+        for field, name, hint in declared_fields(cls)
     ]
     return sorted(plan, key=lambda entry: entry.name)
 
@@ -138,9 +123,6 @@ def _plan_of(cls: Any) -> list[_Entry]:
 @cache
 def _type_of(hint: Any) -> _Type:
     origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        (hint,) = (part for part in parts if part is not type(None))
-        return _type_of(hint)
     if origin is list:
         return _list_of(_type_of(parts[0]))
     if origin is dict:

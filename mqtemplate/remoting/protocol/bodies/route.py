@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import field
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import Perm
 
 
-@body
 class QueueData(JsonBody):
     """Queues of a topic on one broker.
 
@@ -27,7 +26,6 @@ class QueueData(JsonBody):
     topic_sys_flag: int = 0
 
 
-@body
 class BrokerData(JsonBody):
     """Addresses of a broker.
 
@@ -39,10 +37,8 @@ class BrokerData(JsonBody):
     broker_name: str
     broker_addrs: dict[int, str]
     enable_acting_master: bool = False
-    zone_name: str | None = None
 
 
-@body
 class TopicRouteData(JsonBody):
     """Route of a topic. Peers from 4.9.4 on get it in standard JSON.
 
@@ -56,7 +52,6 @@ class TopicRouteData(JsonBody):
     order_topic_conf: str | None = None
 
 
-@body
 class ClusterInfo(JsonBody):
     """All brokers of the name server.
 
@@ -69,14 +64,12 @@ class ClusterInfo(JsonBody):
     cluster_addr_table: dict[str, list[str]] = field(default_factory=dict)
 
 
-@body
 class KVTable(JsonBody):
     """Texts by name: a broker's runtime statistics, or the entries of a name server."""
 
     table: dict[str, str] = field(default_factory=dict)
 
 
-@body
 class TopicList(JsonBody):
     """Names of topics."""
 
@@ -84,7 +77,6 @@ class TopicList(JsonBody):
     broker_addr: str | None = None
 
 
-@body
 class DataVersion(JsonBody):
     """Version of a table; it shows which of two tables is newer."""
 
@@ -93,7 +85,6 @@ class DataVersion(JsonBody):
     timestamp: int = 0
 
 
-@body
 class TopicConfig(JsonBody):
     """Settings of a topic on one broker.
 
@@ -111,7 +102,6 @@ class TopicConfig(JsonBody):
     attributes: dict[str, str] = field(default_factory=dict)
 
 
-@body
 class TopicConfigSerializeWrapper(JsonBody):
     """All topics of a broker."""
 
@@ -119,14 +109,12 @@ class TopicConfigSerializeWrapper(JsonBody):
     data_version: DataVersion = field(default_factory=DataVersion)
 
 
-@body
 class CreateTopicListRequestBody(JsonBody):
     """Settings of several topics, to create or to change."""
 
     topic_config_list: list[TopicConfig]
 
 
-@body
 class RegisterBrokerBody(JsonBody):
     """Topics that a broker registers with a name server, in the uncompressed form."""
 
@@ -134,7 +122,6 @@ class RegisterBrokerBody(JsonBody):
     filter_server_list: list[str] = field(default_factory=list)
 
 
-@body
 class TopicOffset(JsonBody):
     """Offsets of one queue: its first message, the next message; and the time of the last message in ms."""
 
@@ -143,7 +130,6 @@ class TopicOffset(JsonBody):
     last_update_timestamp: int = 0
 
 
-@body
 class TopicStatsTable(JsonBody):
     """Offsets of all queues of a topic on one broker. Tools treat an empty table as an error."""
 
@@ -151,7 +137,6 @@ class TopicStatsTable(JsonBody):
     topic_put_tps: float | None = None
 
 
-@body
 class SubscriptionData(JsonBody):
     """Subscription of a consumer to a topic.
 
@@ -171,20 +156,15 @@ class SubscriptionData(JsonBody):
     class_filter_mode: bool = False
 
 
-@body
 class ConsumeQueueData(JsonBody):
     """One unit of a consume queue, and the result of a group's filter for it."""
 
     physic_offset: int
     physic_size: int
     tags_code: int
-    extend_data_json: str | None = None
-    bit_map: str | None = None
     eval: bool = False
-    msg: str | None = None
 
 
-@body
 class QueryConsumeQueueResponseBody(JsonBody):
     """Units of a consume queue."""
 
@@ -192,10 +172,8 @@ class QueryConsumeQueueResponseBody(JsonBody):
     max_queue_index: int
     min_queue_index: int
     subscription_data: SubscriptionData | None = None
-    filter_data: str | None = None
 
 
-@body
 class BrokerStatsItem(JsonBody):
     """Sum, rate per second and average of one statistic over a period."""
 
@@ -204,7 +182,6 @@ class BrokerStatsItem(JsonBody):
     avgpt: float = 0.0
 
 
-@body
 class BrokerStatsData(JsonBody):
     """One statistic of a broker over the last minute, hour and day."""
 

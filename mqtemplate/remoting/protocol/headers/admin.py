@@ -5,12 +5,11 @@ Source: RocketMQ ``remoting: protocol/header``.
 
 from __future__ import annotations
 
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, header
-from mqtemplate.remoting.protocol.headers.message import TopicRequestHeader
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long
+from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
 
 
-@header
-class GetRouteInfoRequestHeader(TopicRequestHeader):
+class GetRouteInfoRequestHeader(RpcRequestHeader):
     """Query for a topic's route.
 
     Attributes:
@@ -21,8 +20,7 @@ class GetRouteInfoRequestHeader(TopicRequestHeader):
     accept_standard_json_only: bool | None = None
 
 
-@header
-class CreateTopicRequestHeader(TopicRequestHeader):
+class CreateTopicRequestHeader(RpcRequestHeader):
     """Request to create a topic or to change it.
 
     Attributes:
@@ -39,32 +37,27 @@ class CreateTopicRequestHeader(TopicRequestHeader):
     topic_sys_flag: int | None = None
     order: bool
     attributes: str | None = None
-    force: bool | None = None
 
 
-@header
-class TopicNameRequestHeader(TopicRequestHeader):
-    """Name of a topic, for requests without other fields: its settings, statistics and consumer groups; its deletion."""
+class TopicNameRequestHeader(RpcRequestHeader):
+    """Name of a topic, for requests without other fields: for its settings, statistics and groups, or to delete it."""
 
     topic: str
 
 
-@header
-class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader):
+class DeleteTopicFromNamesrvRequestHeader(RpcRequestHeader):
     """Request to remove a topic from the name server's routes."""
 
     topic: str
     cluster_name: str | None = None
 
 
-@header
 class GetTopicsByClusterRequestHeader(CommandHeader):
     """Query for the topics of a cluster."""
 
     cluster: str
 
 
-@header
 class GetAllTopicConfigRequestHeader(CommandHeader):
     """Query for all topics, starting at number ``topic_seq``; 4.9 sends no fields at all."""
 
@@ -73,22 +66,19 @@ class GetAllTopicConfigRequestHeader(CommandHeader):
     max_topic_num: int | None = None
 
 
-@header
 class GetAllTopicConfigResponseHeader(CommandHeader):
     """Number of all topics, including those that the body leaves out."""
 
     total_topic_num: int | None = None
 
 
-@header
 class GetBrokerConfigResponseHeader(CommandHeader):
     """Version of a broker's settings, as the JSON of a `DataVersion`. The settings themselves are the body."""
 
     version: str
 
 
-@header
-class QueryConsumeQueueRequestHeader(TopicRequestHeader):
+class QueryConsumeQueueRequestHeader(RpcRequestHeader):
     """Query for units of a consume queue, starting at ``index``."""
 
     topic: str | None = None
@@ -98,7 +88,6 @@ class QueryConsumeQueueRequestHeader(TopicRequestHeader):
     consumer_group: str | None = None
 
 
-@header
 class ViewBrokerStatsDataRequestHeader(CommandHeader):
     """Query for one statistic of a broker."""
 
@@ -109,56 +98,48 @@ class ViewBrokerStatsDataRequestHeader(CommandHeader):
 # --- name server ------------------------------------------------------------------------------------
 
 
-@header
 class KVNamespaceRequestHeader(CommandHeader):
     """Query for all entries of a namespace of the name server's key-value settings."""
 
     namespace: str
 
 
-@header
 class KVConfigKeyRequestHeader(KVNamespaceRequestHeader):
     """Request to read or to delete one entry."""
 
     key: str
 
 
-@header
 class PutKVConfigRequestHeader(KVConfigKeyRequestHeader):
     """Request to set one entry."""
 
     value: str
 
 
-@header
 class GetKVConfigResponseHeader(CommandHeader):
     """Value of one entry."""
 
     value: str | None = None
 
 
-@header
 class BrokerNameRequestHeader(CommandHeader):
     """Request to remove the write permission of a broker's topics, or to restore it."""
 
     broker_name: str
 
 
-@header
 class WipeWritePermOfBrokerResponseHeader(CommandHeader):
     """Number of topics that lost their write permission."""
 
     wipe_topic_count: int
 
 
-@header
 class AddWritePermOfBrokerResponseHeader(CommandHeader):
     """Number of topics that regained their write permission."""
 
     add_topic_count: int
 
 
-@header
 class BrokerRequestHeader(CommandHeader):
     """Identity of a broker: to unregister it, and to query the version of its topics.
 
@@ -172,7 +153,6 @@ class BrokerRequestHeader(CommandHeader):
     broker_id: Long
 
 
-@header
 class RegisterBrokerRequestHeader(BrokerRequestHeader):
     """Registration of a broker with a name server, sent every 30 s.
 
@@ -182,20 +162,16 @@ class RegisterBrokerRequestHeader(BrokerRequestHeader):
 
     ha_server_addr: str
     heartbeat_timeout_millis: Long | None = None
-    enable_acting_master: bool | None = None
     compressed: bool = False
     body_crc32: int = 0
 
 
-@header
 class RegisterBrokerResponseHeader(CommandHeader):
-    """Addresses of the master, for a slave that registers."""
+    """Address of the master, for a slave that registers."""
 
-    ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
-@header
 class QueryDataVersionResponseHeader(CommandHeader):
     """True if the broker's topics differ from those that the name server has."""
 

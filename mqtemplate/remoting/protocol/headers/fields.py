@@ -2,7 +2,6 @@
 
 ::
 
-    @header
     class GetMaxOffsetRequestHeader(TopicQueueRequestHeader):
         topic: str  # required, and always written
         queue_id: int  # `queueId` on the wire; an int has 32 bits, a Long 64
@@ -11,9 +10,9 @@
 
 Fields on the wire that a class does not declare are ignored.
 
-`header` generates ``__init__``, ``to_ext_fields`` and ``from_ext_fields`` as source code, once per class, as
-`dataclasses` does. Each send and each pull codes two headers, and a plain loop over the fields takes two to three times
-as long: ``bench/header_coding.py``.
+A subclass of `CommandHeader` is a dataclass whose ``__init__``, ``to_ext_fields`` and ``from_ext_fields`` are generated
+as source code, once per class. Each send and each pull codes two headers, and a plain loop over the fields takes two to
+three times as long: ``bench/header_coding.py``.
 
 Source: RocketMQ ``remoting: RemotingCommand.makeCustomHeaderToNet``, ``decodeCommandCustomHeaderDirectly``.
 """
@@ -23,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar, Union, dataclass_transform, get_args, get_origin
@@ -35,7 +34,6 @@ Long = Annotated[int, 64]
 """Type of a 64-bit number in the declaration of a header; a plain ``int`` has 32 bits."""
 
 HeaderT = TypeVar("HeaderT", bound="CommandHeader")
-_ClassT = TypeVar("_ClassT", bound="type[CommandHeader]")
 
 
 class BoundaryType(StrEnum):
@@ -50,28 +48,6 @@ class BoundaryType(StrEnum):
         return cls.UPPER if text.upper() == "UPPER" else cls.LOWER
 
 
-class CommandHeader:
-    """Base class of all headers; see `header`."""
-
-    __slots__ = ()
-
-    wire_names: ClassVar[Mapping[str, str]] = {}
-    """Attribute -> name on the wire, for a class that overrides the names of inherited fields."""
-
-    def to_ext_fields(self) -> dict[str, str]:
-        """Return the header as text by name: numbers in decimal, booleans ``true`` and ``false``, without None."""
-        raise TypeError(f"{type(self).__name__} is not declared with @header")
-
-    @classmethod
-    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> Self:
-        """Return the header that *ext_fields* contain; names that the class does not declare are ignored.
-
-        Raises:
-            RemoteProtocolError: A required field is missing, or a field is not a number of its size.
-        """
-        raise TypeError(f"{cls.__name__} is not declared with @header")
-
-
 def wire(name: str, *, default: Any = dataclasses.MISSING, exact: bool = False) -> Any:
     """Return a field with a name on the wire other than the attribute's name in camel case.
 
@@ -82,20 +58,36 @@ def wire(name: str, *, default: Any = dataclasses.MISSING, exact: bool = False) 
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(wire,))
-def header(cls: _ClassT) -> _ClassT:
-    """Turn a class with at least one field into a frozen, slotted dataclass, and generate its functions."""
-    made: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True, init=False)(cls)
-    plan = _plan_of(made)
-    # The generated code calls the slots' own setters: the frozen class refuses `self.name = …`, and
-    # `object.__setattr__` takes longer.
-    setters = {f"set_{entry.attribute}": getattr(made, entry.attribute).__set__ for entry in plan}
-    defaults = {f"default_{entry.attribute}": entry.default for entry in plan if not entry.required}
-    error = partial(_decode_error, plan)
-    scope = {"new": object.__new__, "error": error, "BoundaryType": BoundaryType, **setters, **defaults}
-    made.__init__ = _compile(made, "__init__", _initializer(plan), scope)
-    made.to_ext_fields = _compile(made, "to_ext_fields", _writer(plan), scope)
-    made.from_ext_fields = classmethod(_compile(made, "from_ext_fields", _reader(plan), scope))
-    return made  # type: ignore[no-any-return]  # dataclass() returns a new class, since slots cannot be added
+class CommandHeader:
+    """Base class of all headers. A subclass declares at least one field."""
+
+    wire_names: ClassVar[Mapping[str, str]] = {}
+    """Attribute -> name on the wire, for a class that overrides the names of inherited fields."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True, init=False)(cls)
+        plan = _plan_of(cls)
+        scope: dict[str, Any] = {f"default_{entry.attribute}": entry.default for entry in plan if not entry.required}
+        scope |= {"new": object.__new__, "error": partial(_decode_error, plan), "BoundaryType": BoundaryType}
+        source = "\n".join([*_initializer(plan), *_writer(plan), *_reader(plan)])
+        exec(compile(source, f"<{cls.__name__}>", "exec"), scope)
+        for name in ("__init__", "to_ext_fields", "from_ext_fields"):
+            function = scope[name]
+            function.__qualname__, function.__doc__ = f"{cls.__name__}.{name}", getattr(CommandHeader, name).__doc__
+            setattr(cls, name, classmethod(function) if name == "from_ext_fields" else function)
+
+    def to_ext_fields(self) -> dict[str, str]:
+        """Return the header as text by name: numbers in decimal, booleans ``true`` and ``false``, without None."""
+        raise TypeError(f"{type(self).__name__} has no fields")
+
+    @classmethod
+    def from_ext_fields(cls, ext_fields: Mapping[str, str]) -> Self:
+        """Return the header that *ext_fields* contain; names that the class does not declare are ignored.
+
+        Raises:
+            RemoteProtocolError: A required field is missing, or a field is not a number of its size.
+        """
+        raise TypeError(f"{cls.__name__} has no fields")
 
 
 # --- from a declaration to a plan -------------------------------------------------------------------
@@ -137,35 +129,32 @@ def camel_case(attribute: str) -> str:
     return re.sub(r"_([a-z0-9])", lambda found: found[1].upper(), attribute)
 
 
-def _plan_of(cls: type[CommandHeader]) -> list[_Entry]:
+def declared_fields(cls: Any) -> Iterator[tuple[dataclasses.Field[Any], str, Any]]:
+    """Yield each field of a header or body class with its name on the wire and its type; ``T`` for ``T | None``."""
     hints = hints_of(cls, include_extras=True)
-    plan = []
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # mypy does not see that it is a dataclass
-        name = cls.wire_names.get(field.name) or field.metadata.get("name") or camel_case(field.name)
-        kind = _EXACT_BOOL if field.metadata.get("exact") else _KINDS[_without_none(hints[field.name])]
-        plan.append(_Entry(field.name, name, kind, field.default))
-    return plan
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if get_origin(hint) in (Union, types.UnionType):
+            (hint,) = (part for part in get_args(hint) if part is not type(None))
+        yield field, field.metadata.get("name") or camel_case(field.name), hint
 
 
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (part for part in get_args(hint) if part is not type(None))
-    return hint
+def _plan_of(cls: type[CommandHeader]) -> list[_Entry]:
+    return [
+        _Entry(
+            field.name,
+            cls.wire_names.get(field.name, name),
+            _EXACT_BOOL if field.metadata.get("exact") else _KINDS[hint],
+            field.default,
+        )
+        for field, name, hint in declared_fields(cls)
+    ]
 
 
-# --- from a plan to functions -----------------------------------------------------------------------
-
-
-def _compile(cls: type, name: str, lines: list[str], scope: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function that *lines* define; *scope* has its globals."""
-    exec(compile("\n".join(lines), f"<{cls.__name__}.{name}>", "exec"), scope)
-    function: Callable[..., Any] = scope[name]
-    function.__qualname__, function.__doc__ = f"{cls.__name__}.{name}", getattr(CommandHeader, name).__doc__
-    return function
+# --- from a plan to source code ---------------------------------------------------------------------
 
 
 def _initializer(plan: list[_Entry]) -> list[str]:
-    """Return ``__init__`` as `dataclasses` writes it for a frozen class, but with the slots' setters: a third faster."""
     parameters = [
         entry.attribute if entry.required else f"{entry.attribute}=default_{entry.attribute}" for entry in plan
     ]
@@ -173,7 +162,9 @@ def _initializer(plan: list[_Entry]) -> list[str]:
 
 
 def _assignments(plan: list[_Entry]) -> list[str]:
-    return [f"    set_{entry.attribute}(self, {entry.attribute})" for entry in plan]
+    # Straight into the dictionary: the frozen class refuses `self.name = ...`, and `object.__setattr__`, which
+    # `dataclasses` would use, takes longer.
+    return ["    _values = self.__dict__", *[f"    _values[{entry.attribute!r}] = {entry.attribute}" for entry in plan]]
 
 
 def _writer(plan: list[_Entry]) -> list[str]:

@@ -5,11 +5,10 @@ Source: RocketMQ ``remoting: protocol/header``.
 
 from __future__ import annotations
 
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long, header, wire
-from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader, TopicRequestHeader
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long, wire
+from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
 
 
-@header
 class UnregisterClientRequestHeader(RpcRequestHeader):
     """Notice that a client leaves one group of producers or of consumers."""
 
@@ -18,36 +17,31 @@ class UnregisterClientRequestHeader(RpcRequestHeader):
     consumer_group: str | None = None
 
 
-@header
 class ConsumerGroupRequestHeader(RpcRequestHeader):
     """Query for the members of a group or for their connections; from a broker: notice that the members changed."""
 
     consumer_group: str
 
 
-@header
 class ProducerGroupRequestHeader(RpcRequestHeader):
     """Query for the producers of a group."""
 
     producer_group: str
 
 
-@header
 class GroupRequestHeader(RpcRequestHeader):
     """Query for a group's topics or for its settings."""
 
     group: str
 
 
-@header
-class TopicQueueRequestHeader(TopicRequestHeader):
+class TopicQueueRequestHeader(RpcRequestHeader):
     """Query for a queue's smallest offset or for the store time of its first message."""
 
     topic: str
     queue_id: int
 
 
-@header
 class GetMaxOffsetRequestHeader(TopicQueueRequestHeader):
     """Query for a queue's end: the offset of the next message.
 
@@ -58,16 +52,13 @@ class GetMaxOffsetRequestHeader(TopicQueueRequestHeader):
     committed: bool = True
 
 
-@header
 class SearchOffsetRequestHeader(TopicQueueRequestHeader):
     """Search for the queue offset at a store time, in milliseconds."""
 
     timestamp: Long
     boundary_type: BoundaryType | None = None
-    lite_topic: str | None = None
 
 
-@header
 class QueryConsumerOffsetRequestHeader(TopicQueueRequestHeader):
     """Query for a group's committed offset.
 
@@ -79,7 +70,6 @@ class QueryConsumerOffsetRequestHeader(TopicQueueRequestHeader):
     set_zero_if_not_found: bool | None = None
 
 
-@header
 class UpdateConsumerOffsetRequestHeader(TopicQueueRequestHeader):
     """Commit of a group's offset: that of the next message to read, not that of the last one read."""
 
@@ -87,22 +77,19 @@ class UpdateConsumerOffsetRequestHeader(TopicQueueRequestHeader):
     commit_offset: Long
 
 
-@header
 class OffsetResponseHeader(CommandHeader):
     """Response to each query for a queue offset."""
 
     offset: Long
 
 
-@header
 class GetEarliestMsgStoretimeResponseHeader(CommandHeader):
     """Store time of a queue's first message in milliseconds; -1 if the queue is empty."""
 
     timestamp: Long
 
 
-@header
-class ResetOffsetRequestHeader(TopicRequestHeader):
+class ResetOffsetRequestHeader(RpcRequestHeader):
     """Request to set a group's offsets to a time in the past or future.
 
     Attributes:
@@ -119,8 +106,7 @@ class ResetOffsetRequestHeader(TopicRequestHeader):
     is_force: bool
 
 
-@header
-class GetConsumerStatusRequestHeader(TopicRequestHeader):
+class GetConsumerStatusRequestHeader(RpcRequestHeader):
     """Query for the offsets that consumers hold."""
 
     topic: str
@@ -128,7 +114,6 @@ class GetConsumerStatusRequestHeader(TopicRequestHeader):
     client_addr: str | None = None
 
 
-@header
 class GetConsumerRunningInfoRequestHeader(RpcRequestHeader):
     """Query for the state of one consumer.
 
@@ -141,8 +126,7 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader):
     jstack_enable: bool = False
 
 
-@header
-class GetConsumeStatsRequestHeader(TopicRequestHeader):
+class GetConsumeStatsRequestHeader(RpcRequestHeader):
     """Query for a group's lag.
 
     Attributes:
@@ -154,31 +138,27 @@ class GetConsumeStatsRequestHeader(TopicRequestHeader):
     topic_list: str | None = None
 
 
-@header
 class GetConsumeStatsInBrokerHeader(CommandHeader):
     """Query for the lag of all groups of a broker."""
 
     is_order: bool
 
 
-@header
-class QueryConsumeTimeSpanRequestHeader(TopicRequestHeader):
+class QueryConsumeTimeSpanRequestHeader(RpcRequestHeader):
     """Query for the times of a topic's first and last message and of the message at a group's offset."""
 
     topic: str
     group: str
 
 
-@header
-class QuerySubscriptionByConsumerRequestHeader(TopicRequestHeader):
+class QuerySubscriptionByConsumerRequestHeader(RpcRequestHeader):
     """Query for a group's subscription to a topic."""
 
     group: str
     topic: str | None = None
 
 
-@header
-class QueryCorrectionOffsetHeader(TopicRequestHeader):
+class QueryCorrectionOffsetHeader(RpcRequestHeader):
     """Query for the offsets of one group, corrected by those of others.
 
     Attributes:
@@ -190,7 +170,6 @@ class QueryCorrectionOffsetHeader(TopicRequestHeader):
     topic: str
 
 
-@header
 class CloneGroupOffsetRequestHeader(RpcRequestHeader):
     """Request to copy the offsets of one group to another."""
 
@@ -200,7 +179,6 @@ class CloneGroupOffsetRequestHeader(RpcRequestHeader):
     offline: bool = False
 
 
-@header
 class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader):
     """Request to delete a group.
 
@@ -212,7 +190,6 @@ class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader):
     clean_offset: bool = False
 
 
-@header
 class GetAllSubscriptionGroupRequestHeader(CommandHeader):
     """Query for all groups, starting at number ``group_seq``; 4.9 sends no fields at all."""
 
@@ -221,7 +198,6 @@ class GetAllSubscriptionGroupRequestHeader(CommandHeader):
     max_group_num: int | None = None
 
 
-@header
 class GetAllSubscriptionGroupResponseHeader(CommandHeader):
     """Number of all groups, including those that the body leaves out."""
 

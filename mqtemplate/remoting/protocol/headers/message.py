@@ -1,5 +1,7 @@
 """Headers of messages: send, pull, send back, end a transaction, reply, recall, query.
 
+A header declares the fields that this library reads or writes. It ignores others, as any receiver must.
+
 Source: RocketMQ ``remoting: protocol/header``.
 """
 
@@ -8,37 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, header, wire
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
 
 
-@header
 class RpcRequestHeader(CommandHeader):
-    """Fields that many requests have and that a server may ignore.
-
-    Attributes:
-        broker_name: Broker that the client addresses.
-        namespace: Namespace of version 2.
-        namespaced: True if the names already contain the namespace.
-    """
+    """Name of the broker that the client addresses, which a server may ignore. Most requests have it."""
 
     broker_name: str | None = wire("bname", default=None)
-    namespace: str | None = wire("ns", default=None)
-    namespaced: bool | None = wire("nsd", default=None)
 
 
-@header
-class TopicRequestHeader(RpcRequestHeader):
-    """Base of requests about a topic.
-
-    Attributes:
-        logical: True if the queue ids are those of a static topic.
-    """
-
-    logical: bool | None = wire("lo", default=None)
-
-
-@header
-class MessageRequestHeader(TopicRequestHeader):
+class MessageRequestHeader(RpcRequestHeader):
     """Fields of a message that a send and a reply share.
 
     Attributes:
@@ -62,7 +43,6 @@ class MessageRequestHeader(TopicRequestHeader):
     reconsume_times: int | None = None
 
 
-@header
 class SendMessageRequestHeader(MessageRequestHeader):
     """Header of a send, and of a producer's reply, with long names.
 
@@ -76,7 +56,6 @@ class SendMessageRequestHeader(MessageRequestHeader):
     max_reconsume_times: int | None = None
 
 
-@header
 class SendMessageRequestHeaderV2(SendMessageRequestHeader):
     """The same header with names of one letter, for the request codes 310, 320 and 325."""
 
@@ -98,7 +77,6 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader):
     }
 
 
-@header
 class SendMessageResponseHeader(CommandHeader):
     """Header of the response to a send. Java's producers fail without the first three fields.
 
@@ -113,14 +91,12 @@ class SendMessageResponseHeader(CommandHeader):
     queue_id: int
     queue_offset: Long
     transaction_id: str | None = None
-    batch_uniq_id: str | None = None
     recall_handle: str | None = None
     msg_region: str | None = wire("MSG_REGION", default=None)
     trace_on: str | None = wire("TRACE_ON", default=None)
 
 
-@header
-class PullMessageRequestHeader(TopicRequestHeader):
+class PullMessageRequestHeader(RpcRequestHeader):
     """Header of a pull and of a lite pull.
 
     Attributes:
@@ -141,14 +117,10 @@ class PullMessageRequestHeader(TopicRequestHeader):
     sub_version: Long
     expression_type: str | None = None
     max_msg_bytes: int | None = None
-    request_source: int | None = None
-    proxy_froward_client_id: str | None = None
-    lite_topic: str | None = None
 
 
-@header
 class PullMessageResponseHeader(CommandHeader):
-    """Header of the response to a pull. Codes 0, 19, 20 and 21 need the first four: Java's consumers fail without them.
+    """Header of the response to a pull. With the codes 0, 19, 20 and 21 Java's consumers fail without these fields.
 
     Attributes:
         suggest_which_broker_id: Broker for the next pull; 0 is the master, which a single node always suggests.
@@ -158,13 +130,8 @@ class PullMessageResponseHeader(CommandHeader):
     next_begin_offset: Long
     min_offset: Long
     max_offset: Long
-    offset_delta: Long | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
-    forbidden_type: int | None = None
 
 
-@header
 class ConsumerSendMsgBackRequestHeader(RpcRequestHeader):
     """Request of a consumer to send a message back, so that it is delivered again later.
 
@@ -182,7 +149,6 @@ class ConsumerSendMsgBackRequestHeader(RpcRequestHeader):
     max_reconsume_times: int | None = None
 
 
-@header
 class EndTransactionRequestHeader(RpcRequestHeader):
     """Outcome of a transaction, reported by its producer.
 
@@ -203,7 +169,6 @@ class EndTransactionRequestHeader(RpcRequestHeader):
     transaction_id: str | None = None
 
 
-@header
 class CheckTransactionStateRequestHeader(RpcRequestHeader):
     """Transaction check: the broker asks a producer for the outcome. The body is the half message."""
 
@@ -215,7 +180,6 @@ class CheckTransactionStateRequestHeader(RpcRequestHeader):
     offset_msg_id: str | None = None
 
 
-@header
 class ReplyMessageRequestHeader(MessageRequestHeader):
     """Delivery of a reply to the client that sent the request. The body is the reply's, compressed if it was.
 
@@ -229,8 +193,7 @@ class ReplyMessageRequestHeader(MessageRequestHeader):
     store_timestamp: Long
 
 
-@header
-class RecallMessageRequestHeader(TopicRequestHeader):
+class RecallMessageRequestHeader(RpcRequestHeader):
     """Request to cancel a delayed message; its `SendMessageResponseHeader` had the handle."""
 
     producer_group: str | None = None
@@ -238,7 +201,6 @@ class RecallMessageRequestHeader(TopicRequestHeader):
     recall_handle: str
 
 
-@header
 class RecallMessageResponseHeader(CommandHeader):
     """Id that the producer gave the cancelled message."""
 
@@ -246,8 +208,7 @@ class RecallMessageResponseHeader(CommandHeader):
     msg_region: str | None = wire("MSG_REGION", default=None)
 
 
-@header
-class QueryMessageRequestHeader(TopicRequestHeader):
+class QueryMessageRequestHeader(RpcRequestHeader):
     """Query for messages by key.
 
     Attributes:
@@ -260,12 +221,9 @@ class QueryMessageRequestHeader(TopicRequestHeader):
     max_num: int
     begin_timestamp: Long
     end_timestamp: Long
-    index_type: str | None = None
-    last_key: str | None = None
     unique: bool | None = wire("_UNIQUE_KEY_QUERY", default=None, exact=True)
 
 
-@header
 class QueryMessageResponseHeader(CommandHeader):
     """Progress of the broker's index."""
 
@@ -273,7 +231,6 @@ class QueryMessageResponseHeader(CommandHeader):
     index_last_update_phyoffset: Long
 
 
-@header
 class ViewMessageRequestHeader(CommandHeader):
     """Query for the message at a physical offset."""
 
@@ -281,14 +238,10 @@ class ViewMessageRequestHeader(CommandHeader):
     offset: Long
 
 
-@header
-class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader):
+class ConsumeMessageDirectlyResultRequestHeader(RpcRequestHeader):
     """Request that one consumer handles one message now. The broker forwards it with the message as the body."""
 
     consumer_group: str
     client_id: str | None = None
     msg_id: str | None = None
-    target_broker_name: str | None = wire("brokerName", default=None)
     topic: str | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
