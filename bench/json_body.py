@@ -92,7 +92,6 @@ class PBrokerData(Model):
     broker_name: str
     cluster: str | None = None
     enable_acting_master: bool = False
-    zone_name: str | None = None
 
 
 class PTopicRouteData(Model):

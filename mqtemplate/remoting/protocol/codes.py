@@ -260,6 +260,8 @@ class PullSysFlag:
     """The broker may hold the request until a message arrives."""
     SUBSCRIPTION = 0x4
     """``subscription`` is valid. Without this bit the broker uses the subscription of the heartbeat."""
+    LITE_PULL = 0x10
+    """The consumer pulls by itself; the broker handles the request as any other pull."""
 
 
 class Perm:

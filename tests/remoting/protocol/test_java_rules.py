@@ -266,8 +266,7 @@ def test_a_lite_pull_has_its_own_code_or_its_own_bit() -> None:
     lite = PullMessageRequestHeader.from_ext_fields({**PULL, "sysFlag": "22", "ReqT": "0"})
 
     assert REQUEST_HEADERS[RequestCode.LITE_PULL_MESSAGE] is REQUEST_HEADERS[RequestCode.PULL_MESSAGE]
-    lite_pull = 0x10
-    assert lite.sys_flag == lite_pull | PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND
+    assert lite.sys_flag == PullSysFlag.LITE_PULL | PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND
 
 
 @pytest.mark.feature("trap 31")
