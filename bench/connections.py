@@ -123,7 +123,7 @@ def measure(host: HostAddress, pid: int | None, options: argparse.Namespace) -> 
     address = str(host)
     before = process_mib(pid) if pid else 0.0
     alone = round_trip_us(address, lambda: send_request(options.topic), 3_000)
-    target = "as it comes" if options.address else "< 200"
+    target = "none" if options.address else "< 200"
     report("round trip of 1 KiB, one thread, no other connection", alone, "us", target)
     idle = [socket.create_connection(host, 20.0) for _ in range(options.idle)]
     beside = round_trip_us(address, lambda: send_request(options.topic), 3_000)
@@ -135,10 +135,10 @@ def measure(host: HostAddress, pid: int | None, options: argparse.Namespace) -> 
     errors = [line for line in lines if line.startswith("error")]
     report(f"requests of {options.active:,} active connections", len(latencies), "", "all of them")
     report("  failed", len(errors), "", "0")
-    report("  p50", percentile(latencies, 0.5), "ms", "as it comes")
+    report("  p50", percentile(latencies, 0.5), "ms", "none")
     report("  p99", percentile(latencies, 0.99), "ms", "< 50")
     if pid:
-        report("memory of the server before", before, "MiB", "as it comes")
+        report("memory of the server before", before, "MiB", "none")
         report("memory of the server", process_mib(pid), "MiB", "< 300")
     drop(host, options.dropped)
     after = round_trip_us(address, lambda: send_request(options.topic), 3_000)

@@ -445,10 +445,10 @@ def measure(address: HostAddress, pid: int | None, options: argparse.Namespace) 
     report("frames after which the server hung", len(outcome.hanging), "", "0")
     report("failed requests of another client", len(outcome.other_errors), "", "0")
     report("requests of another client", len(outcome.other_us), "", "all of them")
-    report("  of these, p50", percentile(outcome.other_us, 0.5), "us", "as it comes")
-    report("  of these, p99", percentile(outcome.other_us, 0.99), "us", "as it comes")
+    report("  of these, p50", percentile(outcome.other_us, 0.5), "us", "none")
+    report("  of these, p99", percentile(outcome.other_us, 0.99), "us", "none")
     if pid:
-        report("memory of the server before", before, "MiB", "as it comes")
+        report("memory of the server before", before, "MiB", "none")
         report("memory of the server grew by", process_mib(pid) - before, "MiB", "< 16")
     for frame in outcome.hanging[:3]:
         print("hanging:", frame)

@@ -136,9 +136,9 @@ def compare(what: str, header: CommandHeader, count: int) -> None:
     assert plain.read(ext_fields) == header == kind.from_ext_fields(ext_fields)
     assert plain.write(header) == ext_fields
     generated = time_ns(lambda: kind.from_ext_fields(ext_fields), count)
-    report(f"{what}: read, generated", generated, "ns", "as it comes")
+    report(f"{what}: read, generated", generated, "ns", "none")
     report(f"{what}: read, plain loop", time_ns(lambda: plain.read(ext_fields), count), "ns", "slower")
-    report(f"{what}: write, generated", time_ns(header.to_ext_fields, count), "ns", "as it comes")
+    report(f"{what}: write, generated", time_ns(header.to_ext_fields, count), "ns", "none")
     report(f"{what}: write, plain loop", time_ns(lambda: plain.write(header), count), "ns", "slower")
 
 
@@ -152,9 +152,9 @@ def time_frames(what: str, code: int, header: CommandHeader, body: bytes, count:
         assert command is not None
         command.header(kind)
 
-    report(f"{what}: whole frame, decode", time_ns(decode, count), "ns", "as it comes")
+    report(f"{what}: whole frame, decode", time_ns(decode, count), "ns", "none")
     encode = time_ns(lambda: encode_command(RemotingCommand.request(code, header, body)), count)
-    report(f"{what}: whole frame, encode", encode, "ns", "as it comes")
+    report(f"{what}: whole frame, encode", encode, "ns", "none")
 
 
 def main() -> None:

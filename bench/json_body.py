@@ -161,11 +161,11 @@ def compare(body: JsonBody, model: type[Model], count: int) -> None:
     same = model.model_validate(fastjson.loads(text))
     assert same.encode() == text, "both write the same text"
     times = max(count // (1 + len(text) // 1_000), 50)
-    report(f"{name}: read, our classes", time_us(lambda: type(body).decode(text), times), "us", "as it comes")
+    report(f"{name}: read, our classes", time_us(lambda: type(body).decode(text), times), "us", "none")
     read_us = time_us(lambda: model.model_validate(fastjson.loads(text)), times)
-    report(f"{name}: read, pydantic", read_us, "us", "-")
-    report(f"{name}: write, our classes", time_us(body.encode, times), "us", "as it comes")
-    report(f"{name}: write, pydantic", time_us(same.encode, times), "us", "-")
+    report(f"{name}: read, pydantic", read_us, "us", "none")
+    report(f"{name}: write, our classes", time_us(body.encode, times), "us", "none")
+    report(f"{name}: write, pydantic", time_us(same.encode, times), "us", "none")
 
 
 def main() -> None:
@@ -175,7 +175,7 @@ def main() -> None:
     compare(heartbeat(), PHeartbeatData, count)
     compare(route(), PTopicRouteData, count)
     compare(offsets(), PConsumerOffsetSerializeWrapper, count)
-    report("import of pydantic alone", import_ms("import pydantic"), "ms", "-")
+    report("import of pydantic alone", import_ms("import pydantic"), "ms", "none")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class ConnectionPool(Generic[ConnectionT]):
             found = self.find(address)
             if found is not None:
                 return found
-            # An attempt that failed while this thread waited for the lock was made for this thread as well.
+            # An attempt that failed while this thread waited for the lock counts for this thread as well.
             if attempts.error is not None and attempts.failed != failed_before:
                 raise RemoteConnectError(str(attempts.error)) from attempts.error
             timeout_s = self._timeout_s if deadline is None else min(self._timeout_s, deadline - time.monotonic())

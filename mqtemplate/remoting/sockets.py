@@ -109,7 +109,7 @@ def _connect_tcp(address: HostAddress, timeout_s: float) -> socket.socket:
     try:
         sock = socket.create_connection((address.ip, address.port), max(timeout_s, 0.001))
         if sock.getsockname() == sock.getpeername():
-            # TCP self-connection: the system chose the port of *address* as our own port, and nobody listens there.
+            # TCP self-connection: the system chose the port of *address* as our own port, and no server listens there.
             sock.close()
             raise ConnectionRefusedError("Connection refused")
     except TimeoutError as exc:

@@ -26,7 +26,7 @@ from tests.remoting.conftest import NewClient, StartServer
 from tests.remoting.wire import BIG, ECHO, HOLD, TIMEOUT_S, UNKNOWN, EchoServer, echo
 
 LONG_MS = 60_000
-Answers = queue.Queue[RemotingCommand | BrokerError]
+Results = queue.Queue[RemotingCommand | BrokerError]
 
 
 def address_of(server: EchoServer) -> str:
@@ -39,14 +39,14 @@ def unused_address() -> str:
         return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
-def answer_of(answers: Answers) -> RemotingCommand:
-    answer = answers.get(timeout=TIMEOUT_S)
-    assert isinstance(answer, RemotingCommand)
-    return answer
+def response_of(results: Results) -> RemotingCommand:
+    response = results.get(timeout=TIMEOUT_S)
+    assert isinstance(response, RemotingCommand)
+    return response
 
 
-def error_of(answers: Answers) -> BrokerError:
-    error = answers.get(timeout=TIMEOUT_S)
+def error_of(results: Results) -> BrokerError:
+    error = results.get(timeout=TIMEOUT_S)
     assert isinstance(error, BrokerError)
     return error
 
@@ -55,9 +55,9 @@ def error_of(answers: Answers) -> BrokerError:
 
 
 def test_a_request_gets_its_response(server: EchoServer, client: RemotingClient) -> None:
-    answer = client.invoke(address_of(server), echo(b"body", a="1"), LONG_MS)
+    response = client.invoke(address_of(server), echo(b"body", a="1"), LONG_MS)
 
-    assert (answer.code, answer.body, answer.ext_fields) == (0, b"body", {"a": "1"})
+    assert (response.code, response.body, response.ext_fields) == (0, b"body", {"a": "1"})
 
 
 def test_each_of_many_threads_gets_its_own_responses(server: EchoServer, client: RemotingClient) -> None:
@@ -81,20 +81,20 @@ def test_each_of_many_threads_gets_its_own_responses(server: EchoServer, client:
 
 
 def test_responses_may_arrive_in_any_order(server: EchoServer, client: RemotingClient) -> None:
-    answers: Answers = queue.Queue()
-    client.invoke_async(address_of(server), RemotingCommand(HOLD, body=b"held"), LONG_MS, answers.put)
-    client.invoke_async(address_of(server), echo(b"quick"), LONG_MS, answers.put)
+    results: Results = queue.Queue()
+    client.invoke_async(address_of(server), RemotingCommand(HOLD, body=b"held"), LONG_MS, results.put)
+    client.invoke_async(address_of(server), echo(b"quick"), LONG_MS, results.put)
 
-    first = answer_of(answers)
+    first = response_of(results)
     connection, held = server.held.get(timeout=TIMEOUT_S)
     connection.reply(held.response(body=held.body))
 
-    assert (first.body, answer_of(answers).body) == (b"quick", b"held")
+    assert (first.body, response_of(results).body) == (b"quick", b"held")
 
 
 def test_a_callback_may_send_the_next_request(server: EchoServer, client: RemotingClient) -> None:
     """A consumer does so: it pulls again when a pull has returned."""
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
 
     def again(result: RemotingCommand | BrokerError) -> None:
         assert isinstance(result, RemotingCommand)
@@ -102,11 +102,11 @@ def test_a_callback_may_send_the_next_request(server: EchoServer, client: Remoti
         if left:
             client.invoke_async(address_of(server), echo(b"%d" % left), LONG_MS, again)
         else:
-            answers.put(result)
+            results.put(result)
 
     client.invoke_async(address_of(server), echo(b"50"), LONG_MS, again)
 
-    assert answer_of(answers).body == b"1"
+    assert response_of(results).body == b"1"
 
 
 def test_a_blocking_call_in_a_callback_raises_an_error(server: EchoServer, client: RemotingClient) -> None:
@@ -126,12 +126,12 @@ def test_a_blocking_call_in_a_callback_raises_an_error(server: EchoServer, clien
 def test_the_exception_of_a_callback_is_logged_and_the_next_callback_runs(
     server: EchoServer, client: RemotingClient
 ) -> None:
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
 
     with capture_logs() as logs:
         client.invoke_async(address_of(server), echo(), LONG_MS, lambda result: 1 // 0)
-        client.invoke_async(address_of(server), echo(b"next"), LONG_MS, answers.put)
-        assert answer_of(answers).body == b"next"
+        client.invoke_async(address_of(server), echo(b"next"), LONG_MS, results.put)
+        assert response_of(results).body == b"next"
 
     assert "remoting.callback_failed" in [entry["event"] for entry in logs]
 
@@ -164,7 +164,7 @@ def test_a_large_request_and_a_large_response_arrive_complete(server: EchoServer
 def test_a_request_too_large_for_a_frame_is_refused_at_once(server: EchoServer, client: RemotingClient) -> None:
     """With and without an open connection; no request stays pending."""
     too_large = bytes(17_000_000)
-    never: Answers = queue.Queue()
+    never: Results = queue.Queue()
 
     for _ in range(2):
         with pytest.raises(MessageError, match="allowed are 16777216; send less at once"):
@@ -215,26 +215,26 @@ def test_each_callback_is_called_once_when_timeouts_and_responses_race(
     server: EchoServer, client: RemotingClient
 ) -> None:
     """Some requests get their response at the moment of their timeout."""
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
     for number in range(200):
-        client.invoke_async(address_of(server), RemotingCommand(HOLD), 1 + number % 7, answers.put)
+        client.invoke_async(address_of(server), RemotingCommand(HOLD), 1 + number % 7, results.put)
         connection, held = server.held.get(timeout=TIMEOUT_S)
         connection.reply(held.response())
 
-    results = [answers.get(timeout=TIMEOUT_S) for _ in range(200)]
+    first = [results.get(timeout=TIMEOUT_S) for _ in range(200)]
 
-    assert all(isinstance(result, RemotingCommand | RemoteTimeoutError) for result in results)
+    assert all(isinstance(result, RemotingCommand | RemoteTimeoutError) for result in first)
     assert client.invoke(address_of(server), echo(), LONG_MS).code == 0
-    assert answers.empty()
+    assert results.empty()
 
 
 def test_the_error_of_a_refused_connection_names_what_to_check(client: RemotingClient) -> None:
     address = unused_address()
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
 
     with pytest.raises(RemoteConnectError) as raised:
         client.invoke(address, echo(), LONG_MS)
-    client.invoke_async(address, echo(), LONG_MS, answers.put)
+    client.invoke_async(address, echo(), LONG_MS, results.put)
     with pytest.raises(RemoteConnectError):
         client.invoke_one_way(address, echo())
 
@@ -243,7 +243,7 @@ def test_the_error_of_a_refused_connection_names_what_to_check(client: RemotingC
         "address right?"
     )
     assert str(raised.value) == expected
-    assert str(error_of(answers)) == expected
+    assert str(error_of(results)) == expected
 
 
 def test_an_unknown_host_name_is_a_connect_error(client: RemotingClient) -> None:
@@ -271,7 +271,7 @@ def test_connecting_to_a_server_that_never_accepts_times_out(new_client: NewClie
 
 
 def test_an_invalid_address_is_refused(client: RemotingClient) -> None:
-    never: Answers = queue.Queue()
+    never: Results = queue.Queue()
     for call in (
         lambda: client.invoke("broker-a", echo(), LONG_MS),
         lambda: client.invoke_async("broker-a", echo(), LONG_MS, never.put),
@@ -285,11 +285,11 @@ def test_an_invalid_address_is_refused(client: RemotingClient) -> None:
 
 
 def test_a_lost_connection_fails_all_pending_requests_at_once(server: EchoServer, client: RemotingClient) -> None:
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
     closed: queue.Queue[str] = queue.Queue()
     client.on_close(closed.put)
     for _ in range(20):
-        client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, answers.put)
+        client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, results.put)
     held = [server.held.get(timeout=TIMEOUT_S) for _ in range(20)]
     waiting: queue.Queue[BaseException] = queue.Queue()
 
@@ -304,7 +304,7 @@ def test_a_lost_connection_fails_all_pending_requests_at_once(server: EchoServer
     server.held.get(timeout=TIMEOUT_S)
     held[0][0].close("away")
 
-    errors = [error_of(answers) for _ in range(20)]
+    errors = [error_of(results) for _ in range(20)]
     assert all(isinstance(error, RemoteConnectError) for error in errors)
     assert len(set(map(id, errors))) == 20, "each has an error of its own to raise"
     assert "was lost before the response arrived (closed); the request may have been carried out" in str(errors[0])
@@ -348,13 +348,13 @@ def test_many_threads_open_one_connection(server: EchoServer, client: RemotingCl
 
 def test_the_client_closes_the_connection_to_a_server_that_sends_garbage(client: RemotingClient) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        answers: Answers = queue.Queue()
-        client.invoke_async(f"127.0.0.1:{listener.getsockname()[1]}", echo(), LONG_MS, answers.put)
+        results: Results = queue.Queue()
+        client.invoke_async(f"127.0.0.1:{listener.getsockname()[1]}", echo(), LONG_MS, results.put)
         sock, _ = listener.accept()
         with sock, capture_logs():
             sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-            error = error_of(answers)
+            error = error_of(results)
 
     assert isinstance(error, RemoteConnectError)
     assert "it is an HTTP response: this address is a web server's" in str(error)
@@ -389,25 +389,25 @@ def refuse_with_go_away(server: EchoServer, times: int) -> None:
 def test_a_request_refused_with_go_away_is_repeated_once_over_a_new_connection(
     server: EchoServer, client: RemotingClient
 ) -> None:
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
 
     refuse_with_go_away(server, 1)
     assert client.invoke(address_of(server), echo(b"sync"), LONG_MS).body == b"sync"
     refuse_with_go_away(server, 1)
-    client.invoke_async(address_of(server), echo(b"async"), LONG_MS, answers.put)
+    client.invoke_async(address_of(server), echo(b"async"), LONG_MS, results.put)
 
-    assert answer_of(answers).body == b"async"
+    assert response_of(results).body == b"async"
     assert len(server.connections()) == 3
 
 
 def test_a_second_go_away_is_the_final_response(server: EchoServer, client: RemotingClient) -> None:
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
     refuse_with_go_away(server, 99)
 
     assert client.invoke(address_of(server), echo(), LONG_MS).code == ResponseCode.GO_AWAY
-    client.invoke_async(address_of(server), echo(), LONG_MS, answers.put)
+    client.invoke_async(address_of(server), echo(), LONG_MS, results.put)
 
-    assert answer_of(answers).code == ResponseCode.GO_AWAY
+    assert response_of(results).code == ResponseCode.GO_AWAY
     assert server.seen.empty()
 
 
@@ -429,42 +429,45 @@ def test_the_processor_of_a_brokers_request_may_block(server: EchoServer, new_cl
 
     client = new_client(on_request=on_request)
     client.invoke(address_of(server), echo(), LONG_MS)
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
 
-    server.connections()[0].request(RemotingCommand(39, body=b"state?"), LONG_MS, answers.put)
+    server.connections()[0].request(RemotingCommand(39, body=b"state?"), LONG_MS, results.put)
 
-    assert answer_of(answers).body == b"state?; inner"
+    assert response_of(results).body == b"state?; inner"
 
 
 def test_a_brokers_request_may_be_answered_later_or_by_another_request(
     server: EchoServer, new_client: NewClient
 ) -> None:
     """A transaction check is one-way, and its answer is END_TRANSACTION on the same connection."""
-    asked: queue.Queue[tuple[Connection, RemotingCommand]] = queue.Queue()
-    client = new_client(on_request=lambda channel, request: asked.put((channel, request)))
+    requests: queue.Queue[tuple[Connection, RemotingCommand]] = queue.Queue()
+    client = new_client(on_request=lambda channel, request: requests.put((channel, request)))
     client.invoke(address_of(server), echo(), LONG_MS)
     server.seen.get()
-    answers: Answers = queue.Queue()
-    server.connections()[0].request(RemotingCommand(39), LONG_MS, answers.put)
-    channel, request = asked.get(timeout=TIMEOUT_S)
+    results: Results = queue.Queue()
+    server.connections()[0].request(RemotingCommand(39), LONG_MS, results.put)
+    channel, request = requests.get(timeout=TIMEOUT_S)
 
     channel.send_one_way(echo(b"committed"))
     channel.reply(request.response(remark="later"))
 
-    assert answer_of(answers).remark == "later"
+    assert response_of(results).remark == "later"
     assert server.seen.get(timeout=TIMEOUT_S).body == b"committed"
 
 
 def test_a_client_without_a_processor_refuses_a_brokers_request(server: EchoServer, client: RemotingClient) -> None:
     client.invoke(address_of(server), echo(), LONG_MS)
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
     (connection,) = server.connections()
 
     connection.send_one_way(RemotingCommand(UNKNOWN))
-    connection.request(RemotingCommand(220), LONG_MS, answers.put)
+    connection.request(RemotingCommand(220), LONG_MS, results.put)
 
-    answer = answer_of(answers)
-    assert (answer.code, answer.remark) == (3, "request code 220 RESET_CONSUMER_CLIENT_OFFSET is not supported here")
+    response = response_of(results)
+    assert (response.code, response.remark) == (
+        3,
+        "request code 220 RESET_CONSUMER_CLIENT_OFFSET is not supported here",
+    )
 
 
 def test_the_exception_of_a_clients_processor_is_the_response(server: EchoServer, new_client: NewClient) -> None:
@@ -473,13 +476,13 @@ def test_the_exception_of_a_clients_processor_is_the_response(server: EchoServer
 
     client = new_client(on_request=on_request)
     client.invoke(address_of(server), echo(), LONG_MS)
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
 
     with capture_logs() as logs:
-        server.connections()[0].request(RemotingCommand(307), LONG_MS, answers.put)
-        answer = answer_of(answers)
+        server.connections()[0].request(RemotingCommand(307), LONG_MS, results.put)
+        response = response_of(results)
 
-    assert (answer.code, answer.remark) == (1, "ValueError: no such group")
+    assert (response.code, response.remark) == (1, "ValueError: no such group")
     assert "remoting.request_failed" in [entry["event"] for entry in logs]
 
 
@@ -493,11 +496,11 @@ def test_every_request_is_signed(server: EchoServer, new_client: NewClient) -> N
     client = new_client(
         RemotingClientSettings(credentials=credentials), on_request=lambda channel, request: channels.put(channel)
     )
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
 
     client.invoke(address_of(server), echo(b"B", topic="T1"), LONG_MS)
-    client.invoke_async(address_of(server), echo(b"B", topic="T1"), LONG_MS, answers.put)
-    answer_of(answers)
+    client.invoke_async(address_of(server), echo(b"B", topic="T1"), LONG_MS, results.put)
+    response_of(results)
     client.invoke_one_way(address_of(server), echo(b"B", topic="T1"))
     server.connections()[0].send_one_way(RemotingCommand(39))
     channels.get(timeout=TIMEOUT_S).send_one_way(echo(b"B", topic="T1"))
@@ -539,15 +542,15 @@ def test_the_repr_of_settings_has_no_secrets() -> None:
 
 def test_closing_fails_all_pending_requests_and_ends_the_threads(server: EchoServer, new_client: NewClient) -> None:
     client = new_client()
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
     before = set(threading.enumerate())
-    client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, answers.put)
+    client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, results.put)
     server.held.get(timeout=TIMEOUT_S)
 
     client.close()
     client.close()
 
-    assert "(the client is closed)" in str(error_of(answers))
+    assert "(the client is closed)" in str(error_of(results))
     assert server.closed.get(timeout=TIMEOUT_S)
     assert set(threading.enumerate()) <= before
 
@@ -587,7 +590,7 @@ def test_a_callback_and_a_processor_may_close_the_client(server: EchoServer, new
 def test_closing_fails_all_requests_that_wait_for_a_connection(new_client: NewClient) -> None:
     """There are more of them than threads that connect."""
     client = new_client(RemotingClientSettings(connect_timeout_ms=100))
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -597,13 +600,13 @@ def test_closing_fails_all_requests_that_wait_for_a_connection(new_client: NewCl
             sock.setblocking(False)
             sock.connect_ex(full.getsockname())
         for _ in range(40):
-            client.invoke_async(address, echo(), LONG_MS, answers.put)
+            client.invoke_async(address, echo(), LONG_MS, results.put)
 
         client.close()
         for sock in waiting:
             sock.close()
 
-    assert all(isinstance(error_of(answers), RemoteConnectError | BrokerClosedError) for _ in range(40))
+    assert all(isinstance(error_of(results), RemoteConnectError | BrokerClosedError) for _ in range(40))
 
 
 def test_two_clients_of_one_process_share_nothing(start_server: StartServer, new_client: NewClient) -> None:

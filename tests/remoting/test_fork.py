@@ -83,9 +83,9 @@ def test_a_child_may_create_its_own_client(server: EchoServer, client: RemotingC
 
     def ask() -> str:
         own = RemotingClient(RemotingClientSettings(), SystemClock())
-        answer = own.invoke(address, echo(b"child"), LONG_MS)
+        response = own.invoke(address, echo(b"child"), LONG_MS)
         own.close()
-        return answer.body.decode()
+        return response.body.decode()
 
     assert in_child(ask) == "child"
     assert client.invoke(address, echo(b"parent"), LONG_MS).body == b"parent"

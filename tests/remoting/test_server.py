@@ -41,10 +41,10 @@ def test_a_response_has_the_opaque_of_its_request_in_each_encoding(
 ) -> None:
     request = RemotingCommand(ECHO, opaque=-5, body=b"body", ext_fields={"a": "1"}, serialize_type=serialize_type)
 
-    answer = open_peer(server).invoke(request)
+    response = open_peer(server).invoke(request)
 
-    assert (answer.code, answer.opaque, answer.body, answer.ext_fields) == (0, -5, b"body", {"a": "1"})
-    assert answer.is_response
+    assert (response.code, response.opaque, response.body, response.ext_fields) == (0, -5, b"body", {"a": "1"})
+    assert response.is_response
 
 
 def test_requests_that_arrive_together_are_answered_in_order(server: EchoServer, open_peer: OpenPeer) -> None:
@@ -76,18 +76,18 @@ def test_several_threads_may_respond_at_the_same_time(server: EchoServer, open_p
     peer.send(b"".join(encode_command(RemotingCommand(HOLD, opaque=number)) for number in range(count)))
     held = [server.held.get(timeout=TIMEOUT_S) for _ in range(count)]
 
-    def answer(some: list[tuple[Connection, RemotingCommand]]) -> None:
+    def reply(some: list[tuple[Connection, RemotingCommand]]) -> None:
         for connection, request in some:
             connection.reply(request.response(), body=[b"x" * (request.opaque * 97), b"y" * request.opaque])
 
-    threads = [threading.Thread(target=answer, args=(held[part::4],)) for part in range(4)]
+    threads = [threading.Thread(target=reply, args=(held[part::4],)) for part in range(4)]
     for thread in threads:
         thread.start()
-    answers = [peer.next_command() for _ in range(count)]
+    responses = [peer.next_command() for _ in range(count)]
     for thread in threads:
         thread.join()
 
-    assert {answer.opaque: answer.body for answer in answers} == {
+    assert {response.opaque: response.body for response in responses} == {
         number: b"x" * (number * 97) + b"y" * number for number in range(count)
     }
 
@@ -102,10 +102,10 @@ def test_a_large_response_arrives_complete(server: EchoServer, open_peer: OpenPe
 
 
 def test_a_response_too_large_for_a_frame_becomes_an_error(server: EchoServer, open_peer: OpenPeer) -> None:
-    answer = open_peer(server).invoke(RemotingCommand(BIG, opaque=3, body=b"17000000"))
+    response = open_peer(server).invoke(RemotingCommand(BIG, opaque=3, body=b"17000000"))
 
-    assert (answer.code, answer.opaque) == (1, 3)
-    assert "allowed are 16777216" in answer.remark
+    assert (response.code, response.opaque) == (1, 3)
+    assert "allowed are 16777216" in response.remark
 
 
 def test_a_request_with_an_unknown_code_is_refused_at_once(server: EchoServer, open_peer: OpenPeer) -> None:
@@ -122,9 +122,9 @@ def test_the_exception_of_a_processor_becomes_a_system_error(server: EchoServer,
     peer = open_peer(server)
 
     with capture_logs() as logs:
-        answer = peer.invoke(RemotingCommand(RAISE))
+        response = peer.invoke(RemotingCommand(RAISE))
 
-    assert (answer.code, answer.remark) == (1, "ValueError: no such thing")
+    assert (response.code, response.remark) == (1, "ValueError: no such thing")
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["remoting.processor_failed"]
     assert peer.invoke(echo()).code == 0
 
@@ -132,9 +132,9 @@ def test_the_exception_of_a_processor_becomes_a_system_error(server: EchoServer,
 def test_the_owner_of_a_server_may_convert_an_exception_to_a_response(server: EchoServer, open_peer: OpenPeer) -> None:
     server.convert_error = lambda request, exc: request.response(13, remark=f"illegal: {exc}")
 
-    answer = open_peer(server).invoke(RemotingCommand(RAISE))
+    response = open_peer(server).invoke(RemotingCommand(RAISE))
 
-    assert (answer.code, answer.remark) == (13, "illegal: no such thing")
+    assert (response.code, response.remark) == (13, "illegal: no such thing")
 
 
 def test_a_client_gets_a_response_even_if_the_conversion_fails(server: EchoServer, open_peer: OpenPeer) -> None:
@@ -156,9 +156,9 @@ def test_a_one_way_request_is_never_answered(server: EchoServer, open_peer: Open
 
     with capture_logs():
         peer.send(one_way(code))
-        answer = peer.invoke(RemotingCommand(ECHO, opaque=8))
+        response = peer.invoke(RemotingCommand(ECHO, opaque=8))
 
-    assert answer.opaque == 8
+    assert response.opaque == 8
 
 
 def test_a_late_response_to_a_one_way_request_is_dropped(server: EchoServer, open_peer: OpenPeer) -> None:
@@ -219,9 +219,9 @@ def test_the_exception_of_a_guard_refuses_the_request(server: EchoServer, open_p
     server.check = broken
 
     with capture_logs():
-        answer = open_peer(server).invoke(echo())
+        response = open_peer(server).invoke(echo())
 
-    assert (answer.code, answer.remark) == (1, "LookupError: no list of keys")
+    assert (response.code, response.remark) == (1, "LookupError: no list of keys")
     assert server.seen.empty()
 
 
@@ -248,7 +248,7 @@ def test_slow_requests_beyond_the_queue_get_system_busy(start_server: StartServe
 
     assert (refused.opaque, refused.code) == (3, 2)
     assert refused.remark == "too many requests of this kind wait for a thread already; try again later"
-    assert [(answer.opaque, answer.code) for answer in answered] == [(0, 0), (1, 0), (2, 0)]
+    assert [(response.opaque, response.code) for response in answered] == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_the_queue_of_slow_requests_has_bounded_memory(start_server: StartServer, open_peer: OpenPeer) -> None:
@@ -262,7 +262,7 @@ def test_the_queue_of_slow_requests_has_bounded_memory(start_server: StartServer
     answered = [peer.next_command() for _ in range(2)]
 
     assert (refused.opaque, refused.code) == (2, 2)
-    assert [answer.code for answer in answered] == [0, 0]
+    assert [response.code for response in answered] == [0, 0]
     server.gate.put(None)
     assert peer.invoke(RemotingCommand(SLOW, body=b"again")).code == 0
 
@@ -325,27 +325,27 @@ def test_the_server_sends_requests_over_the_same_connection(server: EchoServer, 
     """Both sides count opaques on their own, so equal numbers do not conflict."""
     peer = open_peer(server)
     connection = connection_of(server, peer)
-    answers: queue.Queue[object] = queue.Queue()
+    responses: queue.Queue[object] = queue.Queue()
 
-    connection.request(RemotingCommand(39, body=b"how is it?"), 60_000, answers.put)
-    asked = peer.next_command()
-    assert peer.invoke(RemotingCommand(ECHO, opaque=asked.opaque)).opaque == asked.opaque
-    peer.send(encode_command(asked.response(body=b"fine")))
+    connection.request(RemotingCommand(39, body=b"how is it?"), 60_000, responses.put)
+    received = peer.next_command()
+    assert peer.invoke(RemotingCommand(ECHO, opaque=received.opaque)).opaque == received.opaque
+    peer.send(encode_command(received.response(body=b"fine")))
 
-    answer = answers.get(timeout=TIMEOUT_S)
-    assert isinstance(answer, RemotingCommand)
-    assert (asked.code, asked.body, asked.flag, answer.body) == (39, b"how is it?", 0, b"fine")
+    response = responses.get(timeout=TIMEOUT_S)
+    assert isinstance(response, RemotingCommand)
+    assert (received.code, received.body, received.flag, response.body) == (39, b"how is it?", 0, b"fine")
     assert connection.pending == 0
 
 
 def test_a_request_to_a_peer_that_does_not_respond_times_out(server: EchoServer, open_peer: OpenPeer) -> None:
     peer = open_peer(server)
     connection = connection_of(server, peer)
-    answers: queue.Queue[object] = queue.Queue()
+    responses: queue.Queue[object] = queue.Queue()
 
-    connection.request(RemotingCommand(307), 1, answers.put)
+    connection.request(RemotingCommand(307), 1, responses.put)
 
-    error = answers.get(timeout=TIMEOUT_S)
+    error = responses.get(timeout=TIMEOUT_S)
     assert isinstance(error, RemoteTimeoutError)
     assert str(error).startswith(
         f"{connection.remote} did not answer request 307 GET_CONSUMER_RUNNING_INFO within 1 ms; "
@@ -358,16 +358,16 @@ def test_a_request_to_a_peer_that_does_not_respond_times_out(server: EchoServer,
 def test_a_request_to_a_peer_that_disconnects_fails_at_once(server: EchoServer, open_peer: OpenPeer) -> None:
     peer = open_peer(server)
     connection = connection_of(server, peer)
-    answers: queue.Queue[object] = queue.Queue()
-    connection.request(RemotingCommand(39), 3_600_000, answers.put)
+    responses: queue.Queue[object] = queue.Queue()
+    connection.request(RemotingCommand(39), 3_600_000, responses.put)
 
     peer.reset()
 
-    error = answers.get(timeout=TIMEOUT_S)
+    error = responses.get(timeout=TIMEOUT_S)
     assert isinstance(error, RemoteConnectError)
     assert f"the connection to {connection.remote} was lost before the response arrived" in str(error)
-    connection.request(RemotingCommand(39), 3_600_000, answers.put)
-    assert isinstance(answers.get(timeout=TIMEOUT_S), RemoteConnectError)
+    connection.request(RemotingCommand(39), 3_600_000, responses.put)
+    assert isinstance(responses.get(timeout=TIMEOUT_S), RemoteConnectError)
 
 
 def test_a_one_way_request_of_the_server_has_its_flag(server: EchoServer, open_peer: OpenPeer) -> None:

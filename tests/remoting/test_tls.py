@@ -209,15 +209,15 @@ def test_held_requests_are_answered_from_other_threads_under_tls(
     start_server: StartServer, new_client: NewClient, tls: ServerTls
 ) -> None:
     server, client = start_server(RemotingServerSettings(tls=tls)), new_client(client_settings(insecure=True))
-    answers: queue.Queue[object] = queue.Queue()
-    client.invoke_async(str(server.address), RemotingCommand(HOLD), LONG_MS, answers.put)
+    results: queue.Queue[object] = queue.Queue()
+    client.invoke_async(str(server.address), RemotingCommand(HOLD), LONG_MS, results.put)
     connection, held = server.held.get(timeout=TIMEOUT_S)
 
     connection.reply(held.response(), body=[b"part"] * 5_000)
 
-    answer = answers.get(timeout=TIMEOUT_S)
-    assert isinstance(answer, RemotingCommand)
-    assert answer.body == b"part" * 5_000
+    response = results.get(timeout=TIMEOUT_S)
+    assert isinstance(response, RemotingCommand)
+    assert response.body == b"part" * 5_000
 
 
 # --- faulty peers under TLS -------------------------------------------------------------------------------

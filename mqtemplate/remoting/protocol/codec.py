@@ -26,8 +26,8 @@ _SMALLEST_LENGTH = 4
 
 _OTHER_PROTOCOLS = (
     (b"\x16\x03", "it is a TLS handshake: one side uses TLS, the other does not"),
-    (b"GET ", "it is an HTTP request: this port speaks RocketMQ's protocol"),
-    (b"POST", "it is an HTTP request: this port speaks RocketMQ's protocol"),
+    (b"GET ", "it is an HTTP request: this port expects RocketMQ's protocol"),
+    (b"POST", "it is an HTTP request: this port expects RocketMQ's protocol"),
     (b"HTTP", "it is an HTTP response: this address is a web server's"),
     (b"PRI ", "it is HTTP/2, as gRPC uses: for RocketMQ's proxy take its remoting port"),
     (b"PROX", "it is a PROXY preamble: switch it off in the load balancer"),

@@ -86,18 +86,18 @@ def test_the_text_of_both_fastjson_versions_is_read_alike(name: str) -> None:
 @settings(max_examples=10)
 @given(data=st.data())
 def test_a_body_survives_encoding(kind: type[JsonBody], data: st.DataObject) -> None:
-    made = data.draw(instances(kind))
+    instance = data.draw(instances(kind))
 
-    assert kind.decode(made.encode()) == made
+    assert kind.decode(instance.encode()) == instance
 
 
 @given(kind=st.sampled_from(KINDS), data=st.binary(max_size=60))
 def test_any_bytes_are_a_body_or_raise_our_own_error(kind: type[JsonBody], data: bytes) -> None:
     try:
-        made = kind.decode(data)
+        instance = kind.decode(data)
     except RemoteProtocolError:
         return
-    assert kind.decode(made.encode()) == made
+    assert kind.decode(instance.encode()) == instance
 
 
 @given(kind=st.sampled_from(KINDS), data=st.data())
@@ -106,10 +106,10 @@ def test_any_type_in_any_field_is_read_or_raises_our_own_error(kind: type[JsonBo
     name = data.draw(st.sampled_from(sorted(value) or ["none"]))
     value[name] = data.draw(json_values(max_leaves=4))
     try:
-        made = kind.decode(json.dumps(value, default=str, skipkeys=True).encode())
+        instance = kind.decode(json.dumps(value, default=str, skipkeys=True).encode())
     except RemoteProtocolError:
         return
-    assert kind.decode(made.encode()) == made
+    assert kind.decode(instance.encode()) == instance
 
 
 # --- maps whose keys are not texts ------------------------------------------------------------------

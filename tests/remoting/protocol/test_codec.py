@@ -385,9 +385,9 @@ def test_a_head_and_its_body_are_the_frame() -> None:
 def test_a_response_has_the_opaque_of_its_request() -> None:
     request = RemotingCommand.request(RequestCode.HEART_BEAT, opaque=41)
 
-    answer = request.response(ResponseCode.SYSTEM_BUSY, remark="later")
+    response = request.response(ResponseCode.SYSTEM_BUSY, remark="later")
 
-    assert (answer.opaque, answer.code, answer.remark, answer.is_response) == (41, 2, "later", True)
+    assert (response.opaque, response.code, response.remark, response.is_response) == (41, 2, "later", True)
     assert not request.is_response
 
 

@@ -120,9 +120,9 @@ def test_every_header_is_compared_with_javas() -> None:
 @settings(max_examples=10)
 @given(data=st.data())
 def test_a_header_survives_encoding(kind: type[CommandHeader], data: st.DataObject) -> None:
-    made = data.draw(instances(kind))
+    instance = data.draw(instances(kind))
 
-    assert kind.from_ext_fields(made.to_ext_fields()) == made
+    assert kind.from_ext_fields(instance.to_ext_fields()) == instance
 
 
 @given(kind=st.sampled_from(KINDS), data=st.data())
@@ -131,10 +131,10 @@ def test_any_text_in_any_field_is_read_or_raises_our_own_error(kind: type[Comman
     for name in data.draw(st.sets(st.sampled_from(sorted(ext_fields) or ["none"]))):
         ext_fields[name] = data.draw(st.text(max_size=5))
     try:
-        made = kind.from_ext_fields(ext_fields)
+        instance = kind.from_ext_fields(ext_fields)
     except RemoteProtocolError:
         return
-    assert kind.from_ext_fields(made.to_ext_fields()) == made
+    assert kind.from_ext_fields(instance.to_ext_fields()) == instance
 
 
 def test_none_is_left_out() -> None:

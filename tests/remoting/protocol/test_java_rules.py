@@ -129,10 +129,10 @@ def test_a_topic_whose_settings_are_inherited_has_permission_7() -> None:
 @pytest.mark.feature("trap 6")
 def test_the_flag_distinguishes_a_request_and_a_response_with_the_same_opaque() -> None:
     from_broker = decode_command(encode_command(RemotingCommand.request(40, opaque=7, one_way=True)))
-    answer = decode_command(encode_command(RemotingCommand.request(11, opaque=7).response()))
+    response = decode_command(encode_command(RemotingCommand.request(11, opaque=7).response()))
 
-    assert from_broker.opaque == answer.opaque
-    assert (from_broker.is_response, answer.is_response) == (False, True)
+    assert from_broker.opaque == response.opaque
+    assert (from_broker.is_response, response.is_response) == (False, True)
 
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
@@ -149,9 +149,9 @@ def test_a_bit_marks_a_one_way_request(serialize_type: SerializeType) -> None:
 
 @pytest.mark.feature("trap 8")
 def test_our_version_allows_sql92_consumers() -> None:
-    answer = RemotingCommand.request(RequestCode.HEART_BEAT).response()
+    response = RemotingCommand.request(RequestCode.HEART_BEAT).response()
 
-    assert answer.version == CURRENT_VERSION >= Version.V4_1_0_SNAPSHOT
+    assert response.version == CURRENT_VERSION >= Version.V4_1_0_SNAPSHOT
 
 
 @pytest.mark.feature("trap 9")
@@ -290,9 +290,9 @@ def test_unit_mode_is_read() -> None:
 @pytest.mark.feature("trap 34")
 def test_the_response_to_a_batch_has_joined_ids_and_the_first_offset() -> None:
     ids = [offset_msg_id(HostAddress("127.0.0.1", 10_911), physical_offset) for physical_offset in (0, 147)]
-    answer = SendMessageResponseHeader(msg_id=",".join(ids), queue_id=1, queue_offset=5)
+    response = SendMessageResponseHeader(msg_id=",".join(ids), queue_id=1, queue_offset=5)
 
-    received = SendMessageResponseHeader.from_ext_fields(answer.to_ext_fields())
+    received = SendMessageResponseHeader.from_ext_fields(response.to_ext_fields())
 
     assert [decode_offset_msg_id(one)[1] for one in received.msg_id.split(",")] == [0, 147]
     assert received.queue_offset == 5
@@ -350,9 +350,9 @@ def test_a_json_header_always_has_ext_fields() -> None:
 
 @pytest.mark.feature("trap 41")
 def test_an_unknown_topic_has_its_own_response_code() -> None:
-    answer = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG).response(17, remark="no topic T")
+    response = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG).response(17, remark="no topic T")
 
-    assert "17 TOPIC_NOT_EXIST" in str(answer)
+    assert "17 TOPIC_NOT_EXIST" in str(response)
 
 
 @pytest.mark.feature("trap 42")
@@ -376,7 +376,7 @@ def test_special_characters_in_names_are_kept() -> None:
 
 @pytest.mark.feature("trap 45")
 def test_a_single_node_suggests_itself() -> None:
-    answer = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=5, min_offset=0, max_offset=5)
+    response = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=5, min_offset=0, max_offset=5)
 
-    assert answer.to_ext_fields()["suggestWhichBrokerId"] == "0"
+    assert response.to_ext_fields()["suggestWhichBrokerId"] == "0"
     assert BrokerData(broker_name="a", broker_addrs={0: "127.0.0.1:10911"}).broker_addrs[0]

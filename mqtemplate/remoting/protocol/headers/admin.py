@@ -13,7 +13,7 @@ class GetRouteInfoRequestHeader(RpcRequestHeader):
     """Query for a topic's route.
 
     Attributes:
-        accept_standard_json_only: True asks for standard JSON, which clients from 4.9.4 on get anyway.
+        accept_standard_json_only: True requests standard JSON, which clients from 4.9.4 on get anyway.
     """
 
     topic: str
