@@ -10,9 +10,7 @@ import pytest
 
 from mqtemplate.errors import ForkedError
 from mqtemplate.remoting import RemotingClient
-from tests.remoting.wire import EchoServer, echo
-
-LONG_MS = 60_000
+from tests.remoting.wire import LONG_MS, EchoServer, echo
 
 
 def in_child(work: Callable[[], str]) -> str:

@@ -30,11 +30,9 @@ from mqtemplate.remoting import (
 from mqtemplate.remoting.protocol import RemotingCommand
 from tests.remoting.certificates import Certificates, has_openssl
 from tests.remoting.conftest import NewClient, OpenPeer, StartServer
-from tests.remoting.wire import BIG, HOLD, LOOPBACK, TIMEOUT_S, EchoServer, echo
+from tests.remoting.wire import BIG, HOLD, LONG_MS, LOOPBACK, TIMEOUT_S, EchoServer, echo
 
 pytestmark = pytest.mark.skipif(not has_openssl(), reason="there is no openssl command to make certificates with")
-
-LONG_MS = 60_000
 
 
 @pytest.fixture(scope="module")

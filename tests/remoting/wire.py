@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
-from mqtemplate.remoting.protocol import FrameDecoder, RemotingCommand, encode_command
+from mqtemplate.remoting.protocol import FrameDecoder, RemotingCommand, ResponseCode, encode_command
 from mqtemplate.remoting.server import ErrorResponse, Guard
 
 ECHO = 9_001
@@ -33,6 +34,11 @@ UNKNOWN = 9_999
 LOOPBACK = HostAddress("127.0.0.1", 0)
 TIMEOUT_S = 20.0
 """Guard against hanging: no test needs that long."""
+LONG_MS = 60_000
+"""Timeout of a request that must get its response."""
+
+Results = queue.Queue[RemotingCommand | BrokerError]
+"""Results of asynchronous requests; its `put` is their callback."""
 
 
 class EchoServer(RemotingServer):
@@ -146,3 +152,29 @@ class RawPeer:
         """Abort the connection: the other side gets ECONNRESET."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
+
+
+def address_of(server: RemotingServer) -> str:
+    return str(server.address)
+
+
+def response_of(results: Results) -> RemotingCommand:
+    """Wait for the next result, which must be a response."""
+    response = results.get(timeout=TIMEOUT_S)
+    assert isinstance(response, RemotingCommand)
+    return response
+
+
+def error_of(results: Results) -> BrokerError:
+    """Wait for the next result, which must be an error."""
+    error = results.get(timeout=TIMEOUT_S)
+    assert isinstance(error, BrokerError)
+    return error
+
+
+def refuse_with_go_away(server: EchoServer, times: int) -> None:
+    """Make *server* refuse this many requests, as a server does while it stops."""
+    left = iter(range(times))
+    server.check = lambda connection, request: (
+        request.response(ResponseCode.GO_AWAY) if next(left, None) is not None else None
+    )
