@@ -168,13 +168,17 @@ def _assignments(plan: list[_Entry]) -> list[str]:
 
 
 def _writer(plan: list[_Entry]) -> list[str]:
-    always = [entry for entry in plan if entry.default is not None]
-    pairs = [f"{entry.name!r}: {entry.kind.write.format('self.' + entry.attribute)}" for entry in always]
-    lines = ["def to_ext_fields(self):", f"    fields = {{{', '.join(pairs)}}}"]
+    pairs = [
+        f"{entry.name!r}: {entry.kind.write.format(f'_values[{entry.attribute!r}]')}"
+        for entry in plan
+        if entry.default is not None
+    ]
+    # One look-up of the dictionary is faster than one of an attribute per field.
+    lines = ["def to_ext_fields(self):", "    _values = self.__dict__", f"    fields = {{{', '.join(pairs)}}}"]
     for entry in plan:
         if entry.default is None:
             lines += [
-                f"    value = self.{entry.attribute}",
+                f"    value = _values[{entry.attribute!r}]",
                 f"    if value is not None: fields[{entry.name!r}] = {entry.kind.write.format('value')}",
             ]
     return [*lines, "    return fields"]
