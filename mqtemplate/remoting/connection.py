@@ -132,7 +132,7 @@ class Connection:
         try:
             parts = _frame(response, body)
         except MessageError as exc:
-            _log.warning("remoting.response_too_large", remote=str(self.remote), error=str(exc))
+            _log.warning("remoting.response_failed", remote=str(self.remote), error=str(exc))
             error = RemotingCommand(ResponseCode.SYSTEM_ERROR, response.opaque, response.flag, remark=str(exc))
             parts = _frame(error)
         self._send(parts)

@@ -131,7 +131,7 @@ class RemotingServer:
         self._workers = ThreadPoolExecutor(self._settings.slow_workers, "mqtemplate-server-worker")
         self.loop.start()
         self.loop.call_soon(acceptor.start)
-        _log.info("remoting.listening", address=str(self.address), tls=self._tls[1].value if self._tls else "disabled")
+        _log.info("remoting.started", address=str(self.address), tls=self._tls[1].value if self._tls else "disabled")
 
     def stop(self) -> None:
         """Refuse new requests, wait for the responses in progress, close all connections, and join the threads.
