@@ -13,13 +13,15 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from bench.measure import rate, report, run
+from bench.measure import report, run
 from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerData,
@@ -30,7 +32,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.bodies.route import BrokerData, QueueData, SubscriptionData, TopicRouteData
 
-_ROUNDS = 5
+_ROUNDS = 15
 
 
 class Model(BaseModel):
@@ -140,13 +142,8 @@ def offsets() -> ConsumerOffsetSerializeWrapper:
 
 
 def time_us(work: Callable[[], object], count: int) -> float:
-    """Return microseconds per call."""
-
-    def repeat(times: int) -> None:
-        for _ in range(times):
-            work()
-
-    return 1e6 / rate(repeat, count, _ROUNDS)
+    """Return microseconds of processor time per call: the best of several rounds, since other processes disturb."""
+    return min(timeit.repeat(work, number=count, repeat=_ROUNDS, timer=time.process_time)) / count * 1e6
 
 
 def import_ms(statements: str) -> float:
@@ -160,7 +157,7 @@ def compare(body: JsonBody, model: type[Model], count: int) -> None:
     name, text = type(body).__name__, body.encode()
     same = model.model_validate(fastjson.loads(text))
     assert same.encode() == text, "both write the same text"
-    times = max(count // (1 + len(text) // 1_000), 50)
+    times = max(count // (1 + len(text) // 500), 10)
     report(f"{name}: read, our classes", time_us(lambda: type(body).decode(text), times), "us", "none")
     read_us = time_us(lambda: model.model_validate(fastjson.loads(text)), times)
     report(f"{name}: read, pydantic", read_us, "us", "none")
@@ -170,7 +167,7 @@ def compare(body: JsonBody, model: type[Model], count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2_000)
+    parser.add_argument("--count", type=int, default=1_000)
     count = parser.parse_args().count
     compare(heartbeat(), PHeartbeatData, count)
     compare(route(), PTopicRouteData, count)

@@ -12,8 +12,8 @@ by ``str``, ``int`` or `MessageQueue`; each may be ``| None``. Java's sets are l
 As in fastjson, unknown names are ignored, null is the same as missing, and ``"5"`` is accepted for 5. None is left out
 of the text, and names are in alphabetical order.
 
-pydantic takes about as long for these bodies (``bench/json_body.py``), none of which is on a hot path. Its rules for
-numbers, booleans and null differ from fastjson's, so each of these types would need a validator there as well.
+pydantic is somewhat faster (``bench/json_body.py``), but no body is on a hot path. Its rules for numbers, booleans and
+null differ from fastjson's, so each of these types would need a validator there as well.
 """
 
 from __future__ import annotations

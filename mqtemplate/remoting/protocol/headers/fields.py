@@ -11,8 +11,8 @@
 Fields on the wire that a class does not declare are ignored.
 
 A subclass of `CommandHeader` is a dataclass whose ``__init__``, ``to_ext_fields`` and ``from_ext_fields`` are generated
-as source code, once per class. Each send and each pull codes two headers, and a plain loop over the fields takes two to
-three times as long: ``bench/header_coding.py``.
+as source code, once per class. Each send and each pull codes two headers, and a plain loop over the fields takes about
+twice as long: ``bench/header_coding.py``.
 
 Source: RocketMQ ``remoting: RemotingCommand.makeCustomHeaderToNet``, ``decodeCommandCustomHeaderDirectly``.
 """
