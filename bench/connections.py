@@ -1,30 +1,28 @@
-"""Idle and busy connections: what a request costs beside a thousand connections that say nothing, and what they weigh.
+"""Idle and active connections: the time of a request beside a thousand idle connections, and the server's memory.
 
-1,000 connections are opened and idle. 100 more, each with a thread of its own process, send a message of 1 KiB ten
-times a second and wait for the answer. Counted is one request, from before it is written until its answer is read.
-Then 10,000 more are opened, say half a frame or nothing, and are dropped.
+The bench opens 1,000 idle connections. 100 more, each with a thread of another process, send a message of 1 KiB ten
+times a second and wait for the response; the time of a request is from before it is written until its response is read.
+Then the bench opens 10,000 more connections, which send half a frame or nothing, and drops them.
 
     python -m bench.connections [--idle 1000] [--active 100] [--seconds 10] [--dropped 10000]
                                 [--address HOST:PORT --pid PID --topic T]
 
-Without an address the server is one that answers at once, in a process of its own: the wire and nothing behind it.
-With one, messages are sent to *topic*, which must be there, by SEND_MESSAGE_V2.
+Without an address the server is one that responds at once, in another process: only the remoting layer is measured.
+With an address the messages go to *topic*, which must exist, by SEND_MESSAGE_V2.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from bench.fuzz import process_mib
+from bench.fuzz import process_mib, serve, server_process
 from bench.measure import BODY, percentile, report, run
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError
@@ -47,13 +45,13 @@ def send_request(topic: str) -> RemotingCommand:
     return RemotingCommand(RequestCode.SEND_MESSAGE_V2, ext_fields=_SEND | {"b": topic}, body=BODY)
 
 
-class Active(threading.Thread):
-    """One client that sends ten times a second."""
+class ActiveClient(threading.Thread):
+    """Client that sends ten times a second."""
 
     def __init__(self, address: str, topic: str, seconds: float) -> None:
         super().__init__(name="active")
         self.latencies_ms: list[float] = []
-        self.problems: list[str] = []
+        self.errors: list[str] = []
         self._address = address
         self._topic = topic
         self._seconds = seconds
@@ -68,19 +66,19 @@ class Active(threading.Thread):
             due += _PERIOD_S
             start = time.perf_counter()
             try:
-                answer = client.invoke(self._address, send_request(self._topic), 10_000)
+                response = client.invoke(self._address, send_request(self._topic), 10_000)
             except BrokerError as exc:
-                self.problems.append(str(exc))
+                self.errors.append(str(exc))
                 continue
             self.latencies_ms.append((time.perf_counter() - start) * 1e3)
-            if answer.code != ResponseCode.SUCCESS:
-                self.problems.append(f"{answer.code}: {answer.remark}")
+            if response.code != ResponseCode.SUCCESS:
+                self.errors.append(f"{response.code}: {response.remark}")
         client.close()
 
 
 def active_process(address: str, topic: str, count: int, seconds: float) -> None:
-    """Be *count* clients; print each latency in ms, then each problem."""
-    clients = [Active(address, topic, seconds) for _ in range(count)]
+    """Run *count* clients, then print each latency in ms and each error."""
+    clients = [ActiveClient(address, topic, seconds) for _ in range(count)]
     for client in clients:
         client.start()
     for client in clients:
@@ -88,12 +86,12 @@ def active_process(address: str, topic: str, count: int, seconds: float) -> None
     for client in clients:
         for latency in client.latencies_ms:
             print(latency)
-        for problem in client.problems:
-            print("problem", problem)
+        for error in client.errors:
+            print("error", error)
 
 
 def round_trip_us(address: str, request: Callable[[], RemotingCommand], count: int) -> float:
-    """Median of one client that asks and waits, alone."""
+    """Return the median time of a request, for one client that sends alone."""
     client = RemotingClient(RemotingClientSettings(), SystemClock())
     times = []
     for _ in range(count):
@@ -104,69 +102,51 @@ def round_trip_us(address: str, request: Callable[[], RemotingCommand], count: i
     return percentile(times, 0.5) * 1e6
 
 
-def serve() -> None:
-    """Be a server that answers at once."""
+def responding_server() -> RemotingServer:
+    """Return a server that responds to sends at once."""
     server = RemotingServer(HostAddress("127.0.0.1", 0), RemotingServerSettings(), SystemClock())
     server.register(RequestCode.SEND_MESSAGE_V2, lambda connection, request: request.response())
-    server.start()
-    print(server.address, flush=True)
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    server.stop()
+    return server
 
 
-@contextmanager
-def server_process() -> Iterator[tuple[str, int]]:
-    """That server in a process of its own; its address and its process."""
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # so that the child's threads leave them to sigwait
-    command = [sys.executable, "-m", "bench.connections", "--serve"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        try:
-            assert child.stdout is not None
-            yield child.stdout.readline().strip(), child.pid
-        finally:
-            child.terminate()
-
-
-def drop(host: HostAddress, count: int) -> None:
-    """Open so many connections, a thousand at a time; each second one says half a frame; and drop them."""
+def drop(address: HostAddress, count: int) -> None:
+    """Open *count* connections, a thousand at a time, send half a frame on every second one, and close them."""
     half = encode_command(send_request("dropped"))[:600]
-    for begin in range(0, count, 1_000):
-        batch = [socket.create_connection(host, 20.0) for _ in range(min(1_000, count - begin))]
+    for start in range(0, count, 1_000):
+        batch = [socket.create_connection(address, 20.0) for _ in range(min(1_000, count - start))]
         for number, sock in enumerate(batch):
             sock.sendall(half if number % 2 else b"")
             sock.close()
 
 
-def measure(address: str, pid: int | None, options: argparse.Namespace) -> None:
-    host = parse_address(address)
+def measure(host: HostAddress, pid: int | None, options: argparse.Namespace) -> None:
+    address = str(host)
     before = process_mib(pid) if pid else 0.0
     alone = round_trip_us(address, lambda: send_request(options.topic), 3_000)
-    target = "as it comes" if options.address else "< 200"
-    report("round trip of 1 KiB, one thread, nobody else", alone, "us", target)
+    target = "none" if options.address else "< 200"
+    report("round trip of 1 KiB, one thread, no other connection", alone, "us", target)
     idle = [socket.create_connection(host, 20.0) for _ in range(options.idle)]
     beside = round_trip_us(address, lambda: send_request(options.topic), 3_000)
     report(f"round trip of 1 KiB, one thread, {options.idle:,} idle connections", beside, "us", "the same")
     command = [sys.executable, "-m", "bench.connections", "--active", str(options.active), "--topic", options.topic]
     command += ["--clients-of", address, "--seconds", str(options.seconds)]
     lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    latencies = [float(line) for line in lines if not line.startswith("problem")]
-    problems = [line for line in lines if line.startswith("problem")]
+    latencies = [float(line) for line in lines if not line.startswith("error")]
+    errors = [line for line in lines if line.startswith("error")]
     report(f"requests of {options.active:,} active connections", len(latencies), "", "all of them")
-    report("  failed", len(problems), "", "0")
-    report("  p50", percentile(latencies, 0.5), "ms", "as it comes")
+    report("  failed", len(errors), "", "0")
+    report("  p50", percentile(latencies, 0.5), "ms", "none")
     report("  p99", percentile(latencies, 0.99), "ms", "< 50")
     if pid:
-        report("memory of the server before", before, "MiB", "as it comes")
+        report("memory of the server before", before, "MiB", "none")
         report("memory of the server", process_mib(pid), "MiB", "< 300")
     drop(host, options.dropped)
     after = round_trip_us(address, lambda: send_request(options.topic), 3_000)
-    report(f"round trip of 1 KiB after {options.dropped:,} connections were dropped", after, "us", "the same")
+    report(f"round trip of 1 KiB after {options.dropped:,} dropped connections", after, "us", "the same")
     if pid:
         report("memory of the server", process_mib(pid), "MiB", "< 300")
-    for problem in problems[:3]:
-        print(problem)
+    for error in errors[:3]:
+        print(error)
     for sock in idle:
         sock.close()
 
@@ -177,20 +157,20 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--dropped", type=int, default=10_000)
-    parser.add_argument("--address", help="of a server that runs already")
-    parser.add_argument("--pid", type=int, help="its process, to read its memory")
+    parser.add_argument("--address", help="address of a running server")
+    parser.add_argument("--pid", type=int, help="process id of that server, to measure its memory")
     parser.add_argument("--topic", default="connections")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--clients-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve()
+        serve(responding_server())
     elif options.clients_of:
         active_process(options.clients_of, options.topic, options.active, options.seconds)
     elif options.address:
-        measure(options.address, options.pid, options)
+        measure(parse_address(options.address), options.pid, options)
     else:
-        with server_process() as (address, pid):
+        with server_process("bench.connections") as (address, pid):
             measure(address, pid, options)
 
 

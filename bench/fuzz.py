@@ -1,13 +1,13 @@
-"""Send mutated frames to a server: each is answered, passed over, or ends its own connection; nobody else notices.
+"""Damaged frames: the server answers or ignores each one, or closes its connection; other connections are not affected.
 
-Frames that clients really send are damaged: bits, lengths, pieces, other types, two frames in one, garbage; others
-are whole, and ask for any code with values that make no sense. After each goes a question without fault. Either that
-is answered, or the connection has ended; neither is a server that is stuck. Meanwhile a neighbour asks on a connection
-of its own, and the server's memory is watched.
+Frames of real clients are damaged: bits, lengths, pieces, types, two frames in one, garbage. Other frames are valid,
+and request any code with values that make no sense. A valid check request follows each frame. Either the check gets its
+response, or the server closes the connection; otherwise the server hangs. Another client sends requests over its own
+connection all the time, and the server's memory is measured.
 
     python -m bench.fuzz [--frames 1000000] [--seconds 900] [--seed 1] [--address HOST:PORT --pid PID]
 
-Without an address a server of its own is started, which reads every header and body as a broker does.
+Without an address the bench starts a server of its own, which decodes all headers and bodies as a broker does.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from mqtemplate.remoting.protocol.headers.fields import BoundaryType
 from mqtemplate.remoting.protocol.headers.group import QueryConsumerOffsetRequestHeader
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
+from tests.remoting.wire import RawPeer
 
-QUESTION = RequestCode.GET_ROUTEINFO_BY_TOPIC
-"""Every server of ours answers it, if only with an error."""
-_STUCK_S = 20.0
+CHECK = RequestCode.GET_ROUTEINFO_BY_TOPIC
+"""Code of the check request: every server of ours answers it, at least with an error."""
 
 _SEND = {"a": "group", "b": "topic", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "1767225600000", "h": "0"}
 _SEND |= {"i": "KEYS\x014466\x02WAIT\x01true\x02", "j": "0", "k": "false", "m": "false", "n": "broker-a"}
@@ -70,7 +70,7 @@ _COMMANDS = (
     RemotingCommand(RequestCode.QUERY_CONSUMER_OFFSET, ext_fields=_OFFSET),
     RemotingCommand(RequestCode.HEART_BEAT, body=_HEARTBEAT),
     RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, flag=2, ext_fields=_OFFSET | {"commitOffset": "5"}),
-    RemotingCommand(ResponseCode.SUCCESS, flag=1, remark="an answer that nobody asked for"),
+    RemotingCommand(ResponseCode.SUCCESS, flag=1, remark="a response without a request"),
 )
 _TEXTS = (
     "topic",
@@ -102,38 +102,40 @@ _TEXTS += (
     "7F00000100002A9F0000000000001234",
     "CID@1",
     "SQL92",
-    "KEYS\x01" + "k " * 200 + "\x02",
-)
-_BODIES = (
-    b"",
-    b"{}",
-    b"[]",
-    b"null",
-    b"x" * 200,
-    b"\0\0\0\x10" * 8,
-    b'{"a":' * 2_000,
-    b'{"mqSet":[{"topic":1}]}',
-    _HEARTBEAT,
+    f"KEYS\x01{'k ' * 200}\x02",
 )
 _CONSUMER = (
     b'{"clientID":"CID@1","consumerDataSet":[{"groupName":"group","consumeType":"CONSUME_PASSIVELY","messageModel":'
     b'"CLUSTERING","consumeFromWhere":"CONSUME_FROM_LAST_OFFSET","subscriptionDataSet":[{"topic":"topic",'
     b'"subString":"a >","expressionType":"SQL92","subVersion":1}]}]}'
 )
+_BODIES = (b"", b"{}", b"[]", b"null", b"x" * 200, b"\0\0\0\x10" * 8, b'{"a":' * 2_000, b'{"mqSet":[{"topic":1}]}')
 _BODIES += (
+    _HEARTBEAT,
     _CONSUMER,
     b'{"consumerGroup":"group","clientId":"CID@1","mqSet":[{"topic":"topic","brokerName":"broker-a","queueId":-7}]}',
     b'{"offsetTable":{{"topic":"topic","brokerName":"x","queueId":0}:99999999999999}}',
     b"messageQueueListening=\0\xff\nname = = value\n",
 )
 _REQUESTS = [(code, kind) for code, kind in REQUEST_HEADERS.items() if code != RequestCode.UPDATE_BROKER_CONFIG]
+_WRONG_VALUES = (
+    (b'"0"', b'"-1"'),
+    (b'"code":', b'"code":1e9,"x":'),
+    (b'"opaque":0', b'"opaque":99999999999999999999'),
+    (b'"flag":0', b'"flag":"0"'),
+    (b'"extFields":{', b'"extFields":[{'),
+    (b"JAVA", b"KLINGON"),
+    (b"PYTHON", b"\xff\xfe"),
+    (b'"topic"', b'"queueId"'),
+    (b'"4"', b'"9999999999999999999999999"'),
+)
 
 
-# --- what is sent -----------------------------------------------------------------------------------
+# --- frames -----------------------------------------------------------------------------------------
 
 
 class Mutator:
-    """Damaged frames, the same ones for the same seed."""
+    """Generator of damaged frames; the same seed yields the same frames."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -149,9 +151,7 @@ class Mutator:
             self._change_header_text,
             self._join_two,
             self._garbage,
-            self._ask_oddly,
-            self._ask_oddly,
-            self._ask_oddly,
+            *[self._request_with_odd_values] * 3,
         ]
 
     @staticmethod
@@ -160,76 +160,62 @@ class Mutator:
         return encode_command(command)
 
     def next_frame(self) -> bytes:
-        """A frame with one to three kinds of damage; one in fifty has none."""
+        """Return a frame with one to three kinds of damage; one frame in fifty has none."""
         frame = bytearray(self._random.choice(self._frames))
         if self._random.random() > 0.02:
             for _ in range(self._random.choice((1, 1, 2, 3))):
                 self._random.choice(self._ways)(frame)
         return bytes(frame)
 
-    def _place(self, frame: bytearray) -> int:
+    def _position(self, frame: bytearray) -> int:
         return self._random.randrange(len(frame)) if frame else 0
 
     def _flip_bits(self, frame: bytearray) -> None:
         for _ in range(self._random.choice((1, 1, 2, 8))):
             if frame:
-                frame[self._place(frame)] ^= 1 << self._random.randrange(8)
+                frame[self._position(frame)] ^= 1 << self._random.randrange(8)
 
     def _overwrite(self, frame: bytearray) -> None:
-        at = self._place(frame)
-        frame[at : at + 4] = self._random.choice(
-            (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b'"\\u0', b"]}{[")
-        )
+        at = self._position(frame)
+        pieces = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b'"\\u0', b"]}{[")
+        frame[at : at + 4] = self._random.choice(pieces)
 
     def _cut_off(self, frame: bytearray) -> None:
-        del frame[self._place(frame) :]
+        del frame[self._position(frame) :]
 
     def _cut_out(self, frame: bytearray) -> None:
-        at = self._place(frame)
+        at = self._position(frame)
         del frame[at : at + self._random.randrange(1, 20)]
-        self._mend_length(frame)
+        self._correct_length(frame)
 
     def _repeat_a_piece(self, frame: bytearray) -> None:
-        at = self._place(frame)
+        at = self._position(frame)
         frame[at:at] = frame[at : at + 20] * self._random.randrange(1, 50)
-        self._mend_length(frame)
+        self._correct_length(frame)
 
     def _change_length(self, frame: bytearray) -> None:
-        frame[:4] = self._random.choice((0, 3, 4, 5, len(frame), 20_000, 16_777_213, 1 << 31, 0xFFFFFFFF)).to_bytes(
-            4, "big"
-        )
+        lengths = (0, 3, 4, 5, len(frame), 20_000, 16_777_213, 1 << 31, 0xFFFFFFFF)
+        frame[:4] = self._random.choice(lengths).to_bytes(4, "big")
 
     def _change_header_length(self, frame: bytearray) -> None:
         frame[5:8] = self._random.choice((0, 1, len(frame), 0xFFFFFF)).to_bytes(3, "big")
 
     def _change_header_text(self, frame: bytearray) -> None:
-        old, new = self._random.choice(
-            (
-                (b'"0"', b'"-1"'),
-                (b'"code":', b'"code":1e9,"x":'),
-                (b'"opaque":0', b'"opaque":99999999999999999999'),
-                (b'"flag":0', b'"flag":"0"'),
-                (b'"extFields":{', b'"extFields":[{'),
-                (b"JAVA", b"KLINGON"),
-                (b"PYTHON", b"\xff\xfe"),
-                (b'"topic"', b'"queueId"'),
-                (b'"4"', b'"9999999999999999999999999"'),
-            )
-        )
+        old, new = self._random.choice(_WRONG_VALUES)
         frame[:] = frame.replace(old, new)
-        self._mend_length(frame)
+        self._correct_length(frame)
 
     def _join_two(self, frame: bytearray) -> None:
         other = self._random.choice(self._frames)
-        frame[self._place(frame) :] = other[self._random.randrange(len(other)) :]
+        frame[self._position(frame) :] = other[self._random.randrange(len(other)) :]
 
     def _garbage(self, frame: bytearray) -> None:
         frame[:] = self._random.randbytes(self._random.randrange(1, 300))
 
-    def _ask_oddly(self, frame: bytearray) -> None:
-        """A frame without fault, of any code, whose values are odd, missing, or of another type."""
+    def _request_with_odd_values(self, frame: bytearray) -> None:
+        """Replace the frame by a valid one of any code, with values that are odd, missing, or of another type."""
         code, kind = self._random.choice(_REQUESTS)
-        values = {field.name: self._odd_value(str(field.type)) for field in dataclasses.fields(kind)}
+        values = {field.name: self._odd_value(str(field.type)) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
         fields = kind(**values).to_ext_fields()
         for name in list(fields):
             if self._random.random() < 0.05:
@@ -252,33 +238,33 @@ class Mutator:
         return self._random.choice(_TEXTS)
 
     @staticmethod
-    def _mend_length(frame: bytearray) -> None:
-        """So that the damage reaches what lies behind the length."""
+    def _correct_length(frame: bytearray) -> None:
+        """Set the right length, so that the damage reaches the code that decodes the rest."""
         if len(frame) >= 4:
             frame[:4] = (len(frame) - 4).to_bytes(4, "big")
 
 
-# --- one connection ---------------------------------------------------------------------------------
+# --- clients ----------------------------------------------------------------------------------------
 
 
 @dataclass
 class Outcome:
-    """What became of the frames."""
+    """Results of all frames."""
 
     frames: int = 0
-    survived: int = 0  # the question behind the frame was answered
-    closed: int = 0  # the connection was ended
-    swallowed: int = 0  # the frame is longer than what came: the question became a part of it
-    answers: int = 0  # to damaged frames
-    refusals: int = 0  # of these, with another code than SUCCESS
-    stuck: list[str] = field(default_factory=list)
-    neighbour_us: list[float] = field(default_factory=list)
-    neighbour_problems: list[str] = field(default_factory=list)
+    survived: int = 0  # the check request after the frame got its response
+    closed: int = 0  # the server closed the connection
+    incomplete: int = 0  # the frame announces more bytes than it has: the check request became a part of it
+    responses: int = 0  # to damaged frames
+    refused: int = 0  # those of them with another code than SUCCESS
+    hanging: list[str] = field(default_factory=list)
+    other_us: list[float] = field(default_factory=list)
+    other_errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
 class Attacker:
-    """One connection at a time, over which damaged frames go."""
+    """Sender of damaged frames, over one connection at a time."""
 
     def __init__(self, address: HostAddress, outcome: Outcome) -> None:
         self._address = address
@@ -287,55 +273,43 @@ class Attacker:
         self._connect()
 
     def _connect(self) -> None:
-        self.socket = socket.create_connection(self._address, _STUCK_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._decoder = FrameDecoder()
+        self.peer = RawPeer(self._address)
+        self.peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, frame: bytes) -> None:
-        """Send the frame, and the question behind it."""
+        """Send a frame and the check request."""
         self._opaque += 1
         self._outcome.frames += 1
         self._frame = frame
-        data = frame + encode_command(RemotingCommand(QUESTION, self._opaque, ext_fields={"topic": "t"}))
-        self._is_swallowed = swallows(data, self._opaque)
+        data = frame + encode_command(RemotingCommand(CHECK, self._opaque, ext_fields={"topic": "t"}))
+        self._is_incomplete = is_incomplete(data, self._opaque)
         try:
-            self.socket.sendall(data)
-            if self._is_swallowed:
-                self.socket.shutdown(socket.SHUT_WR)  # the server sees no question, and may wait for more
+            self.peer.send(data)
+            if self._is_incomplete:
+                self.peer.socket.shutdown(socket.SHUT_WR)  # the server sees no check request, and may wait for more
         except OSError:
-            pass  # closed already; `finish` will see
+            pass  # closed already, which `finish` detects
 
     def finish(self) -> None:
-        """Wait until the question is answered, or the connection has ended."""
+        """Wait until the check request gets its response or the server closes the connection."""
         try:
-            while (answer := self._next_command()) is not None:
-                if answer.is_response and answer.opaque == self._opaque:
+            while (command := self.peer.next_command()) is not None:
+                if command.is_response and command.opaque == self._opaque:
                     self._outcome.survived += 1
                     return
-                if answer.is_response:
-                    self._outcome.answers += 1
-                    self._outcome.refusals += answer.code != ResponseCode.SUCCESS
-            self._outcome.swallowed += self._is_swallowed
-            self._outcome.closed += not self._is_swallowed
+                if command.is_response:
+                    self._outcome.responses += 1
+                    self._outcome.refused += command.code != ResponseCode.SUCCESS
+            self._outcome.incomplete += self._is_incomplete
+            self._outcome.closed += not self._is_incomplete
         except TimeoutError:
-            self._outcome.stuck.append(self._frame.hex())
-        self.socket.close()
+            self._outcome.hanging.append(self._frame.hex())
+        self.peer.socket.close()
         self._connect()
 
-    def _next_command(self) -> RemotingCommand | None:
-        while (command := self._decoder.next_command()) is None:
-            try:
-                data = self.socket.recv(65_536)
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            self._decoder.feed(data)
-        return command
 
-
-def swallows(data: bytes, question: int) -> bool:
-    """Whether the question at the end of *data* has become a part of the frame before it."""
+def is_incomplete(data: bytes, opaque: int) -> bool:
+    """Return True if the check request at the end of *data* has become a part of the frame before it."""
     decoder = FrameDecoder()
     decoder.feed(data)
     last = None
@@ -344,40 +318,40 @@ def swallows(data: bytes, question: int) -> bool:
             last = command.opaque
     except RemoteProtocolError:
         return False
-    return last != question
+    return last != opaque
 
 
 def attack(address: HostAddress, frames: int, seed: int, connections: int, seconds: float, outcome: Outcome) -> None:
-    """Send so many frames, or for so long; ends at the first server that is stuck."""
+    """Send a number of frames, or for a time; stop at the first frame after which the server hangs."""
     mutator = Mutator(seed)
     attackers = [Attacker(address, outcome) for _ in range(connections)]
-    begin = time.monotonic()
-    while outcome.frames < frames and not outcome.stuck and time.monotonic() - begin < seconds:
+    start = time.monotonic()
+    while outcome.frames < frames and not outcome.hanging and time.monotonic() - start < seconds:
         for attacker in attackers:
             attacker.send(mutator.next_frame())
         for attacker in attackers:
             attacker.finish()
     for attacker in attackers:
-        attacker.socket.close()
-    outcome.seconds = time.monotonic() - begin
+        attacker.peer.socket.close()
+    outcome.seconds = time.monotonic() - start
 
 
 @contextmanager
-def neighbour(address: HostAddress, outcome: Outcome) -> Iterator[None]:
-    """Somebody who asks every few milliseconds over one connection, and notes each time and each problem."""
+def other_client(address: HostAddress, outcome: Outcome) -> Iterator[None]:
+    """Send a request every few milliseconds over another connection, and record each time and each error."""
     client = RemotingClient(RemotingClientSettings(), SystemClock())
     stopped = threading.Event()
 
-    def live() -> None:
+    def send_requests() -> None:
         while not stopped.wait(0.003):
             start = time.perf_counter()
             try:
-                client.invoke(str(address), RemotingCommand(QUESTION, ext_fields={"topic": "t"}), 10_000)
+                client.invoke(str(address), RemotingCommand(CHECK, ext_fields={"topic": "t"}), 10_000)
             except BrokerError as exc:
-                outcome.neighbour_problems.append(str(exc))
-            outcome.neighbour_us.append((time.perf_counter() - start) * 1e6)
+                outcome.other_errors.append(str(exc))
+            outcome.other_us.append((time.perf_counter() - start) * 1e6)
 
-    thread = threading.Thread(target=live, name="neighbour")
+    thread = threading.Thread(target=send_requests, name="other client")
     thread.start()
     try:
         yield
@@ -387,12 +361,11 @@ def neighbour(address: HostAddress, outcome: Outcome) -> Iterator[None]:
         client.close()
 
 
-# --- the server that is attacked --------------------------------------------------------------------
+# --- the attacked server ----------------------------------------------------------------------------
 
 
-def reading_server() -> RemotingServer:
-    """A server that reads what it is sent as a broker does, and keeps nothing."""
-    server = RemotingServer(HostAddress("127.0.0.1", 0), RemotingServerSettings(), SystemClock())
+def decoding_server() -> RemotingServer:
+    """Return a server that decodes requests as a broker does, and stores nothing."""
 
     def send(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         request.header(SendMessageRequestHeaderV2)
@@ -410,25 +383,27 @@ def reading_server() -> RemotingServer:
         HeartbeatData.decode(request.body)
         return request.response()
 
+    def error_response(request: RemotingCommand, exc: Exception) -> RemotingCommand | None:
+        is_expected = isinstance(exc, RemoteProtocolError)
+        return request.response(ResponseCode.SYSTEM_ERROR, remark=str(exc)) if is_expected else None
+
+    settings = RemotingServerSettings()
+    server = RemotingServer(HostAddress("127.0.0.1", 0), settings, SystemClock(), error_response=error_response)
     server.register(RequestCode.SEND_MESSAGE_V2, send)
     server.register(RequestCode.PULL_MESSAGE, pull)
     server.register(RequestCode.QUERY_CONSUMER_OFFSET, offset)
     server.register(RequestCode.UPDATE_CONSUMER_OFFSET, offset)
     server.register(RequestCode.HEART_BEAT, heartbeat)
-    server.register(QUESTION, lambda connection, request: request.response())
-    server.problem = lambda request, exc: (
-        request.response(ResponseCode.SYSTEM_ERROR, remark=str(exc)) if isinstance(exc, RemoteProtocolError) else None
-    )
+    server.register(CHECK, lambda connection, request: request.response())
     return server
 
 
-def serve() -> None:
-    """Be the server: print the address, and run until told to end."""
+def serve(server: RemotingServer) -> None:
+    """Start a server, print its address, and run until a signal arrives."""
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(40),  # a line for each bad frame would be the bench
+        wrapper_class=structlog.make_filtering_bound_logger(40),  # a warning per bad frame would slow the bench
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    server = reading_server()
     server.start()
     print(server.address, flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
@@ -436,11 +411,11 @@ def serve() -> None:
 
 
 @contextmanager
-def server_process() -> Iterator[tuple[HostAddress, int]]:
-    """A server in a process of its own; its address and its process."""
+def server_process(module: str) -> Iterator[tuple[HostAddress, int]]:
+    """Run ``python -m module --serve``; yield the server's address and process id."""
     signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # so that the child's threads leave them to sigwait
-    with subprocess.Popen([sys.executable, "-m", "bench.fuzz", "--serve"], stdout=subprocess.PIPE, text=True) as child:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # inherited: the child's threads leave the signals to sigwait
+    with subprocess.Popen([sys.executable, "-m", module, "--serve"], stdout=subprocess.PIPE, text=True) as child:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         try:
             assert child.stdout is not None
@@ -450,7 +425,7 @@ def server_process() -> Iterator[tuple[HostAddress, int]]:
 
 
 def process_mib(pid: int) -> float:
-    """Resident memory."""
+    """Return the resident memory of a process."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) / 1_024
 
@@ -459,45 +434,44 @@ def measure(address: HostAddress, pid: int | None, options: argparse.Namespace) 
     outcome, warm = Outcome(), Outcome()
     attack(address, min(20_000, options.frames), options.seed + 1, options.connections, options.seconds, warm)
     before = process_mib(pid) if pid else 0.0
-    with neighbour(address, outcome):
+    with other_client(address, outcome):
         attack(address, options.frames, options.seed, options.connections, options.seconds, outcome)
     print(
         f"{outcome.frames:,} damaged frames (seed {options.seed}) in {outcome.seconds:,.0f} s: {outcome.survived:,} "
-        f"survived, {outcome.closed:,} ended their connection, {outcome.swallowed:,} announced more than came; "
-        f"{outcome.answers:,} were answered, "
-        f"{outcome.refusals:,} of them with an error",
+        f"left their connection open, {outcome.closed:,} closed it, {outcome.incomplete:,} were incomplete; "
+        f"{outcome.responses:,} got a response, {outcome.refused:,} of them with an error",
         flush=True,
     )
-    report("frames that left a connection stuck", len(outcome.stuck), "", "0")
-    report("round trips of a neighbour that failed", len(outcome.neighbour_problems), "", "0")
-    report("round trips of a neighbour meanwhile", len(outcome.neighbour_us), "", "all of them")
-    report("  of these, p50", percentile(outcome.neighbour_us, 0.5), "us", "as it comes")
-    report("  of these, p99", percentile(outcome.neighbour_us, 0.99), "us", "as it comes")
+    report("frames after which the server hung", len(outcome.hanging), "", "0")
+    report("failed requests of another client", len(outcome.other_errors), "", "0")
+    report("requests of another client", len(outcome.other_us), "", "all of them")
+    report("  of these, p50", percentile(outcome.other_us, 0.5), "us", "none")
+    report("  of these, p99", percentile(outcome.other_us, 0.99), "us", "none")
     if pid:
-        report("memory of the server before", before, "MiB", "as it comes")
+        report("memory of the server before", before, "MiB", "none")
         report("memory of the server grew by", process_mib(pid) - before, "MiB", "< 16")
-    for frame in outcome.stuck[:3]:
-        print("stuck:", frame)
-    for problem in outcome.neighbour_problems[:3]:
-        print("neighbour:", problem)
+    for frame in outcome.hanging[:3]:
+        print("hanging:", frame)
+    for error in outcome.other_errors[:3]:
+        print("other client:", error)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=1_000_000)
-    parser.add_argument("--seconds", type=float, default=900.0, help="stop then, also with frames left")
+    parser.add_argument("--seconds", type=float, default=900.0, help="stop after this time, even with frames left")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--address", help="of a server that runs already")
-    parser.add_argument("--pid", type=int, help="its process, to watch its memory")
+    parser.add_argument("--address", help="address of a running server")
+    parser.add_argument("--pid", type=int, help="process id of that server, to measure its memory")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve()
+        serve(decoding_server())
     elif options.address:
         measure(parse_address(options.address), options.pid, options)
     else:
-        with server_process() as (address, pid):
+        with server_process("bench.fuzz") as (address, pid):
             measure(address, pid, options)
 
 

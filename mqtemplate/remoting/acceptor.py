@@ -1,4 +1,4 @@
-"""The door of a server: listens, and takes who comes, as long as there is room."""
+"""Listener socket of a server."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from collections.abc import Callable
 
 import structlog
 
-from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.addresses import peer_address
 from mqtemplate.remoting.io_loop import READ, IoLoop
+from mqtemplate.remoting.sockets import listen_at, peer_address
 
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
-_BACKLOG = 1_024
-_AT_ONCE = 64
-"""So many are taken before those who are connected have their turn again."""
-_REST_MS = 1_000
-_THEIR_FAULT = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
+_MAX_ACCEPTS = 64
+"""Number of connections accepted at once, before the open connections get their turn."""
+_RETRY_MS = 1_000
+# man accept: errors of the new connection, not of the listener
+_PEER_ERRORS = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
 
 
 class Acceptor:
-    """Takes connections, and hands them over as non-blocking sockets.
+    """Acceptor of connections; it passes them on as non-blocking sockets.
 
-    Where the system has no room for another (its files are counted, RLIMIT_NOFILE), it rests for a second: those who
-    wait are neither refused nor asked for again and again.
+    If the process has no file descriptor left (RLIMIT_NOFILE), it tries again after a second. Clients wait in the
+    listen backlog for that time: they are not refused, and the loop does not spin.
 
     Raises:
-        BrokerError: The address cannot be listened at.
+        BrokerError: The address is in use or is not one of this machine.
     """
 
     def __init__(
@@ -37,18 +36,19 @@ class Acceptor:
     ) -> None:
         self._loop = loop
         self._on_accept = on_accept
-        self._socket = _listen_at(listen)
+        self._socket = listen_at(listen)
         self._is_closed = False
         self._is_watched = False
         self.address = peer_address(self._socket.getsockname())
 
-    def begin(self) -> None:
+    def start(self) -> None:
+        """Watch the socket. Called in the loop's thread."""
         if not self._is_closed:
             self._is_watched = True
             self._loop.watch(self._socket, READ, self)
 
     def on_ready(self, events: int) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_MAX_ACCEPTS):
             if self._is_closed:
                 return
             try:
@@ -56,47 +56,31 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
-                if exc.errno not in _THEIR_FAULT:
-                    self._rest(exc)
+                if exc.errno not in _PEER_ERRORS:
+                    self._pause(exc)
                     return
                 continue
             sock.setblocking(False)
             self._on_accept(sock, peer_address(sockaddr))
 
     def abort(self, reason: str) -> None:
-        """One connection could not be taken over; the next may be."""
+        """Do nothing: one connection failed, the next one may succeed."""
 
     def close(self) -> None:
-        """Listen no longer. In the loop's thread, or before it has begun."""
+        """Close the socket. Called in the loop's thread, or before `start`."""
         if not self._is_closed:
             self._is_closed = True
             if self._is_watched:
-                self._loop.forget(self._socket)
+                self._loop.unwatch(self._socket)
             self._socket.close()
 
-    def _rest(self, exc: OSError) -> None:
+    def _pause(self, exc: OSError) -> None:
         _log.error(
-            "remoting.cannot_accept",
+            "remoting.accept_failed",
             listen=str(self.address),
             error=exc.strerror or str(exc),
-            try_again_ms=_REST_MS,
+            retry_after_ms=_RETRY_MS,
             hint="raise the limit of open files (ulimit -n), or lower max_connections",
         )
-        self._loop.forget(self._socket)
-        self._loop.call_later(_REST_MS, self.begin)
-
-
-def _listen_at(listen: HostAddress) -> socket.socket:
-    is_ipv6 = ":" in listen.ip
-    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    both = is_ipv6 and listen.ip == "::" and socket.has_dualstack_ipv6()
-    try:
-        sock = socket.create_server((listen.ip, listen.port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-    except (OSError, OverflowError) as exc:
-        reason = getattr(exc, "strerror", None) or str(exc)
-        raise BrokerError(
-            f"cannot listen at {listen} ({reason}); is another server running there, and is the address one of this "
-            "machine? Port 0 lets the system choose"
-        ) from exc
-    sock.setblocking(False)
-    return sock
+        self._loop.unwatch(self._socket)
+        self._loop.call_later(_RETRY_MS, self.start)

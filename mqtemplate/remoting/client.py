@@ -1,4 +1,4 @@
-"""The client's side of the wire: a connection to each address, made when it is needed."""
+"""Client side of the remoting protocol: one connection to each address, opened at its first use."""
 
 from __future__ import annotations
 
@@ -12,37 +12,40 @@ import structlog
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, RemoteConnectError
-from mqtemplate.remoting.addresses import parse_address
-from mqtemplate.remoting.budget import Budget
-from mqtemplate.remoting.connection import Channel, Connection
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.connection_pool import ConnectionPool
 from mqtemplate.remoting.io_loop import IoLoop
-from mqtemplate.remoting.outstanding import Done, next_opaque, tell
-from mqtemplate.remoting.peers import Peers
-from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, encode_head
+from mqtemplate.remoting.limits import MemoryLimit
+from mqtemplate.remoting.pending_requests import InvokeCallback, call_safely, next_opaque
 from mqtemplate.remoting.protocol.acl import sign_command
-from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY
-from mqtemplate.remoting.refusals import not_supported, system_error
+from mqtemplate.remoting.protocol.codec import encode_head
+from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand, not_supported, system_error
 from mqtemplate.remoting.settings import RemotingClientSettings
+from mqtemplate.remoting.sockets import parse_address
+from mqtemplate.remoting.streams import Stream
+from mqtemplate.remoting.tls import client_context
 
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
-OnRequest = Callable[[Channel, RemotingCommand], RemotingCommand | None]
-"""Takes a request of a broker, in a worker thread (it may block); gives the answer, or None: it has answered, or will,
-by `Connection.reply`, or never (one-way)."""
+OnRequest = Callable[[Connection, RemotingCommand], RemotingCommand | None]
+"""Processor of a broker's requests. It runs in a worker thread and may block.
 
-_DIALERS = 8
-_UNLIMITED = 1 << 62
+It returns the response, or None if it responds by `Connection.reply` or the request is one-way."""
+
+_CONNECT_THREADS = 8
 
 
 class RemotingClient:
-    """Asks servers, and is asked by them over the same connections. Thread-safe.
+    """Client of servers, which may also send requests over the same connections. Thread-safe.
 
-    - Addresses are texts, ``host:port`` or ``[::1]:port``. Each has one connection, made when it is first used, and
-      again when it is next used after it was lost.
-    - One I/O thread reads all connections; whoever asks sends. So callbacks (*done*, `on_close`) must not block, and
-      `invoke` may not be called in them; requests of brokers have worker threads, where both is allowed.
-    - A lost connection fails at once whatever is outstanding on it. Nothing is repeated, except what a server that is
-      shutting down refused with GO_AWAY: once, over a new connection.
+    - An address is a text: ``host:port`` or ``[::1]:port``. Each address has one connection. It is opened at its first
+      use, and again at the next use after it was lost.
+    - One I/O thread reads all connections; the calling thread sends. Callbacks run in the I/O thread: they must not
+      block and may not call `invoke`. Requests of brokers have worker threads, which may do both.
+    - All pending requests of a lost connection fail at once. The client repeats no request, with one exception: a
+      request that a stopping server refused with GO_AWAY is repeated once, over a new connection.
 
     Raises:
         ConfigurationError: A file of the TLS settings cannot be used.
@@ -50,122 +53,126 @@ class RemotingClient:
 
     def __init__(self, settings: RemotingClientSettings, clock: Clock, on_request: OnRequest | None = None) -> None:
         self.limits = settings.limits
-        self.partial_input = self.unread_output = Budget(_UNLIMITED, lambda: None)
+        self.partial_input = self.unread_output = MemoryLimit()
         self.loop = IoLoop("mqtemplate-client", clock)
         self._credentials = settings.credentials
         self._on_request = on_request
-        self._peers = Peers(self, settings)
+        context = None if settings.tls is None else client_context(settings.tls)
+        self._pool = ConnectionPool(settings.connect_timeout_ms, context, self._start_connection)
         self._close_callbacks: list[Callable[[str], None]] = []
-        self._dialers = ThreadPoolExecutor(_DIALERS, "mqtemplate-client-dial")
+        self._connectors = ThreadPoolExecutor(_CONNECT_THREADS, "mqtemplate-client-connect")
         self._workers = ThreadPoolExecutor(settings.request_workers, "mqtemplate-client-worker")
+        self._is_started = False
         self._is_closed = False
         self._pid = os.getpid()
 
-    # --- for its owner ------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------
 
     def invoke(self, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        """Ask, and wait for the answer. The request is the client's from now on: it gets an opaque and a signature.
+        """Send a request, wait for the response, and return it. The client sets the request's opaque and signature.
 
         Raises:
-            RemoteConnectError: No connection, or it was lost.
-            RemoteTimeoutError: No answer in time.
+            RemoteConnectError: The connection cannot be opened, or was lost.
+            RemoteTimeoutError: No response arrived in time.
             MessageError: The frame would be too large.
             BrokerClosedError: The client is closed.
-            ForkedError: It was made before a fork.
-            ConfigurationError: *address* is none.
+            ForkedError: The client was created before a fork.
+            ConfigurationError: *address* is not ``host:port``.
         """
         self._check_usable()
         if self.loop.is_current_thread:
-            raise RuntimeError("invoke() in a callback waits for the thread that it blocks; use invoke_async() there")
+            raise RuntimeError("invoke() in a callback would wait for the thread that it blocks; use invoke_async()")
         deadline = time.monotonic() + timeout_ms / 1_000
         request.flag = 0
-        response = self._ask_and_wait(address, request, timeout_ms, deadline)
+        response = self._invoke_once(address, request, timeout_ms, deadline)
         if response.code == ResponseCode.GO_AWAY:
-            response = self._ask_and_wait(address, request, timeout_ms, deadline)
+            response = self._invoke_once(address, request, timeout_ms, deadline)
         return response
 
-    def invoke_async(self, address: str, request: RemotingCommand, timeout_ms: int, done: Done) -> None:
-        """Ask; *done* is called once: with the answer, or with an error as `invoke` raises it.
+    def invoke_async(self, address: str, request: RemotingCommand, timeout_ms: int, callback: InvokeCallback) -> None:
+        """Send a request; *callback* is called once, with the response or with an error that `invoke` would raise.
 
-        It never blocks: a connection that is not there yet is made in a worker thread. *done* is called in the I/O
-        thread, in that worker where the connection did not come about, or at once where it was lost just now.
+        This method never blocks: a worker thread opens a missing connection. *callback* runs in the I/O thread, in that
+        worker thread if connecting fails, or in this thread if the connection was lost just now.
 
         Raises:
-            MessageError, BrokerClosedError, ForkedError, ConfigurationError: As `invoke`; then *done* is not called.
+            MessageError, BrokerClosedError, ForkedError, ConfigurationError: As `invoke`; *callback* is not called.
         """
         self._check_usable()
         request.flag = 0
         deadline = time.monotonic() + timeout_ms / 1_000
 
-        def ask(connection: Connection) -> None:
-            def on_answer(result: RemotingCommand | BrokerError) -> None:
+        def send(connection: Connection) -> None:
+            def on_result(result: RemotingCommand | BrokerError) -> None:
                 if isinstance(result, RemotingCommand) and result.code == ResponseCode.GO_AWAY:
-                    self._peers.retire(address, connection)
-                    self._dial_and(address, deadline, ask_again, done)
+                    self._pool.retire(address, connection)
+                    self._connect_and(address, deadline, send_again, callback)
                 else:
-                    done(result)
+                    callback(result)
 
-            connection.request(request, _ms_until(deadline), on_answer)
+            connection.request(request, _ms_until(deadline), on_result)
 
-        def ask_again(connection: Connection) -> None:
-            connection.request(request, _ms_until(deadline), done)
+        def send_again(connection: Connection) -> None:
+            connection.request(request, _ms_until(deadline), callback)
 
-        connection = self._peers.find(address)
+        connection = self._pool.find(address)
         if connection is not None:
-            ask(connection)
+            send(connection)
         else:
-            parse_address(address)  # what is wrong with the call is said here, not in the worker
+            # Errors of the caller are raised here, not in the worker thread.
+            parse_address(address)
             encode_head(request, len(request.body))
-            self._dial_and(address, deadline, ask, done)
+            self._connect_and(address, deadline, send, callback)
 
     def invoke_one_way(self, address: str, request: RemotingCommand) -> None:
-        """Send, and await nothing. Raises what `invoke` raises, as far as it is known without an answer.
+        """Send a request without a response. Raise what `invoke` raises, as far as it is known without a response.
 
-        In the I/O thread it does not connect itself: what goes wrong then is logged.
+        In the I/O thread a worker thread opens a missing connection, and its errors are logged.
         """
         self._check_usable()
         request.flag = FLAG_ONE_WAY
-        connection = self._peers.find(address)
+        connection = self._pool.find(address)
         if connection is not None:
             connection.send_one_way(request)
         elif self.loop.is_current_thread:
-            self._dial_and(address, None, lambda made: made.send_one_way(request), _log_lost)
+            self._connect_and(address, None, lambda opened: opened.send_one_way(request), _log_lost)
         else:
-            self._peers.connect(address, None).send_one_way(request)
+            self._pool.get(address, None).send_one_way(request)
 
     def on_close(self, callback: Callable[[str], None]) -> None:
-        """Call *callback* with the address, in the I/O thread, whenever a connection ended."""
+        """Call *callback* in the I/O thread with the address of each connection that has ended."""
         self._close_callbacks.append(callback)
 
     def close(self) -> None:
-        """Close all connections, which fails what is outstanding, and join the threads.
+        """Close all connections, which fails their pending requests, and join the threads.
 
-        In a forked child nothing is done: connections and threads are the parent's.
+        In a forked child this does nothing: connections and threads belong to the parent.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        self._peers.close()
-        is_ours = self.loop.is_current_thread or threading.current_thread().name.startswith("mqtemplate-client-")
-        self._dialers.shutdown(wait=not is_ours)  # each of them ends with an error, which its caller is told
+        self._pool.close()
+        is_own_thread = self.loop.is_current_thread or threading.current_thread().name.startswith("mqtemplate-client-")
+        # Queued attempts to connect still run: each reports an error to its caller.
+        self._connectors.shutdown(wait=not is_own_thread)
         self.loop.stop()
-        self._workers.shutdown(wait=not is_ours, cancel_futures=True)
+        self._workers.shutdown(wait=not is_own_thread, cancel_futures=True)
 
-    # --- what connections ask of their owner ----------------------------------------------------------
+    # --- interface of connections -------------------------------------------------------------------
 
     def on_request(self, connection: Connection, request: RemotingCommand) -> None:
-        """Hand it to a worker. In the I/O thread."""
+        """Submit a broker's request to a worker thread."""
         if self._on_request is None:
             connection.reply(not_supported(request))
             return
         try:
-            self._workers.submit(self._answer, self._on_request, connection, request)
-        except RuntimeError:  # closed at this moment, and so is the connection
+            self._workers.submit(self._process, self._on_request, connection, request)
+        except RuntimeError:  # the client was closed at this moment, and with it the connection
             _log.debug("remoting.request_dropped", request=str(request))
 
     def on_closed(self, connection: Connection, reason: str) -> None:
-        """Forget it, and tell who wants to know. In the I/O thread."""
-        address = self._peers.remove(connection)
+        """Remove a connection that has ended."""
+        address = self._pool.remove(connection)
         for callback in self._close_callbacks if address is not None else ():
             try:
                 callback(str(address))
@@ -178,60 +185,70 @@ class RemotingClient:
         if credentials is not None:
             sign_command(request, credentials.access_key, credentials.secret_key, credentials.security_token)
 
-    # --- inside -------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedError(
-                f"this client was made by process {self._pid}, and this is process {os.getpid()}, forked from it: its "
-                "connections and threads stayed behind. Make the client after the fork, for example in the worker's "
+                f"this client was created by process {self._pid}, and this is process {os.getpid()}, forked from it "
+                "without its threads and connections. Create the client after the fork, for example in the worker's "
                 "start-up hook (gunicorn: post_fork), or start workers by spawn"
             )
         if self._is_closed:
-            raise BrokerClosedError("this client is closed; make another one")
+            raise BrokerClosedError("this client is closed; create another one")
 
-    def _ask_and_wait(
-        self, address: str, request: RemotingCommand, timeout_ms: int, deadline: float
-    ) -> RemotingCommand:
-        connection = self._peers.find(address) or self._peers.connect(address, deadline)
+    def _start_connection(self, stream: Stream, remote: HostAddress) -> Connection:
+        """Return the connection over a new stream. Called under the lock of the pool."""
+        if not self._is_started:
+            self._is_started = True
+            self.loop.start()
+        connection = Connection(stream, remote, self)
+        self.loop.call_soon(connection.start)
+        return connection
+
+    def _invoke_once(self, address: str, request: RemotingCommand, timeout_ms: int, deadline: float) -> RemotingCommand:
+        connection = self._pool.find(address) or self._pool.get(address, deadline)
         opaque = request.opaque = next_opaque()
         waiter = _Waiter()
-        connection.ask(request, waiter.done)
+        connection.start_request(request, waiter.set_result)
         try:
-            is_answered = waiter.wait(deadline - time.monotonic())
-        except BaseException:  # Ctrl-C, mostly
-            connection.forget(opaque)
+            has_result = waiter.wait(deadline - time.monotonic())
+        except BaseException:  # mostly KeyboardInterrupt
+            connection.cancel_request(opaque)
             raise
-        if not is_answered:
-            if connection.forget(opaque):
+        if not has_result:
+            if connection.cancel_request(opaque):
                 raise connection.timeout_error(request, timeout_ms)
-            waiter.wait(-1)  # it came just now
+            waiter.wait(-1)  # the I/O thread removed the request just now, and is about to set the result
         result = waiter.result
         if isinstance(result, BrokerError):
             raise result
         assert result is not None
         if result.code == ResponseCode.GO_AWAY:
-            self._peers.retire(address, connection)
+            self._pool.retire(address, connection)
         return result
 
-    def _dial_and(self, address: str, deadline: float | None, use: Callable[[Connection], None], done: Done) -> None:
-        """Make the connection in a worker thread, and use it; *done* is told when that fails."""
+    def _connect_and(
+        self, address: str, deadline: float | None, use: Callable[[Connection], None], callback: InvokeCallback
+    ) -> None:
+        """Open a connection in a worker thread and call *use* with it; on an error call *callback*."""
 
         def work() -> None:
             try:
-                use(self._peers.connect(address, deadline))
+                use(self._pool.get(address, deadline))
             except BrokerError as exc:
-                tell(done, exc)
+                call_safely(callback, exc)
             except Exception as exc:
-                _log.exception("remoting.dial_failed", address=address)
-                tell(done, RemoteConnectError(f"cannot connect to {address} ({type(exc).__name__}: {exc})"))
+                _log.exception("remoting.connect_failed", address=address)
+                error = RemoteConnectError(f"cannot connect to {address} ({type(exc).__name__}: {exc})")
+                call_safely(callback, error)
 
         try:
-            self._dialers.submit(work)
+            self._connectors.submit(work)
         except RuntimeError:
-            tell(done, BrokerClosedError("this client is closed; make another one"))
+            call_safely(callback, BrokerClosedError("this client is closed; create another one"))
 
-    def _answer(self, on_request: OnRequest, connection: Connection, request: RemotingCommand) -> None:
+    def _process(self, on_request: OnRequest, connection: Connection, request: RemotingCommand) -> None:
         try:
             response = on_request(connection, request)
         except Exception as exc:
@@ -242,7 +259,7 @@ class RemotingClient:
 
 
 class _Waiter:
-    """Waits for one answer."""
+    """Result of one request that a thread waits for. A bare lock is the cheapest way to wait."""
 
     __slots__ = ("_lock", "result")
 
@@ -251,12 +268,12 @@ class _Waiter:
         self._lock.acquire()
         self.result: RemotingCommand | BrokerError | None = None
 
-    def done(self, result: RemotingCommand | BrokerError) -> None:
+    def set_result(self, result: RemotingCommand | BrokerError) -> None:
         self.result = result
         self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """True when the answer, or an error, is there; -1 waits for ever, and less than 0 not at all."""
+        """Return True when there is a result; -1 waits without a timeout, any other negative number does not wait."""
         return self._lock.acquire(timeout=timeout_s if timeout_s == -1 else max(timeout_s, 0.0))
 
 

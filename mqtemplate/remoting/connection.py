@@ -1,4 +1,4 @@
-"""One connection, of a client or of a server: both sides may ask, and both may answer."""
+"""One connection of a client or of a server: both sides send requests and responses."""
 
 from __future__ import annotations
 
@@ -12,76 +12,78 @@ import structlog
 
 from mqtemplate.errors import MessageError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.budget import Budget
 from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
-from mqtemplate.remoting.outstanding import Done, Outstanding, next_opaque
-from mqtemplate.remoting.protocol import FrameDecoder, RemotingCommand, RequestCode, ResponseCode, encode_head
-from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY
-from mqtemplate.remoting.settings import ConnectionLimits
-from mqtemplate.remoting.streams import Outbox, Stream
+from mqtemplate.remoting.limits import ConnectionLimits, MemoryLimit
+from mqtemplate.remoting.pending_requests import InvokeCallback, PendingRequests, next_opaque
+from mqtemplate.remoting.protocol.codec import FrameDecoder, encode_head
+from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.streams import OutboundBuffer, Stream, TlsStream
 from mqtemplate.remoting.timers import Timer
 
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 _JOIN_BYTES = 8_192
-"""A body up to this size is copied behind its header: one part is sent faster than two."""
+"""A body up to this size is copied into one part with its header: one part is sent faster than two."""
 
 _ids = itertools.count(1)
 
 
-class Owner(Protocol):
-    """The server or the client that a connection belongs to. Called in the I/O thread."""
+class ConnectionOwner(Protocol):
+    """Server or client that a connection belongs to. The connection calls it in the I/O thread."""
 
     loop: IoLoop
     limits: ConnectionLimits
-    partial_input: Budget
-    unread_output: Budget
+    partial_input: MemoryLimit
+    unread_output: MemoryLimit
 
-    def on_request(self, connection: Connection, request: RemotingCommand) -> None: ...
+    def on_request(self, connection: Connection, request: RemotingCommand) -> None:
+        """Handle a request of the peer."""
 
-    def on_closed(self, connection: Connection, reason: str) -> None: ...
+    def on_closed(self, connection: Connection, reason: str) -> None:
+        """Handle the end of the connection."""
 
     def sign(self, request: RemotingCommand) -> None:
-        """Called in the thread that sends a request, as the last thing before it becomes bytes."""
+        """Sign a request before it is encoded. Called in the thread that sends it."""
 
 
 class Connection:
-    """One TCP connection. What is public may be called from any thread, and does not block.
+    """One TCP connection. Any thread may call its public methods, which do not block.
 
-    - The loop's thread reads, and owns the decoder. Whoever answers or asks sends at once, as long as nothing waits to
-      be sent before it; what the peer does not take is kept, and sent by the loop.
-    - A peer that does not read what it asked for is not read from either.
-    - Each request of the peer is answered once; an answer that nobody asked for is dropped.
+    - The I/O thread reads and owns the decoder. A thread that responds or sends a request writes to the socket itself
+      if the outbound buffer is empty. The buffer takes what the socket does not accept, and the I/O thread sends it.
+    - The connection does not read from a peer that does not read its responses.
+    - Each request of the peer gets one response. A response without a pending request is dropped.
 
     Attributes:
-        id: Counted by this process; no two connections have the same.
-        remote: The peer as this side sees it; an IPv4 address mapped into IPv6 is told as IPv4.
-        is_tls: Whether it is under TLS.
+        id: Unique number in this process.
+        remote: Address of the peer as this side sees it; a mapped IPv4 address is an IPv4 address.
+        is_tls: True if the connection uses TLS.
     """
 
-    def __init__(self, stream: Stream, remote: HostAddress, owner: Owner, *, is_tls: bool = False) -> None:
+    def __init__(self, stream: Stream, remote: HostAddress, owner: ConnectionOwner) -> None:
         self.id = next(_ids)
         self.remote = remote
-        self.is_tls = is_tls
+        self.is_tls = isinstance(stream, TlsStream)
         self._stream = stream
         self._owner = owner
         self._loop = owner.loop
         self._limits = owner.limits
         self._decoder = FrameDecoder(owner.limits.max_frame_bytes)
-        self._outstanding = Outstanding()
+        self._pending = PendingRequests()
         self._unanswered: set[int] = set()  # opaques of the peer's requests
-        self._lock = threading.Lock()  # around everything below that says so
-        self._outbox = Outbox()  # lock
-        self._is_open = True  # lock
-        self._is_corked = False  # lock: the loop gathers answers, and sends them together
+        self._lock = threading.Lock()  # protects the three attributes that follow
+        self._outbound = OutboundBuffer()
+        self._is_open = True
+        self._is_corked = False  # True while the I/O thread collects responses, to send them together
         self._is_ended = False
         self._is_paused = False
         self._interest = 0
-        self._taken = 0  # commands
+        self._commands_read = 0
         self._partial_bytes = 0
         self._partial_since_ms: float | None = None
         self._last_traffic_ms = self._loop.now_ms()
-        self._check_timer: Timer | None = None
+        self._timeout_timer: Timer | None = None
         self._end_reason = "it is closed"
 
     def __str__(self) -> str:
@@ -91,49 +93,52 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
+        """True until the connection is closed by either side."""
         return self._is_open
 
     @property
     def unread_bytes(self) -> int:
-        """What waits to be read by the peer."""
-        return self._outbox.size
+        """Number of bytes that the peer has not accepted yet."""
+        return self._outbound.size
 
     @property
     def partial_bytes(self) -> int:
-        """What has come of a frame that is not complete."""
+        """Number of received bytes of an incomplete frame."""
         return self._partial_bytes
 
     @property
     def unanswered(self) -> int:
-        """How many requests of the peer have no answer yet."""
+        """Number of requests of the peer without a response."""
         return len(self._unanswered)
 
     @property
-    def outstanding(self) -> int:
-        """How many requests to the peer have no answer yet."""
-        return len(self._outstanding)
+    def pending(self) -> int:
+        """Number of requests to the peer without a response."""
+        return len(self._pending)
 
     def reply(self, response: RemotingCommand, *, body: Sequence[bytes] = ()) -> None:
-        """Answer a request of the peer; dropped when closed, or when it was a one-way request or is answered already.
+        """Send the response to a request of the peer.
+
+        It is dropped if the connection is closed, the request was a one-way request, or it has a response already.
 
         Args:
-            body: Parts of the body, written without joining them, in place of ``response.body``.
+            body: Parts of the body, which are written without joining them, instead of ``response.body``.
         """
         try:
             self._unanswered.remove(response.opaque)
         except KeyError:
-            _log.debug("remoting.answer_dropped", remote=str(self.remote), answer=str(response))
+            _log.debug("remoting.response_dropped", remote=str(self.remote), response=str(response))
             return
         try:
             parts = _frame(response, body)
         except MessageError as exc:
-            _log.warning("remoting.answer_impossible", remote=str(self.remote), error=str(exc))
-            refusal = RemotingCommand(ResponseCode.SYSTEM_ERROR, response.opaque, response.flag, remark=str(exc))
-            parts = _frame(refusal)
+            _log.warning("remoting.response_failed", remote=str(self.remote), error=str(exc))
+            error = RemotingCommand(ResponseCode.SYSTEM_ERROR, response.opaque, response.flag, remark=str(exc))
+            parts = _frame(error)
         self._send(parts)
 
     def send_one_way(self, request: RemotingCommand) -> None:
-        """Send a request that the peer must not answer; it is marked so, and given its opaque. Dropped when closed.
+        """Send a request that the peer must not answer, and set its opaque and flag. It is dropped after the end.
 
         Raises:
             MessageError: The frame would be too large.
@@ -143,44 +148,45 @@ class Connection:
         self._owner.sign(request)
         self._send(_frame(request))
 
-    def request(self, request: RemotingCommand, timeout_ms: int, done: Done) -> None:
-        """Ask the peer, giving *request* its opaque.
+    def request(self, request: RemotingCommand, timeout_ms: int, callback: InvokeCallback) -> None:
+        """Send a request to the peer, and set its opaque.
 
-        *done* is called exactly once, in the I/O thread (or at once, where the connection is closed): with the answer,
-        a `RemoteTimeoutError`, or a `RemoteConnectError`.
+        *callback* is called exactly once: with the response, a `RemoteTimeoutError`, or a `RemoteConnectError`. It runs
+        in the I/O thread, or in this thread if the connection is closed.
 
         Raises:
-            MessageError: The frame would be too large; *done* is not called.
+            MessageError: The frame would be too large; *callback* is not called.
         """
         opaque = request.opaque = next_opaque()
 
-        def give_up() -> None:
-            self._outstanding.finish(opaque, self.timeout_error(request, timeout_ms))
+        def time_out() -> None:
+            self._pending.complete(opaque, self.timeout_error(request, timeout_ms))
 
-        self.ask(request, done, partial(self._loop.call_later, timeout_ms, give_up))
+        self.start_request(request, callback, partial(self._loop.call_later, timeout_ms, time_out))
 
-    def ask(self, request: RemotingCommand, done: Done, start_timer: Callable[[], Timer] | None = None) -> None:
-        """`request` for who keeps the time, and has given the opaque: see `forget`."""
+    def start_request(
+        self, request: RemotingCommand, callback: InvokeCallback, start_timer: Callable[[], Timer] | None = None
+    ) -> None:
+        """Send a request as `request` does, for a caller that sets the opaque and waits for the timeout itself."""
         self._owner.sign(request)
         parts = _frame(request)
-        self._outstanding.add(request.opaque, done, start_timer)
+        self._pending.add(request.opaque, callback, start_timer)
         if not self._send(parts):
-            self._outstanding.finish(request.opaque, self._lost(self._end_reason))
+            self._pending.complete(request.opaque, self._lost_error(self._end_reason))
 
-    def forget(self, opaque: int) -> bool:
-        """Wait for that answer no longer; False if it has come, or the connection was lost: then *done* was called."""
-        return self._outstanding.forget(opaque)
+    def cancel_request(self, opaque: int) -> bool:
+        """Ignore the response to a request; return False if its callback has been called."""
+        return self._pending.remove(opaque)
 
     def timeout_error(self, request: RemotingCommand, timeout_ms: int) -> RemoteTimeoutError:
-        code = RequestCode.of(request.code)
-        name = f"{code} {code.name}" if isinstance(code, RequestCode) else str(code)
+        """Return the error for a request without a response in time."""
         return RemoteTimeoutError(
-            f"{self.remote} did not answer request {name} within {timeout_ms} ms; it may have been carried out all the "
-            "same. Is the broker overloaded? Try again, or give it more time"
+            f"{self.remote} did not answer request {RequestCode.text(request.code)} within {timeout_ms} ms; it may "
+            "have been carried out all the same. Is the broker overloaded? Try again, or give it more time"
         )
 
     def close(self, reason: str) -> None:
-        """End it; what was answered already is still sent as far as the peer takes it at once."""
+        """Close the connection. Responses that are ready are sent as far as the socket accepts them at once."""
         self._close(reason, is_bad=False)
 
     def _close(self, reason: str, *, is_bad: bool) -> None:
@@ -191,65 +197,64 @@ class Connection:
     # --- sending ------------------------------------------------------------------------------------
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> bool:
-        """Send now what the peer takes, and keep the rest; False when closed."""
+        """Send what the socket accepts, and buffer the rest; return False if the connection is closed."""
         size = sum(map(len, parts))
         with self._lock:
             if not self._is_open:
                 return False
-            outbox = self._outbox
-            if outbox.size or self._is_corked:
-                outbox.add(parts, size)
+            outbound = self._outbound
+            if outbound.size or self._is_corked:
+                outbound.add(parts, size)
                 rest = size
             else:
                 try:
-                    taken = self._stream.send(parts)
+                    sent = self._stream.send(parts)
                 except OSError as exc:
                     self.close(_reason(exc))
                     return False
-                rest = size - taken
-                if taken:
+                rest = size - sent
+                if sent:
                     self._last_traffic_ms = self._loop.now_ms()
                 if rest:
-                    outbox.add(parts, size, taken)
+                    outbound.add(parts, size, sent)
             is_corked = self._is_corked
         if rest:
-            self._on_unread(rest, is_corked)
+            self._on_buffered(rest, is_corked)
         return True
 
-    def _on_unread(self, grown: int, is_corked: bool) -> None:
-        """The peer has *grown* bytes more to read than before."""
-        self._owner.unread_output.add(grown)
-        if self._outbox.size > self._limits.max_unread_bytes:
-            self._close(f"the peer leaves {self._outbox.size} bytes of answers unread", is_bad=True)
+    def _on_buffered(self, added: int, is_corked: bool) -> None:
+        self._owner.unread_output.add(added)
+        if self._outbound.size > self._limits.max_unread_bytes:
+            self._close(f"the peer leaves {self._outbound.size} bytes of responses unread", is_bad=True)
         elif not is_corked:
             self._loop.call_soon(self._set_interest)
 
     def _flush(self) -> None:
-        """Send what waits, as far as the peer takes it. In the loop's thread."""
+        """Send buffered bytes as far as the socket accepts them. Called in the I/O thread."""
         with self._lock:
             self._is_corked = False
-            if not self._outbox.size:
+            if not self._outbound.size:
                 return
-            before, problem = self._outbox.size, None
+            before, error = self._outbound.size, None
             try:
-                self._outbox.flush(self._stream)
+                self._outbound.flush(self._stream)
             except OSError as exc:
-                problem = _reason(exc)
-            sent = before - self._outbox.size
+                error = _reason(exc)
+            sent = before - self._outbound.size
         if sent:
             self._owner.unread_output.add(-sent)
             self._last_traffic_ms = self._loop.now_ms()
-        if problem is not None:
-            self.end(problem)
+        if error is not None:
+            self.end(error)
 
-    # --- in the loop's thread -----------------------------------------------------------------------
+    # --- in the I/O thread --------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Watch the socket."""
         if not self._is_ended:
             self._set_interest()
-            self._check()
-            if self._stream.has_more():
+            self._check_timeouts()
+            if self._stream.has_buffered():
                 self._read()
 
     def on_ready(self, events: int) -> None:
@@ -257,9 +262,9 @@ class Connection:
             return
         if events & WRITE:
             self._flush()
-            if self._is_paused and self._outbox.size <= self._limits.pause_reading_bytes // 2:
+            if self._is_paused and self._outbound.size <= self._limits.pause_reading_bytes // 2:
                 self._is_paused = False
-                self._take_commands()
+                self._process_commands()
             self._set_interest()
         if events & READ and not self._is_paused and not self._is_ended:
             self._read()
@@ -278,67 +283,68 @@ class Connection:
             return
         if count == 0:
             cut_off = self._partial_bytes
-            self.end(f"the peer closed it within a frame of which {cut_off} bytes had come" if cut_off else "closed")
+            self.end(f"the peer closed it after {cut_off} bytes of an incomplete frame" if cut_off else "closed")
             return
         self._last_traffic_ms = self._loop.now_ms()
         self._decoder.feed(buffer[:count])
-        self._take_commands()
-        if self._stream.has_more() and not self._is_paused:
+        self._process_commands()
+        # The selector does not report bytes that OpenSSL has decrypted already.
+        if self._stream.has_buffered() and not self._is_paused:
             self._loop.call_soon(partial(self.on_ready, READ))
 
-    def _take_commands(self) -> None:
-        """Carry out what has come, until it is done or the peer has too much to read."""
+    def _process_commands(self) -> None:
+        """Process all complete commands, or stop reading when the peer leaves too much output unread."""
         limit = self._limits.pause_reading_bytes
-        taken_before, has_more = self._taken, True
+        read_before, has_more = self._commands_read, True
         while has_more and not self._is_ended:
             try:
-                has_more = self._take_some(limit)
+                has_more = self._process_until(limit)
             except RemoteProtocolError as exc:
                 self._flush()
                 self.end(str(exc), is_bad=True)
                 return
             self._flush()
-            if has_more and self._outbox.size > limit:
+            if has_more and self._outbound.size > limit:
                 self._is_paused = True  # until the peer has read half of it
                 break
         if not self._is_ended:
-            self._note_partial(self._taken > taken_before)
+            self._track_partial_frame(self._commands_read > read_before)
             self._set_interest()
 
-    def _take_some(self, limit: int) -> bool:
-        """Carry out commands until none is complete (False), or answers of more than *limit* bytes wait (True)."""
+    def _process_until(self, limit: int) -> bool:
+        """Process commands; return False if none is complete, True if the buffered output is larger than *limit*."""
         decoder = self._decoder
         while (command := decoder.next_command()) is not None:
             if decoder.buffered:
-                self._is_corked = True
-            self._taken += 1
-            self._take(command)
-            if self._outbox.size > limit:
+                self._is_corked = True  # more commands follow: their responses leave together
+            self._commands_read += 1
+            self._process(command)
+            if self._outbound.size > limit:
                 return True
             if self._is_ended:
                 break
         return False
 
-    def _take(self, command: RemotingCommand) -> None:
+    def _process(self, command: RemotingCommand) -> None:
         if command.is_response:
-            if not self._outstanding.finish(command.opaque, command):
-                _log.debug("remoting.answer_unknown", remote=str(self.remote), answer=str(command))
+            if not self._pending.complete(command.opaque, command):
+                _log.debug("remoting.response_ignored", remote=str(self.remote), response=str(command))
             return
         if not command.is_one_way:
             is_busy = len(self._unanswered) >= self._limits.max_unanswered
             self._unanswered.add(command.opaque)
             if is_busy:
-                remark = f"{self._limits.max_unanswered} requests of this connection wait for an answer already"
+                remark = f"{self._limits.max_unanswered} requests of this connection are unanswered already"
                 self.reply(command.response(ResponseCode.SYSTEM_BUSY, remark=remark))
                 return
         self._owner.on_request(self, command)
 
-    def _note_partial(self, has_progressed: bool) -> None:
-        """Remember since when a frame is on its way, and what all of them hold."""
+    def _track_partial_frame(self, has_progressed: bool) -> None:
+        """Remember the start time of an incomplete frame, and count its bytes."""
         held = self._decoder.buffered
         if held != self._partial_bytes:
-            grown, self._partial_bytes = held - self._partial_bytes, held
-            self._owner.partial_input.add(grown)
+            added, self._partial_bytes = held - self._partial_bytes, held
+            self._owner.partial_input.add(added)
         if not held or self._is_paused:
             self._partial_since_ms = None
         elif has_progressed or self._partial_since_ms is None:
@@ -347,13 +353,13 @@ class Connection:
     def _set_interest(self) -> None:
         if self._is_ended:
             return
-        interest = (0 if self._is_paused else READ) | (WRITE if self._outbox.size else 0)
+        interest = (0 if self._is_paused else READ) | (WRITE if self._outbound.size else 0)
         if interest != self._interest:
             self._interest = interest
             self._loop.watch(self._stream.socket, interest, self)
 
-    def _check(self) -> None:
-        """Close it when it idles, or when a frame is too long on its way; else look again when that could be."""
+    def _check_timeouts(self) -> None:
+        """Close the connection if it is idle or a frame takes too long; else check again at the next possible time."""
         if self._is_ended:
             return
         now, limits = self._loop.now_ms(), self._limits
@@ -364,47 +370,44 @@ class Connection:
         elif idle_at <= now:
             self.end(f"idle for {limits.idle_ms} ms")
         else:
-            self._check_timer = self._loop.call_later(min(idle_at, late_at) - now, self._check)
+            self._timeout_timer = self._loop.call_later(min(idle_at, late_at) - now, self._check_timeouts)
 
     def end(self, reason: str, *, is_bad: bool = False) -> None:
-        """Close it now; *is_bad*: for a fault of the peer's, which deserves a line in the log."""
+        """Close the connection now, in the I/O thread; *is_bad*: by a fault of the peer, so log a warning."""
         if self._is_ended:
             return
         self._is_ended = True
         with self._lock:
             self._is_open, self._end_reason = False, reason
-            before = self._outbox.size
+            before = self._outbound.size
             try:
-                self._outbox.flush(self._stream)
+                self._outbound.flush(self._stream)
             except OSError:
-                pass  # the peer has gone
-            unread = self._outbox.size
-            self._outbox.clear()
+                pass  # the peer has closed the connection
+            unread = self._outbound.size
+            self._outbound.clear()
         log = _log.warning if is_bad else _log.debug
         log("remoting.connection_closed", remote=str(self.remote), reason=reason, unread_bytes=unread)
-        self._loop.forget(self._stream.socket)
-        self._stream.socket.close()  # who sends looks whether it is open first, under the lock
-        if self._check_timer is not None:
-            self._check_timer.cancel()
+        self._loop.unwatch(self._stream.socket)
+        # Safe although other threads may send: they check `_is_open` first, under the lock.
+        self._stream.socket.close()
+        if self._timeout_timer is not None:
+            self._timeout_timer.cancel()
         self._owner.unread_output.add(-before)
         self._owner.partial_input.add(-self._partial_bytes)
         self._unanswered.clear()
-        self._outstanding.fail_all(lambda: self._lost(reason))
+        self._pending.fail_all(lambda: self._lost_error(reason))
         self._owner.on_closed(self, reason)
 
-    def _lost(self, reason: str) -> RemoteConnectError:
+    def _lost_error(self, reason: str) -> RemoteConnectError:
         return RemoteConnectError(
-            f"the connection to {self.remote} was lost before the answer came ({reason}); what was asked may have been "
-            "carried out all the same. The next use makes a new connection"
+            f"the connection to {self.remote} was lost before the response arrived ({reason}); the request may have "
+            "been carried out all the same. The next use opens a new connection"
         )
 
 
-Channel = Connection
-"""What a client's ``on_request`` is given to answer by."""
-
-
 def _frame(command: RemotingCommand, body: Sequence[bytes] = ()) -> Sequence[bytes]:
-    """A frame in as few parts as is cheap."""
+    """Return a frame in few parts: small bodies are joined with the header, large ones are not copied."""
     if not body:
         single = command.body
         head = encode_head(command, len(single))

@@ -1,4 +1,4 @@
-"""One thread that waits for sockets, for the time, and for work that other threads hand in."""
+"""I/O loop: one thread that waits for sockets, timers and callbacks from other threads."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _BUFFER_BYTES = 256 * 1024
 
 
 class Handler(Protocol):
-    """Whose socket is watched."""
+    """Owner of a watched socket."""
 
     def on_ready(self, events: int) -> None:
-        """`READ` and `WRITE`, as far as both are asked for and can be done; in the loop's thread."""
+        """Handle `READ` and `WRITE`: those events that are watched and have occurred. Called in the loop's thread."""
 
     def abort(self, reason: str) -> None:
-        """End it: `on_ready` raised what nobody foresaw."""
+        """Close the socket, since `on_ready` raised an unexpected exception."""
 
 
 class IoLoop:
-    """The thread that all sockets of one server, or of one client, share.
+    """Thread that all sockets of one server, or of one client, share.
 
-    - `watch` and `forget` belong to its own thread; `call_soon`, `call_later` and `wake` may be called by any.
-    - What a handler, a work or a timer raises is logged, and the loop goes on.
-    - Spans are counted on the monotonic clock: a wall clock that was set forward drops nobody. On a virtual clock they
-      are counted on that; `wake` the loop after moving it.
+    - Only its own thread may call `watch` and `unwatch`; any thread may call `call_soon`, `call_later` and `wake`.
+    - An exception of a handler, a callback or a timer is logged, and the loop continues.
+    - Delays are measured on the monotonic clock, so that a change of the wall clock ends no connection. On a virtual
+      clock they are measured on that one: `wake` the loop after advancing it.
 
     Attributes:
-        buffer: To receive into; whoever is being called may use it.
+        buffer: Buffer to receive into. A handler may use it while it is called.
     """
 
     def __init__(self, name: str, clock: Clock) -> None:
@@ -52,11 +52,11 @@ class IoLoop:
         self._name = name
         self._clock = clock
         self._timers = Timers()
-        self._work: deque[Callable[[], None]] = deque()
-        self._bell_writer: socket.socket | None = None
-        self._rung = False
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._wake_writer: socket.socket | None = None
+        self._is_woken = False
         self._sleeps_until_ms = float("inf")
-        self._stopping = False
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread_id: int | None = None
 
@@ -64,90 +64,93 @@ class IoLoop:
 
     @property
     def is_current_thread(self) -> bool:
+        """True in the loop's own thread."""
         return threading.get_ident() == self._thread_id
 
     def start(self) -> None:
-        """Begin; what was handed in before is done now."""
+        """Start the thread. Callbacks that were added before run first."""
         self._selector = selectors.DefaultSelector()
-        self._bell_reader, self._bell_writer = socket.socketpair()
-        self._bell_reader.setblocking(False)
-        self._bell_writer.setblocking(False)
-        self._selector.register(self._bell_reader, READ, _WakeEvent(self._bell_reader))
-        self._rung = False
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._selector.register(self._wake_reader, READ, _WakeHandler(self._wake_reader))
+        self._is_woken = False
         self._thread.start()
 
     def stop(self) -> None:
-        """Do the work that was handed in, end the thread, and wait for it. Nothing, if it was not started."""
-        self._stopping = True
+        """Run the callbacks that were added, end the thread, and join it. Has no effect before `start`."""
+        self._is_stopping = True
         self.wake()
         if self._thread.is_alive() and not self.is_current_thread:
             self._thread.join()
 
     def now_ms(self) -> float:
-        """Milliseconds since some instant."""
+        """Return the time in milliseconds since an arbitrary start."""
         return self._clock.now_ms() if self._clock.is_virtual else time.monotonic() * 1_000
 
-    def call_soon(self, work: Callable[[], None]) -> None:
-        """Do it in the loop's thread, after what was handed in before."""
-        self._work.append(work)
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call *callback* in the loop's thread, after those that were added before."""
+        self._callbacks.append(callback)
         if threading.get_ident() != self._thread_id:
             self.wake()
 
     def call_later(self, delay_ms: float, callback: Callable[[], None]) -> Timer:
-        """Do it in the loop's thread, not before *delay_ms* have passed."""
+        """Call *callback* in the loop's thread after *delay_ms* at the earliest."""
         timer = self._timers.add(self.now_ms() + delay_ms, callback)
         if timer.due_ms < self._sleeps_until_ms:
             self.wake()
         return timer
 
     def wake(self) -> None:
-        """Let it look for work and for what is due."""
-        if not self._rung:
-            self._rung = True
-            if self._bell_writer is None:
+        """Make the loop check callbacks and timers now."""
+        if not self._is_woken:
+            self._is_woken = True
+            if self._wake_writer is None:
                 return  # not started yet
-            with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
-                self._bell_writer.send(b"!")
+            # OSError: the pipe is full, so the loop wakes anyway, or the pipe is closed, since the loop has ended.
+            with contextlib.suppress(OSError):
+                self._wake_writer.send(b"!")
 
     # --- for the loop's own thread ------------------------------------------------------------------
 
     def watch(self, sock: socket.socket, events: int, handler: Handler) -> None:
-        """Call *handler* when *sock* is ready for *events*; again for other events."""
+        """Call *handler* when *sock* is ready for *events*, which replace those of an earlier call."""
         if sock.fileno() in self._selector.get_map():
             self._selector.modify(sock, events, handler)
         else:
             self._selector.register(sock, events, handler)
 
-    def forget(self, sock: socket.socket) -> None:
-        """Watch it no longer; before it is closed."""
+    def unwatch(self, sock: socket.socket) -> None:
+        """Stop watching *sock*. This must happen before it is closed."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
 
     def _run(self) -> None:
         self._thread_id = threading.get_ident()
-        while not self._stopping:
-            for key, events in self._selector.select(self._sleep_s()):
+        while not self._is_stopping:
+            for key, events in self._selector.select(self._select_timeout_s()):
                 self._sleeps_until_ms = 0.0
                 try:
                     key.data.on_ready(events)
                 except Exception as exc:
                     _log.exception("remoting.handler_failed", loop=self._name)
-                    self._guarded(partial(key.data.abort, f"{type(exc).__name__}: {exc}"))
+                    self._call(partial(key.data.abort, f"{type(exc).__name__}: {exc}"))
             self._sleeps_until_ms = 0.0
-            self._do_work()
+            self._run_callbacks()
             for timer in self._timers.take_due(self.now_ms()):
-                self._guarded(timer.run)
-        self._do_work()
+                self._call(timer.run)
+        self._run_callbacks()
         self._selector.close()
-        self._bell_reader.close()
-        if self._bell_writer is not None:
-            self._bell_writer.close()
+        self._wake_reader.close()
+        if self._wake_writer is not None:
+            self._wake_writer.close()
 
-    def _sleep_s(self) -> float | None:
-        """How long nothing is due. From here on whoever hands in work or an earlier timer rings the wake_event."""
-        self._sleeps_until_ms = float("inf")  # first: a timer added from now on wakes the loop
+    def _select_timeout_s(self) -> float | None:
+        # Race: from this line on, a thread that adds a timer wakes the loop. Set it later, and a timer that is added
+        # after the next line would be missed until the loop wakes for another reason.
+        self._sleeps_until_ms = float("inf")
         due_ms = self._timers.next_due_ms()
-        if self._work or self._stopping:
+        if self._callbacks or self._is_stopping:
             return 0.0
         if due_ms is None:
             return None
@@ -156,19 +159,20 @@ class IoLoop:
             return 0.0 if due_ms <= self.now_ms() else None
         return max(due_ms - self.now_ms(), 0.0) / 1_000
 
-    def _do_work(self) -> None:
-        self._rung = False  # before the work is looked for: what comes later rings again
-        for _ in range(len(self._work)):
-            self._guarded(self._work.popleft())
+    def _run_callbacks(self) -> None:
+        # Race: reset before the callbacks are counted, so that the thread that adds the next one wakes the loop again.
+        self._is_woken = False
+        for _ in range(len(self._callbacks)):
+            self._call(self._callbacks.popleft())
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _call(self, callback: Callable[[], None]) -> None:
         try:
-            work()
+            callback()
         except Exception:
             _log.exception("remoting.work_failed", loop=self._name)
 
 
-class _WakeEvent:
+class _WakeHandler:
     def __init__(self, reader: socket.socket) -> None:
         self._reader = reader
 
@@ -177,4 +181,4 @@ class _WakeEvent:
             self._reader.recv(4_096)
 
     def abort(self, reason: str) -> None:
-        """Nothing to end."""
+        """Do nothing: the loop closes the pipe."""

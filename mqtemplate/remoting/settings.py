@@ -1,42 +1,21 @@
-"""What a server and a client of the wire can be told."""
+"""Settings of a remoting server and of a remoting client."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mqtemplate.remoting.protocol import MAX_FRAME_BYTES
+from mqtemplate.remoting.limits import ConnectionLimits
 from mqtemplate.remoting.tls import ClientTls, ServerTls
 
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """What one connection may cost. Sizes in bytes.
-
-    Attributes:
-        max_frame_bytes: The largest frame taken, its first four bytes included.
-        frame_timeout_ms: How long a frame may be on its way, from its first byte to its last; a TLS handshake too.
-        idle_ms: A connection without a byte in either direction for so long is closed. RocketMQ: 120 s.
-        pause_reading_bytes: With so many bytes waiting to be read by the peer, nothing more is read from it.
-        max_unread_bytes: With more than this waiting to be read by the peer, the connection is closed.
-        max_unanswered: A further request, while so many are unanswered, is refused as SYSTEM_BUSY.
-    """
-
-    max_frame_bytes: int = MAX_FRAME_BYTES
-    frame_timeout_ms: int = 30_000
-    idle_ms: int = 120_000
-    pause_reading_bytes: int = 4 * _MIB
-    max_unread_bytes: int = 64 * _MIB
-    max_unanswered: int = 50_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Who a client is: its requests are signed with the secret key, which is never sent.
+    """Identity of a client for ACL. Requests are signed with the secret key, which is never sent.
 
     Attributes:
-        security_token: Travels with each request where an access key was lent for a time.
+        security_token: Sent with each request if the access key is a temporary one.
     """
 
     access_key: str
@@ -46,23 +25,24 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingServerSettings:
-    """Of a `RemotingServer`.
+    """Settings of a `RemotingServer`.
 
     Attributes:
-        tls: None: plain only.
-        limits: What one connection may cost.
-        max_connections: One more is closed as soon as it has come.
-        max_partial_bytes: What all connections together may hold of frames that are not complete; beyond it, who
-            holds most is closed.
-        max_unread_bytes: What all peers together may leave unread; beyond it, who leaves most is closed.
-        slow_workers: Threads for processors that are registered as slow.
-        slow_queue: A request for a slow processor, while so many wait for a thread, is refused as SYSTEM_BUSY.
-        slow_queue_bytes: Likewise, while the bodies of those that wait are more than this.
-        drain_ms: How long `RemotingServer.stop` waits for requests that are being answered.
+        tls: None: no TLS.
+        limits: Limits of one connection.
+        max_connections: A further connection is closed at once.
+        max_partial_bytes: Limit of incomplete frames on all connections together. Above it, the connection that holds
+            most of them is closed.
+        max_unread_bytes: Limit of unread output on all connections together. Above it, the connection that has most of
+            it is closed.
+        slow_workers: Number of threads for processors that are registered as slow.
+        slow_queue: With this many requests in the queue of slow processors, the next one is refused with SYSTEM_BUSY.
+        slow_queue_bytes: The same for the bodies of the requests in that queue.
+        drain_ms: Longest time that `RemotingServer.stop` waits for requests in progress.
     """
 
     tls: ServerTls | None = None
-    limits: ConnectionLimits = ConnectionLimits()
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     max_connections: int = 20_000
     max_partial_bytes: int = 256 * _MIB
     max_unread_bytes: int = 512 * _MIB
@@ -74,17 +54,17 @@ class RemotingServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingClientSettings:
-    """Of a `RemotingClient`.
+    """Settings of a `RemotingClient`.
 
     Attributes:
-        tls: None: plain. It is for name servers and brokers alike.
+        tls: None: no TLS. The same for name servers and brokers.
         credentials: None: requests are not signed.
-        limits: What one connection may cost.
-        request_workers: Threads for requests that come from brokers.
+        limits: Limits of one connection.
+        request_workers: Number of threads for requests that brokers send.
     """
 
     connect_timeout_ms: int = 3_000
     tls: ClientTls | None = None
     credentials: Credentials | None = None
-    limits: ConnectionLimits = ConnectionLimits()
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     request_workers: int = 4

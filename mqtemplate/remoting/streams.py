@@ -1,4 +1,4 @@
-"""A non-blocking socket, plain or under TLS, as bytes in and bytes out."""
+"""Streams of bytes over non-blocking sockets, with and without TLS, and the buffer of bytes that are not sent yet."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from itertools import islice
 from typing import Protocol
 
 _RECORD_BYTES = 16_384
-"""The most that TLS puts into a record."""
-_MOST_PARTS = 64
-"""Parts handed over in one call; the system takes 1,024."""
+"""Largest content of a TLS record."""
+_MAX_PARTS = 64
+"""Number of parts for one ``sendmsg``; Linux refuses more than 1,024 (IOV_MAX)."""
 
 
 class Stream(Protocol):
-    """Bytes in and out of a non-blocking socket. Raises OSError when the connection is broken."""
+    """Bytes from and to a non-blocking socket. Its methods raise OSError if the connection has ended."""
 
     socket: socket.socket
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """How many bytes came; 0 at the end, None when there are none yet."""
+        """Return the number of received bytes; 0 at the end of the stream, None if there are none yet."""
 
-    def has_more(self) -> bool:
-        """Whether there are bytes that the selector does not know of."""
+    def has_buffered(self) -> bool:
+        """Return True if there are received bytes of which the selector has no event."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> int:
-        """How many bytes of *parts* were taken: as many as can be without waiting."""
+        """Send as many bytes of *parts* as possible without waiting, and return their number."""
 
 
 class PlainStream:
-    """The socket as it is. One thread may receive while another sends."""
+    """A socket without TLS. One thread may receive while another sends."""
 
     __slots__ = ("socket",)
 
@@ -45,18 +45,18 @@ class PlainStream:
         except (BlockingIOError, InterruptedError):
             return None
 
-    def has_more(self) -> bool:
+    def has_buffered(self) -> bool:
         return False
 
     def send(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
-            return self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts[:_MOST_PARTS])
+            return self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts[:_MAX_PARTS])
         except (BlockingIOError, InterruptedError):
             return 0
 
 
 class TlsStream:
-    """A socket whose handshake is done. OpenSSL's state belongs to one thread at a time, in both directions: a lock."""
+    """A socket after its TLS handshake. A lock, since only one thread may use OpenSSL's state, in either direction."""
 
     __slots__ = ("_lock", "_tls", "socket")
 
@@ -72,28 +72,28 @@ class TlsStream:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return None
 
-    def has_more(self) -> bool:
+    def has_buffered(self) -> bool:
         with self._lock:
             return self._tls.pending() > 0
 
     def send(self, parts: Sequence[bytes | memoryview]) -> int:
-        """Whoever is told that not all was taken must come with the same bytes again: OpenSSL has begun with them."""
-        taken = 0
+        """Send as `Stream.send`. The next call must start with the bytes that were not sent: OpenSSL retains them."""
+        sent = 0
         with self._lock:
             try:
                 for chunk in _chunks(parts):
                     at = 0
                     while at < len(chunk):
-                        sent = self._tls.send(chunk[at:])
-                        at += sent
-                        taken += sent
+                        count = self._tls.send(chunk[at:])
+                        at += count
+                        sent += count
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 pass
-        return taken
+        return sent
 
 
 def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """Small parts joined, up to a record; large ones as they are: each piece becomes a record of its own."""
+    """Yield small parts joined up to one TLS record, and large parts as they are: each chunk starts a record."""
     small: list[bytes | memoryview] = []
     size = 0
     for part in parts:
@@ -109,11 +109,11 @@ def _chunks(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
         yield memoryview(b"".join(small))
 
 
-class Outbox:
-    """What the peer has not taken yet: parts, kept as they were given. Its owner has a lock around it.
+class OutboundBuffer:
+    """Parts that the socket has not accepted yet, without copies. Not thread-safe: the connection has a lock.
 
     Attributes:
-        size: Bytes.
+        size: Number of bytes.
     """
 
     __slots__ = ("_parts", "size")
@@ -122,32 +122,33 @@ class Outbox:
         self._parts: deque[bytes | memoryview] = deque()
         self.size = 0
 
-    def add(self, parts: Sequence[bytes | memoryview], size: int, taken: int = 0) -> None:
-        """Keep *parts*, *size* bytes altogether, without the first *taken* of them."""
+    def add(self, parts: Sequence[bytes | memoryview], size: int, sent: int = 0) -> None:
+        """Append *parts*, which have *size* bytes together, without the first *sent* bytes."""
         self._parts.extend(parts)
         self.size += size
-        if taken:
-            self._drop(taken)
+        if sent:
+            self._drop(sent)
 
     def flush(self, stream: Stream) -> None:
-        """Send what the peer takes without waiting. Raises OSError; what was sent before is gone from here."""
+        """Send as much as possible without waiting. Raises OSError; bytes sent before the error are removed."""
         while self.size:
-            parts = list(islice(self._parts, _MOST_PARTS))
-            taken = stream.send(parts)
-            self._drop(taken)
-            if taken < sum(map(len, parts)):
+            parts = list(islice(self._parts, _MAX_PARTS))
+            sent = stream.send(parts)
+            self._drop(sent)
+            if sent < sum(map(len, parts)):
                 break
 
     def clear(self) -> None:
+        """Drop all parts."""
         self._parts.clear()
         self.size = 0
 
-    def _drop(self, taken: int) -> None:
-        self.size -= taken
+    def _drop(self, sent: int) -> None:
+        self.size -= sent
         parts = self._parts
-        while taken:
+        while sent:
             first = parts[0]
-            if len(first) > taken:
-                parts[0] = memoryview(first)[taken:]
+            if len(first) > sent:
+                parts[0] = memoryview(first)[sent:]
                 return
-            taken -= len(parts.popleft())
+            sent -= len(parts.popleft())

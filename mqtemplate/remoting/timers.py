@@ -1,4 +1,4 @@
-"""What is to be done at a time: a heap that forgets what was cancelled."""
+"""Timers of the I/O loop: a heap that also forgets cancelled timers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Timer:
-    """One thing to do at a time; `cancel` may be called from any thread, again and again."""
+    """A callback at a time. Any thread may cancel it, also several times."""
 
     __slots__ = ("_callback", "_timers", "due_ms")
 
@@ -20,29 +20,31 @@ class Timer:
 
     @property
     def is_cancelled(self) -> bool:
+        """True if the timer was cancelled or has run."""
         return self._callback is None
 
     def cancel(self) -> None:
-        """Do not do it; what the callback held may be freed at once."""
+        """Drop the callback, so that the objects it refers to are freed at once."""
         if self._callback is not None:
             self._callback = None
-            self._timers.one_cancelled()
+            self._timers.count_cancelled()
 
     def run(self) -> None:
-        """Do it, unless it was cancelled or done."""
+        """Call the callback, unless the timer was cancelled or has run."""
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
 
 
 class Timers:
-    """Timers by the time they are due. Thread-safe.
+    """Timers in the order of their times. Thread-safe.
 
-    Most are cancelled, since most answers come in time: once they are more than half, the heap is made anew without
-    them, so its size follows what is outstanding and not what was asked within the longest time-out.
+    Most timers are cancelled, since most responses arrive in time. When more than half of the entries are cancelled,
+    the heap is rebuilt without them. So its size follows the pending requests, not the requests within the longest
+    timeout.
     """
 
-    _FEW = 256
+    _MIN_CANCELLED = 256
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,23 +53,26 @@ class Timers:
         self._cancelled = 0
 
     def __len__(self) -> int:
-        """Entries of the heap, those cancelled too."""
+        """Return the number of entries, including cancelled ones."""
         return len(self._heap)
 
     def add(self, due_ms: float, callback: Callable[[], None]) -> Timer:
+        """Return a new timer."""
         timer = Timer(due_ms, callback, self)
         with self._lock:
             heapq.heappush(self._heap, (due_ms, next(self._order), timer))
         return timer
 
     def next_due_ms(self) -> float | None:
-        """When the first is due."""
+        """Return the time of the first timer, or None if there is none."""
         with self._lock:
-            self._drop_cancelled()
+            while self._heap and self._heap[0][2].is_cancelled:
+                heapq.heappop(self._heap)
+                self._cancelled -= 1
             return self._heap[0][0] if self._heap else None
 
     def take_due(self, now_ms: float) -> list[Timer]:
-        """Take out what is due, the earliest first."""
+        """Remove and return the timers that are due, the earliest first."""
         due = []
         with self._lock:
             while self._heap and self._heap[0][0] <= now_ms:
@@ -78,16 +83,11 @@ class Timers:
                     due.append(timer)
         return due
 
-    def one_cancelled(self) -> None:
-        """A timer in the heap was cancelled."""
+    def count_cancelled(self) -> None:
+        """Count one more cancelled timer, and rebuild the heap if it has too many of them."""
         with self._lock:
             self._cancelled += 1
-            if self._cancelled > self._FEW and self._cancelled * 2 > len(self._heap):
+            if self._cancelled > self._MIN_CANCELLED and self._cancelled * 2 > len(self._heap):
                 self._heap = [entry for entry in self._heap if not entry[2].is_cancelled]
                 heapq.heapify(self._heap)
                 self._cancelled = 0
-
-    def _drop_cancelled(self) -> None:
-        while self._heap and self._heap[0][2].is_cancelled:
-            heapq.heappop(self._heap)
-            self._cancelled -= 1

@@ -1,4 +1,4 @@
-"""TLS: what both ends can be told, and the contexts made of it. Frames inside are the same; there is no STARTTLS."""
+"""TLS: settings of both sides, and the `ssl.SSLContext` for them. TLS starts with the first byte: no STARTTLS."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from enum import Enum
 from mqtemplate.errors import ConfigurationError
 
 FIRST_TLS_BYTE = 0x16
-"""How a connection begins that speaks TLS; a frame of RocketMQ's would have 369 million bytes."""
+"""First byte of a TLS connection. A frame that starts with it would have at least 369 million bytes."""
 
 
 class TlsMode(Enum):
-    """What a server makes of a connection. RocketMQ: ``tls.server.mode``."""
+    """A server's use of TLS. RocketMQ: ``tls.server.mode``."""
 
     DISABLED = "disabled"
+    """No TLS."""
     PERMISSIVE = "permissive"
-    """Each connection says by its first byte whether it speaks TLS."""
+    """The first byte of each connection decides."""
     ENFORCING = "enforcing"
-    """A plain connection is closed."""
+    """Connections without TLS are closed."""
 
 
 class ClientAuth(Enum):
-    """Whether a client must show a certificate. RocketMQ: ``tls.server.need.client.auth``."""
+    """A server's demand for client certificates. RocketMQ: ``tls.server.need.client.auth``."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -32,13 +33,13 @@ class ClientAuth(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """The server's side. Paths name files in PEM form.
+    """TLS settings of a server. Paths name PEM files.
 
     Attributes:
-        cert_path: The server's certificate, its issuers behind it. RocketMQ: ``tls.server.certPath``.
+        cert_path: The server's certificate, followed by its issuers. RocketMQ: ``tls.server.certPath``.
         key_path: Its private key.
-        key_password: None where the key is not encrypted.
-        trust_cert_path: Who may issue certificates of clients.
+        key_password: None if the key is not encrypted.
+        trust_cert_path: Certificates of the authorities that may issue client certificates.
     """
 
     cert_path: str
@@ -51,15 +52,16 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """The client's side. Paths name files in PEM form.
+    """TLS settings of a client. Paths name PEM files.
 
     Attributes:
-        trust_cert_path: Who may issue certificates of servers; None: whoever this machine trusts.
-        cert_path: The client's own certificate, where servers ask for one.
+        trust_cert_path: Certificates of the authorities that may issue server certificates; None: those that this
+            machine trusts.
+        cert_path: The client's own certificate, if servers require one.
         key_path: Its private key.
-        key_password: None where the key is not encrypted.
-        check_host_name: Whether the certificate must be for the host that was asked for.
-        insecure: Trust whoever answers: for trials only. RocketMQ: ``tls.test.mode.enable``, there the default.
+        key_password: None if the key is not encrypted.
+        check_host_name: True: the certificate must be for the host that the client connects to.
+        insecure: Trust every server, for tests only. RocketMQ: ``tls.test.mode.enable``, which is its default.
     """
 
     trust_cert_path: str | None = None
@@ -71,10 +73,10 @@ class ClientTls:
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:
-    """The context of *tls*.
+    """Return the context of a server.
 
     Raises:
-        ConfigurationError: A file is missing, or is not what it should be.
+        ConfigurationError: A file is missing or has the wrong content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -83,8 +85,8 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
     if tls.client_auth is not ClientAuth.NONE:
         if tls.trust_cert_path is None:
             raise ConfigurationError(
-                f"TLS: client_auth is {tls.client_auth.value}, but trust_cert_path is not set; "
-                "name the file with the certificates of who may issue certificates of clients"
+                f"TLS: client_auth is {tls.client_auth.value}, but trust_cert_path is not set; set it to a file with "
+                "the certificates of the authorities that issue client certificates"
             )
         context.verify_mode = ssl.CERT_REQUIRED if tls.client_auth is ClientAuth.REQUIRE else ssl.CERT_OPTIONAL
         _load_trusted(context, tls.trust_cert_path)
@@ -92,10 +94,10 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
 
 
 def client_context(tls: ClientTls) -> ssl.SSLContext:
-    """The context of *tls*.
+    """Return the context of a client.
 
     Raises:
-        ConfigurationError: A file is missing, or is not what it should be.
+        ConfigurationError: A file is missing or has the wrong content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -115,7 +117,7 @@ def client_context(tls: ClientTls) -> ssl.SSLContext:
 
 def _load_own(context: ssl.SSLContext, cert_path: str, key_path: str | None, password: str | None) -> None:
     try:
-        # An empty password rather than none: OpenSSL would ask for one at the terminal.
+        # Without a password OpenSSL would ask for one at the terminal; an empty one only fails.
         context.load_cert_chain(cert_path, key_path, password or "")
     except (OSError, ValueError) as exc:
         raise ConfigurationError(

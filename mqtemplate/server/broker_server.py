@@ -10,7 +10,7 @@ import structlog
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.server import Processor, RemotingServer
+from mqtemplate.remoting.server import Guard, Processor, RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server.admin.administration import Administration
 from mqtemplate.server.client_expiry import ClientExpiry
@@ -50,6 +50,7 @@ class BrokerServer:
 
     Args:
         remoting: Limits of the connections, and TLS.
+        guard: Check of each request before its processor.
 
     Attributes:
         clients: Who is connected.
@@ -67,6 +68,7 @@ class BrokerServer:
         settings: BrokerServerSettings | None = None,
         *,
         remoting: RemotingServerSettings | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings = settings or BrokerServerSettings()
@@ -89,8 +91,9 @@ class BrokerServer:
             engine, settings, self.topics, self.groups, self.clients, lambda: str(self.address)
         )
         self._deferred_work = DeferredWork(clock)
-        self.remoting = RemotingServer(settings.listen, remoting or RemotingServerSettings(), clock)
-        self.remoting.problem = problem_response
+        self.remoting = RemotingServer(
+            settings.listen, remoting or RemotingServerSettings(), clock, guard=guard, error_response=problem_response
+        )
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.processors = self._make_processors(raw)

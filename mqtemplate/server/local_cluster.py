@@ -47,18 +47,21 @@ class LocalCluster:
         acl: AclSettings | None = None,
     ) -> None:
         self.engine = engine
-        self.broker = BrokerServer(engine, settings, remoting=remoting)
-        self._names = None if name_server is None else self._second_door(name_server, remoting)
-        if acl is not None:
-            guard = AclGuard(acl)
-            for door in (self.broker.remoting, self._names):
-                if door is not None:
-                    door.guard = guard
+        guard = None if acl is None else AclGuard(acl)
+        self.broker = BrokerServer(engine, settings, remoting=remoting, guard=guard)
+        self._names = None if name_server is None else self._second_door(name_server, remoting, guard)
         self._closing = ExitStack()
 
-    def _second_door(self, listen: HostAddress, remoting: RemotingServerSettings | None) -> RemotingServer:
-        door = RemotingServer(listen, remoting or RemotingServerSettings(), self.engine.clock)
-        door.problem = problem_response
+    def _second_door(
+        self, listen: HostAddress, remoting: RemotingServerSettings | None, guard: AclGuard | None
+    ) -> RemotingServer:
+        door = RemotingServer(
+            listen,
+            remoting or RemotingServerSettings(),
+            self.engine.clock,
+            guard=guard,
+            error_response=problem_response,
+        )
         self.broker.administration.register_name_server(door)
         return door
 

@@ -15,11 +15,11 @@ from mqtemplate.message import HostAddress, Message, MessageExt, Property
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from mqtemplate.remoting.protocol.messages import encode_message
 from mqtemplate.results import TransactionState
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.brokers.scripted_cluster import ScriptedBroker
+from tests.remoting.protocol.other_side import encode_message
 
 PATIENCE_S = 20
 HOST = HostAddress("127.0.0.1", 10911)

@@ -17,9 +17,10 @@ from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.record.codec import parse_record
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
-from mqtemplate.remoting.protocol.bodies.group import CMResult, ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from mqtemplate.remoting.protocol.bodies.group import ConsumerRunningInfo
 from mqtemplate.results import SendResult
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster
+from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
 from tests.server.tool import ANY_PORT, Tool
 
 pytestmark = pytest.mark.conformance
@@ -77,7 +78,7 @@ def answer_as_a_consumer(connection: Connection, request: RemotingCommand) -> Re
         return request.response(body=ConsumerRunningInfo(properties=properties).encode())
     if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
         handled.append(parse_record(request.body).body)
-        return request.response(body=ConsumeMessageDirectlyResult(consume_result=CMResult.CR_SUCCESS).encode())
+        return request.response(body=ConsumeMessageDirectlyResult(consume_result="CR_SUCCESS").encode())
     return None
 
 

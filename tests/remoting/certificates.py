@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the ``openssl`` command."""
+"""Certificates for tests, created by the ``openssl`` command."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import shutil
 import subprocess
 from pathlib import Path
 
-__all__ = ["Certificates", "has_openssl"]
-
 
 def has_openssl() -> bool:
+    """Return True if the command exists."""
     return shutil.which("openssl") is not None
 
 
 class Certificates:
-    """An authority, and what it issued, as PEM files in a folder.
+    """A certificate authority and the certificates that it issued, as PEM files in a folder.
 
     Attributes:
-        authority: Its certificate.
+        authority: Certificate of the authority.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +27,7 @@ class Certificates:
         self._openssl("req", "-x509", *_new_key(self._authority_key), "-subj", "/CN=authority", "-out", self.authority)
 
     def issue(self, name: str, *alternatives: str, password: str | None = None) -> tuple[Path, Path]:
-        """A certificate and its key; *alternatives* as ``DNS:localhost`` or ``IP:127.0.0.1``."""
+        """Return a new certificate and its key; *alternatives* as ``DNS:localhost`` or ``IP:127.0.0.1``."""
         folder = self._folder
         cert, key, request = (folder / f"{name}.{ending}" for ending in ("pem", "key", "csr"))
         self._openssl("req", *_new_key(key, password), "-subj", f"/CN={name}", "-out", request)

@@ -1,4 +1,4 @@
-"""Servers and clients that are stopped when the test ends."""
+"""Fixtures: servers and clients that are stopped at the end of the test."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.remoting import RemotingClient, RemotingClientSettings
 from tests.remoting.wire import EchoServer, RawPeer
 
-Serve = Callable[..., EchoServer]
-Connect = Callable[..., RemotingClient]
-Dial = Callable[..., RawPeer]
+StartServer = Callable[..., EchoServer]
+NewClient = Callable[..., RemotingClient]
+OpenPeer = Callable[..., RawPeer]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Start an `EchoServer`; takes what that takes."""
+def start_server() -> Iterator[StartServer]:
+    """Start an `EchoServer`; takes its arguments."""
     servers: list[EchoServer] = []
 
-    def serve_(*args: object, **options: object) -> EchoServer:
+    def start(*args: object, **options: object) -> EchoServer:
         server = EchoServer(*args, **options)  # type: ignore[arg-type]
         server.start()
         servers.append(server)
         return server
 
-    yield serve_
+    yield start
     for server in servers:
         server.stop()
 
 
 @pytest.fixture
-def server(serve: Serve) -> EchoServer:
-    return serve()
+def server(start_server: StartServer) -> EchoServer:
+    return start_server()
 
 
 @pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Make a client, with other settings than usual if need be."""
+def new_client() -> Iterator[NewClient]:
+    """Create a client; takes its settings and options."""
     clients: list[RemotingClient] = []
 
-    def connect_(settings: RemotingClientSettings | None = None, **options: object) -> RemotingClient:
+    def create(settings: RemotingClientSettings | None = None, **options: object) -> RemotingClient:
         client = RemotingClient(settings or RemotingClientSettings(), SystemClock(), **options)  # type: ignore[arg-type]
         clients.append(client)
         return client
 
-    yield connect_
+    yield create
     for client in clients:
         client.close()
 
 
 @pytest.fixture
-def client(connect: Connect) -> RemotingClient:
-    return connect()
+def client(new_client: NewClient) -> RemotingClient:
+    return new_client()
 
 
 @pytest.fixture
-def dial() -> Iterator[Dial]:
+def open_peer() -> Iterator[OpenPeer]:
     """Connect a `RawPeer` to a server."""
     peers: list[RawPeer] = []
 
-    def dial_(server: EchoServer, **options: object) -> RawPeer:
+    def connect(server: EchoServer, **options: object) -> RawPeer:
         peer = RawPeer(server.address, **options)  # type: ignore[arg-type]
         peers.append(peer)
         return peer
 
-    yield dial_
+    yield connect
     for peer in peers:
         peer.socket.close()

@@ -1,4 +1,4 @@
-"""The client: an answer, an error with the reason, or a time-out; and never neither."""
+"""The client: each request ends with a response, an error with its reason, or a timeout."""
 
 from __future__ import annotations
 
@@ -18,55 +18,48 @@ from mqtemplate.errors import (
     RemoteConnectError,
     RemoteTimeoutError,
 )
-from mqtemplate.remoting import Channel, Credentials, RemotingClient, RemotingClientSettings, RemotingServerSettings
-from mqtemplate.remoting.outstanding import next_opaque
+from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings, RemotingServerSettings
+from mqtemplate.remoting.pending_requests import next_opaque
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, Version
-from mqtemplate.remoting.protocol.acl import is_signed_with
-from tests.remoting.conftest import Connect, Serve
-from tests.remoting.wire import BIG, ECHO, HOLD, NOBODY, PATIENCE_S, EchoServer, echo
+from tests.remoting.conftest import NewClient, StartServer
+from tests.remoting.wire import (
+    BIG,
+    ECHO,
+    HOLD,
+    LONG_MS,
+    TIMEOUT_S,
+    EchoServer,
+    Results,
+    address_of,
+    echo,
+    error_of,
+    refuse_with_go_away,
+    response_of,
+)
 
-LONG_MS = 60_000
-Answers = queue.Queue[RemotingCommand | BrokerError]
 
-
-def text(server: EchoServer) -> str:
-    return str(server.address)
-
-
-def dead_address() -> str:
-    """Where nobody listens."""
+def unused_address() -> str:
+    """Return an address at which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return f"127.0.0.1:{sock.getsockname()[1]}"
 
 
-def answer_of(answers: Answers) -> RemotingCommand:
-    answer = answers.get(timeout=PATIENCE_S)
-    assert isinstance(answer, RemotingCommand)
-    return answer
+# --- responses ------------------------------------------------------------------------------------------
 
 
-def error_of(answers: Answers) -> BrokerError:
-    error = answers.get(timeout=PATIENCE_S)
-    assert isinstance(error, BrokerError)
-    return error
+def test_a_request_gets_its_response(server: EchoServer, client: RemotingClient) -> None:
+    response = client.invoke(address_of(server), echo(b"body", a="1"), LONG_MS)
+
+    assert (response.code, response.body, response.ext_fields) == (0, b"body", {"a": "1"})
 
 
-# --- answers --------------------------------------------------------------------------------------------
-
-
-def test_an_answer_comes_to_who_asked(server: EchoServer, client: RemotingClient) -> None:
-    answer = client.invoke(text(server), echo(b"body", a="1"), LONG_MS)
-
-    assert (answer.code, answer.body, answer.ext_fields) == (0, b"body", {"a": "1"})
-
-
-def test_answers_of_many_threads_are_not_mixed_up(server: EchoServer, client: RemotingClient) -> None:
+def test_each_of_many_threads_gets_its_own_responses(server: EchoServer, client: RemotingClient) -> None:
     wrong: list[bytes] = []
 
     def ask(thread: int) -> None:
         for number in range(100):
             body = b"%d:%d" % (thread, number)
-            if client.invoke(text(server), echo(body), LONG_MS).body != body:
+            if client.invoke(address_of(server), echo(body), LONG_MS).body != body:
                 wrong.append(body)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
@@ -77,116 +70,122 @@ def test_answers_of_many_threads_are_not_mixed_up(server: EchoServer, client: Re
 
     assert wrong == []
     assert server.seen.qsize() == 800
-    assert len(server.connections()) == 1, "one connection carries them all"
+    assert len(server.connections()) == 1, "all threads share one connection"
 
 
-def test_answers_may_come_in_any_order(server: EchoServer, client: RemotingClient) -> None:
-    answers: Answers = queue.Queue()
-    client.invoke_async(text(server), RemotingCommand(HOLD, body=b"held"), LONG_MS, answers.put)
-    client.invoke_async(text(server), echo(b"quick"), LONG_MS, answers.put)
+def test_responses_may_arrive_in_any_order(server: EchoServer, client: RemotingClient) -> None:
+    results: Results = queue.Queue()
+    client.invoke_async(address_of(server), RemotingCommand(HOLD, body=b"held"), LONG_MS, results.put)
+    client.invoke_async(address_of(server), echo(b"quick"), LONG_MS, results.put)
 
-    first = answer_of(answers)
-    connection, held = server.held.get(timeout=PATIENCE_S)
+    first = response_of(results)
+    connection, held = server.held.get(timeout=TIMEOUT_S)
     connection.reply(held.response(body=held.body))
 
-    assert (first.body, answer_of(answers).body) == (b"quick", b"held")
+    assert (first.body, response_of(results).body) == (b"quick", b"held")
 
 
-def test_a_callback_may_ask_again(server: EchoServer, client: RemotingClient) -> None:
-    """As a consumer does, which pulls again as soon as it has what it pulled."""
-    answers: Answers = queue.Queue()
+def test_a_callback_may_send_the_next_request(server: EchoServer, client: RemotingClient) -> None:
+    """A consumer does so: it pulls again when a pull has returned."""
+    results: Results = queue.Queue()
 
     def again(result: RemotingCommand | BrokerError) -> None:
         assert isinstance(result, RemotingCommand)
         left = int(result.body) - 1
         if left:
-            client.invoke_async(text(server), echo(b"%d" % left), LONG_MS, again)
+            client.invoke_async(address_of(server), echo(b"%d" % left), LONG_MS, again)
         else:
-            answers.put(result)
+            results.put(result)
 
-    client.invoke_async(text(server), echo(b"50"), LONG_MS, again)
+    client.invoke_async(address_of(server), echo(b"50"), LONG_MS, again)
 
-    assert answer_of(answers).body == b"1"
+    assert response_of(results).body == b"1"
 
 
-def test_a_callback_that_waits_for_itself_is_told_so(server: EchoServer, client: RemotingClient) -> None:
-    told: queue.Queue[str] = queue.Queue()
+def test_a_blocking_call_in_a_callback_raises_an_error(server: EchoServer, client: RemotingClient) -> None:
+    """It would wait for the thread that it blocks."""
+    errors: queue.Queue[str] = queue.Queue()
 
-    def wait_for_oneself(result: RemotingCommand | BrokerError) -> None:
+    def block(result: RemotingCommand | BrokerError) -> None:
         with pytest.raises(RuntimeError) as raised:
-            client.invoke(text(server), echo(), LONG_MS)
-        told.put(str(raised.value))
+            client.invoke(address_of(server), echo(), LONG_MS)
+        errors.put(str(raised.value))
 
-    client.invoke_async(text(server), echo(), LONG_MS, wait_for_oneself)
+    client.invoke_async(address_of(server), echo(), LONG_MS, block)
 
-    assert told.get(timeout=PATIENCE_S).endswith("use invoke_async() there")
+    assert errors.get(timeout=TIMEOUT_S).endswith("use invoke_async()")
 
 
-def test_a_callback_that_raises_is_logged_and_the_next_is_called(server: EchoServer, client: RemotingClient) -> None:
-    answers: Answers = queue.Queue()
+def test_the_exception_of_a_callback_is_logged_and_the_next_callback_runs(
+    server: EchoServer, client: RemotingClient
+) -> None:
+    results: Results = queue.Queue()
 
     with capture_logs() as logs:
-        client.invoke_async(text(server), echo(), LONG_MS, lambda result: 1 // 0)
-        client.invoke_async(text(server), echo(b"next"), LONG_MS, answers.put)
-        assert answer_of(answers).body == b"next"
+        client.invoke_async(address_of(server), echo(), LONG_MS, lambda result: 1 // 0)
+        client.invoke_async(address_of(server), echo(b"next"), LONG_MS, results.put)
+        assert response_of(results).body == b"next"
 
     assert "remoting.callback_failed" in [entry["event"] for entry in logs]
 
 
 def test_a_one_way_request_is_marked_and_sent(server: EchoServer, client: RemotingClient) -> None:
-    client.invoke_one_way(text(server), echo(b"by the way"))
+    client.invoke_one_way(address_of(server), echo(b"by the way"))
 
-    seen = server.seen.get(timeout=PATIENCE_S)
+    seen = server.seen.get(timeout=TIMEOUT_S)
     assert (seen.is_one_way, seen.body) == (True, b"by the way")
 
 
-def test_a_one_way_request_from_a_callback_does_not_block_it(serve: Serve, client: RemotingClient) -> None:
-    asked, told = serve(), serve()
+def test_a_one_way_request_from_a_callback_does_not_block_it(start_server: StartServer, client: RemotingClient) -> None:
+    first, second = start_server(), start_server()
 
-    client.invoke_async(text(asked), echo(), LONG_MS, lambda _: client.invoke_one_way(text(told), echo(b"by the way")))
+    def notify(result: RemotingCommand | BrokerError) -> None:
+        client.invoke_one_way(address_of(second), echo(b"by the way"))
 
-    assert told.seen.get(timeout=PATIENCE_S).body == b"by the way"
+    client.invoke_async(address_of(first), echo(), LONG_MS, notify)
+
+    assert second.seen.get(timeout=TIMEOUT_S).body == b"by the way"
 
 
-def test_a_large_request_and_a_large_answer_arrive_whole(server: EchoServer, client: RemotingClient) -> None:
+def test_a_large_request_and_a_large_response_arrive_complete(server: EchoServer, client: RemotingClient) -> None:
     body = bytes(range(256)) * 60_000
 
-    assert client.invoke(text(server), echo(body), LONG_MS).body == body
-    assert client.invoke(text(server), RemotingCommand(BIG, body=b"16000000"), LONG_MS).body == bytes(16_000_000)
+    assert client.invoke(address_of(server), echo(body), LONG_MS).body == body
+    assert client.invoke(address_of(server), RemotingCommand(BIG, body=b"16000000"), LONG_MS).body == bytes(16_000_000)
 
 
 def test_a_request_too_large_for_a_frame_is_refused_at_once(server: EchoServer, client: RemotingClient) -> None:
-    """Whether the connection is there or not: nothing is left to wait for."""
+    """With and without an open connection; no request stays pending."""
     too_large = bytes(17_000_000)
-    never: Answers = queue.Queue()
+    never: Results = queue.Queue()
 
     for _ in range(2):
         with pytest.raises(MessageError, match="allowed are 16777216; send less at once"):
-            client.invoke_async(text(server), echo(too_large), LONG_MS, never.put)
+            client.invoke_async(address_of(server), echo(too_large), LONG_MS, never.put)
         with pytest.raises(MessageError):
-            client.invoke(text(server), echo(too_large), LONG_MS)
+            client.invoke(address_of(server), echo(too_large), LONG_MS)
         with pytest.raises(MessageError):
-            client.invoke_one_way(text(server), echo(too_large))
+            client.invoke_one_way(address_of(server), echo(too_large))
 
-    assert client.invoke(text(server), echo(), LONG_MS).code == 0
+    assert client.invoke(address_of(server), echo(), LONG_MS).code == 0
     assert never.empty()
 
 
-def test_opaques_count_over_all_connections_and_wrap_as_java_s_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opaques_count_over_all_connections_and_wrap_as_javas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next_opaque() + 1 == next_opaque()
-    monkeypatch.setattr("mqtemplate.remoting.outstanding._counter", iter([0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF]))
+    monkeypatch.setattr("mqtemplate.remoting.pending_requests._counter", iter([0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF]))
 
     assert [next_opaque() for _ in range(3)] == [2_147_483_647, -2_147_483_648, -1]
 
 
-# --- no answer ------------------------------------------------------------------------------------------
+# --- no response ----------------------------------------------------------------------------------------
 
 
-def test_no_answer_in_time_is_an_error_that_says_what_may_have_happened(
+def test_the_error_of_a_timeout_states_that_the_request_may_have_been_carried_out(
     server: EchoServer, client: RemotingClient
 ) -> None:
     with pytest.raises(RemoteTimeoutError) as raised:
-        client.invoke(text(server), RemotingCommand(HOLD), 50)
+        client.invoke(address_of(server), RemotingCommand(HOLD), 50)
 
     assert str(raised.value) == (
         f"{server.address} did not answer request 9003 within 50 ms; it may have been carried out all the same. "
@@ -195,38 +194,40 @@ def test_no_answer_in_time_is_an_error_that_says_what_may_have_happened(
     assert isinstance(raised.value, TimeoutError)
 
 
-def test_an_answer_that_comes_too_late_is_dropped(server: EchoServer, client: RemotingClient) -> None:
+def test_a_late_response_is_ignored(server: EchoServer, client: RemotingClient) -> None:
     with pytest.raises(RemoteTimeoutError):
-        client.invoke(text(server), RemotingCommand(HOLD), 1)
-    connection, held = server.held.get(timeout=PATIENCE_S)
+        client.invoke(address_of(server), RemotingCommand(HOLD), 1)
+    connection, held = server.held.get(timeout=TIMEOUT_S)
 
     connection.reply(held.response(body=b"too late"))
 
-    assert client.invoke(text(server), echo(b"in time"), LONG_MS).body == b"in time"
+    assert client.invoke(address_of(server), echo(b"in time"), LONG_MS).body == b"in time"
 
 
-def test_each_of_many_time_outs_is_told_once(server: EchoServer, client: RemotingClient) -> None:
-    """Some are answered at the moment that they time out."""
-    answers: Answers = queue.Queue()
+def test_each_callback_is_called_once_when_timeouts_and_responses_race(
+    server: EchoServer, client: RemotingClient
+) -> None:
+    """Some requests get their response at the moment of their timeout."""
+    results: Results = queue.Queue()
     for number in range(200):
-        client.invoke_async(text(server), RemotingCommand(HOLD), 1 + number % 7, answers.put)
-        connection, held = server.held.get(timeout=PATIENCE_S)
+        client.invoke_async(address_of(server), RemotingCommand(HOLD), 1 + number % 7, results.put)
+        connection, held = server.held.get(timeout=TIMEOUT_S)
         connection.reply(held.response())
 
-    results = [answers.get(timeout=PATIENCE_S) for _ in range(200)]
+    first = [results.get(timeout=TIMEOUT_S) for _ in range(200)]
 
-    assert all(isinstance(result, RemotingCommand | RemoteTimeoutError) for result in results)
-    assert client.invoke(text(server), echo(), LONG_MS).code == 0
-    assert answers.empty()
+    assert all(isinstance(result, RemotingCommand | RemoteTimeoutError) for result in first)
+    assert client.invoke(address_of(server), echo(), LONG_MS).code == 0
+    assert results.empty()
 
 
-def test_where_nobody_listens_the_error_says_what_to_look_at(client: RemotingClient) -> None:
-    address = dead_address()
-    answers: Answers = queue.Queue()
+def test_the_error_of_a_refused_connection_names_what_to_check(client: RemotingClient) -> None:
+    address = unused_address()
+    results: Results = queue.Queue()
 
     with pytest.raises(RemoteConnectError) as raised:
         client.invoke(address, echo(), LONG_MS)
-    client.invoke_async(address, echo(), LONG_MS, answers.put)
+    client.invoke_async(address, echo(), LONG_MS, results.put)
     with pytest.raises(RemoteConnectError):
         client.invoke_one_way(address, echo())
 
@@ -235,18 +236,18 @@ def test_where_nobody_listens_the_error_says_what_to_look_at(client: RemotingCli
         "address right?"
     )
     assert str(raised.value) == expected
-    assert str(error_of(answers)) == expected
+    assert str(error_of(results)) == expected
 
 
-def test_a_host_that_has_no_address_is_an_error_of_the_connection(client: RemotingClient) -> None:
+def test_an_unknown_host_name_is_a_connect_error(client: RemotingClient) -> None:
     for host in ("no-such-host.invalid", "a..b"):
         with pytest.raises(RemoteConnectError, match=f"cannot connect to {host}:9876"):
             client.invoke(f"{host}:9876", echo(), LONG_MS)
 
 
-def test_a_server_that_never_accepts_is_given_up_in_time(connect: Connect) -> None:
-    """Its backlog is full: the system answers nobody."""
-    client = connect(RemotingClientSettings(connect_timeout_ms=50))
+def test_connecting_to_a_server_that_never_accepts_times_out(new_client: NewClient) -> None:
+    """Its backlog is full, so the system does not complete the connection."""
+    client = new_client(RemotingClientSettings(connect_timeout_ms=50))
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -262,8 +263,8 @@ def test_a_server_that_never_accepts_is_given_up_in_time(connect: Connect) -> No
             sock.close()
 
 
-def test_what_is_no_address_is_refused(client: RemotingClient) -> None:
-    never: Answers = queue.Queue()
+def test_an_invalid_address_is_refused(client: RemotingClient) -> None:
+    never: Results = queue.Queue()
     for call in (
         lambda: client.invoke("broker-a", echo(), LONG_MS),
         lambda: client.invoke_async("broker-a", echo(), LONG_MS, never.put),
@@ -276,57 +277,57 @@ def test_what_is_no_address_is_refused(client: RemotingClient) -> None:
 # --- lost connections -----------------------------------------------------------------------------------
 
 
-def test_a_lost_connection_fails_what_is_outstanding_at_once(server: EchoServer, client: RemotingClient) -> None:
-    answers: Answers = queue.Queue()
+def test_a_lost_connection_fails_all_pending_requests_at_once(server: EchoServer, client: RemotingClient) -> None:
+    results: Results = queue.Queue()
     closed: queue.Queue[str] = queue.Queue()
     client.on_close(closed.put)
     for _ in range(20):
-        client.invoke_async(text(server), RemotingCommand(HOLD), 3_600_000, answers.put)
-    held = [server.held.get(timeout=PATIENCE_S) for _ in range(20)]
+        client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, results.put)
+    held = [server.held.get(timeout=TIMEOUT_S) for _ in range(20)]
     waiting: queue.Queue[BaseException] = queue.Queue()
 
     def ask() -> None:
         try:
-            client.invoke(text(server), RemotingCommand(HOLD), 3_600_000)
+            client.invoke(address_of(server), RemotingCommand(HOLD), 3_600_000)
         except RemoteConnectError as exc:
             waiting.put(exc)
 
     thread = threading.Thread(target=ask)
     thread.start()
-    server.held.get(timeout=PATIENCE_S)
+    server.held.get(timeout=TIMEOUT_S)
     held[0][0].close("away")
 
-    errors = [error_of(answers) for _ in range(20)]
+    errors = [error_of(results) for _ in range(20)]
     assert all(isinstance(error, RemoteConnectError) for error in errors)
     assert len(set(map(id, errors))) == 20, "each has an error of its own to raise"
-    assert "was lost before the answer came (closed); what was asked may have been carried out" in str(errors[0])
-    assert isinstance(waiting.get(timeout=PATIENCE_S), RemoteConnectError)
+    assert "was lost before the response arrived (closed); the request may have been carried out" in str(errors[0])
+    assert isinstance(waiting.get(timeout=TIMEOUT_S), RemoteConnectError)
     thread.join()
-    assert closed.get(timeout=PATIENCE_S) == text(server)
+    assert closed.get(timeout=TIMEOUT_S) == address_of(server)
 
 
-def test_the_next_use_makes_a_new_connection(serve: Serve, client: RemotingClient) -> None:
-    server = serve()
+def test_the_next_use_opens_a_new_connection(start_server: StartServer, client: RemotingClient) -> None:
+    server = start_server()
     closed: queue.Queue[str] = queue.Queue()
     client.on_close(closed.put)
-    assert client.invoke(text(server), echo(), LONG_MS).code == 0
+    assert client.invoke(address_of(server), echo(), LONG_MS).code == 0
     server.stop()
-    assert closed.get(timeout=PATIENCE_S) == text(server)
+    assert closed.get(timeout=TIMEOUT_S) == address_of(server)
 
     with pytest.raises(RemoteConnectError):
-        client.invoke(text(server), echo(), LONG_MS)
-    again = serve(listen=server.address)
+        client.invoke(address_of(server), echo(), LONG_MS)
+    again = start_server(listen=server.address)
 
-    assert client.invoke(text(again), echo(b"again"), LONG_MS).body == b"again"
+    assert client.invoke(address_of(again), echo(b"again"), LONG_MS).body == b"again"
     assert again.address == server.address
 
 
-def test_many_threads_make_one_connection(server: EchoServer, client: RemotingClient) -> None:
+def test_many_threads_open_one_connection(server: EchoServer, client: RemotingClient) -> None:
     start = threading.Barrier(8)
 
     def ask() -> None:
-        start.wait(PATIENCE_S)
-        client.invoke(text(server), echo(), LONG_MS)
+        start.wait(TIMEOUT_S)
+        client.invoke(address_of(server), echo(), LONG_MS)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -338,31 +339,31 @@ def test_many_threads_make_one_connection(server: EchoServer, client: RemotingCl
     assert server.closed.empty()
 
 
-def test_a_server_that_sends_garbage_is_left(client: RemotingClient) -> None:
+def test_the_client_closes_the_connection_to_a_server_that_sends_garbage(client: RemotingClient) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        answers: Answers = queue.Queue()
-        client.invoke_async(f"127.0.0.1:{listener.getsockname()[1]}", echo(), LONG_MS, answers.put)
+        results: Results = queue.Queue()
+        client.invoke_async(f"127.0.0.1:{listener.getsockname()[1]}", echo(), LONG_MS, results.put)
         sock, _ = listener.accept()
         with sock, capture_logs():
             sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-            error = error_of(answers)
+            error = error_of(results)
 
     assert isinstance(error, RemoteConnectError)
-    assert "it is an HTTP answer: this address is a web server's" in str(error)
+    assert "it is an HTTP response: this address is a web server's" in str(error)
 
 
-def test_a_callback_of_an_end_that_raises_does_not_hide_it_from_the_next(
+def test_the_exception_of_a_close_callback_does_not_prevent_the_next_callback(
     server: EchoServer, client: RemotingClient
 ) -> None:
     closed: queue.Queue[str] = queue.Queue()
     client.on_close(lambda address: 1 // 0)
     client.on_close(closed.put)
-    client.invoke(text(server), echo(), LONG_MS)
+    client.invoke(address_of(server), echo(), LONG_MS)
 
     with capture_logs() as logs:
         server.connections()[0].close("away")
-        assert closed.get(timeout=PATIENCE_S) == text(server)
+        assert closed.get(timeout=TIMEOUT_S) == address_of(server)
 
     assert "remoting.callback_failed" in [entry["event"] for entry in logs]
 
@@ -370,214 +371,91 @@ def test_a_callback_of_an_end_that_raises_does_not_hide_it_from_the_next(
 # --- GO_AWAY --------------------------------------------------------------------------------------------
 
 
-def leaving(server: EchoServer, times: int) -> None:
-    """Let *server* refuse so many requests as one that is shutting down does."""
-    left = iter(range(times))
-    server.guard = lambda connection, request: (
-        request.response(ResponseCode.GO_AWAY) if next(left, None) is not None else None
-    )
-
-
-def test_a_request_that_was_refused_with_go_away_is_repeated_once_over_a_new_connection(
+def test_a_request_refused_with_go_away_is_repeated_once_over_a_new_connection(
     server: EchoServer, client: RemotingClient
 ) -> None:
-    answers: Answers = queue.Queue()
+    results: Results = queue.Queue()
 
-    leaving(server, 1)
-    assert client.invoke(text(server), echo(b"sync"), LONG_MS).body == b"sync"
-    leaving(server, 1)
-    client.invoke_async(text(server), echo(b"async"), LONG_MS, answers.put)
+    refuse_with_go_away(server, 1)
+    assert client.invoke(address_of(server), echo(b"sync"), LONG_MS).body == b"sync"
+    refuse_with_go_away(server, 1)
+    client.invoke_async(address_of(server), echo(b"async"), LONG_MS, results.put)
 
-    assert answer_of(answers).body == b"async"
+    assert response_of(results).body == b"async"
     assert len(server.connections()) == 3
 
 
-def test_a_server_that_goes_on_refusing_is_believed(server: EchoServer, client: RemotingClient) -> None:
-    answers: Answers = queue.Queue()
-    leaving(server, 99)
+def test_a_second_go_away_is_the_final_response(server: EchoServer, client: RemotingClient) -> None:
+    results: Results = queue.Queue()
+    refuse_with_go_away(server, 99)
 
-    assert client.invoke(text(server), echo(), LONG_MS).code == ResponseCode.GO_AWAY
-    client.invoke_async(text(server), echo(), LONG_MS, answers.put)
+    assert client.invoke(address_of(server), echo(), LONG_MS).code == ResponseCode.GO_AWAY
+    client.invoke_async(address_of(server), echo(), LONG_MS, results.put)
 
-    assert answer_of(answers).code == ResponseCode.GO_AWAY
+    assert response_of(results).code == ResponseCode.GO_AWAY
     assert server.seen.empty()
 
 
-def test_our_requests_say_a_version_that_may_be_told_to_go_away(server: EchoServer, client: RemotingClient) -> None:
-    client.invoke(text(server), echo(), LONG_MS)
+def test_our_requests_have_a_version_that_understands_go_away(server: EchoServer, client: RemotingClient) -> None:
+    client.invoke(address_of(server), echo(), LONG_MS)
 
     assert server.seen.get().version > Version.V5_3_1
 
 
-# --- requests of brokers --------------------------------------------------------------------------------
+# --- close ----------------------------------------------------------------------------------------------
 
 
-def test_a_broker_may_ask_and_its_question_may_take_time(server: EchoServer, connect: Connect) -> None:
-    """It is answered in a worker, which may even ask the broker meanwhile."""
-
-    def on_request(channel: Channel, request: RemotingCommand) -> RemotingCommand:
-        inner = client.invoke(text(server), echo(b"meanwhile"), LONG_MS)
-        return request.response(body=request.body + b"; " + inner.body)
-
-    client = connect(on_request=on_request)
-    client.invoke(text(server), echo(), LONG_MS)
-    answers: Answers = queue.Queue()
-
-    server.connections()[0].request(RemotingCommand(39, body=b"state?"), LONG_MS, answers.put)
-
-    assert answer_of(answers).body == b"state?; meanwhile"
-
-
-def test_a_question_may_be_answered_later_or_by_another_request(server: EchoServer, connect: Connect) -> None:
-    """A check of a transaction is one-way, and answered by END_TRANSACTION on the same connection."""
-    asked: queue.Queue[tuple[Channel, RemotingCommand]] = queue.Queue()
-    client = connect(on_request=lambda channel, request: asked.put((channel, request)))
-    client.invoke(text(server), echo(), LONG_MS)
-    server.seen.get()
-    answers: Answers = queue.Queue()
-    server.connections()[0].request(RemotingCommand(39), LONG_MS, answers.put)
-    channel, request = asked.get(timeout=PATIENCE_S)
-
-    channel.send_one_way(echo(b"committed"))
-    channel.reply(request.response(remark="later"))
-
-    assert answer_of(answers).remark == "later"
-    assert server.seen.get(timeout=PATIENCE_S).body == b"committed"
-
-
-def test_a_question_nobody_takes_is_answered_so(server: EchoServer, client: RemotingClient) -> None:
-    client.invoke(text(server), echo(), LONG_MS)
-    answers: Answers = queue.Queue()
-    (connection,) = server.connections()
-
-    connection.send_one_way(RemotingCommand(NOBODY))
-    connection.request(RemotingCommand(220), LONG_MS, answers.put)
-
-    answer = answer_of(answers)
-    assert (answer.code, answer.remark) == (3, "request code 220 RESET_CONSUMER_CLIENT_OFFSET is not supported here")
-
-
-def test_a_question_whose_handler_raises_is_answered_with_the_error(server: EchoServer, connect: Connect) -> None:
-    def on_request(channel: Channel, request: RemotingCommand) -> RemotingCommand:
-        raise ValueError("no such group")
-
-    client = connect(on_request=on_request)
-    client.invoke(text(server), echo(), LONG_MS)
-    answers: Answers = queue.Queue()
-
-    with capture_logs() as logs:
-        server.connections()[0].request(RemotingCommand(307), LONG_MS, answers.put)
-        answer = answer_of(answers)
-
-    assert (answer.code, answer.remark) == (1, "ValueError: no such group")
-    assert "remoting.request_failed" in [entry["event"] for entry in logs]
-
-
-# --- signatures -----------------------------------------------------------------------------------------
-
-
-def test_every_request_is_signed_as_it_travels(server: EchoServer, connect: Connect) -> None:
-    """One-way ones too, and those that answer a question on the connection it came by."""
-    credentials = Credentials(access_key="AK", secret_key="SK12345", security_token="lent")
-    channels: queue.Queue[Channel] = queue.Queue()
-    client = connect(
-        RemotingClientSettings(credentials=credentials), on_request=lambda channel, request: channels.put(channel)
-    )
-    answers: Answers = queue.Queue()
-
-    client.invoke(text(server), echo(b"B", topic="T1"), LONG_MS)
-    client.invoke_async(text(server), echo(b"B", topic="T1"), LONG_MS, answers.put)
-    answer_of(answers)
-    client.invoke_one_way(text(server), echo(b"B", topic="T1"))
-    server.connections()[0].send_one_way(RemotingCommand(39))
-    channels.get(timeout=PATIENCE_S).send_one_way(echo(b"B", topic="T1"))
-
-    for _ in range(4):
-        seen = server.seen.get(timeout=PATIENCE_S)
-        assert is_signed_with(seen, "SK12345")
-        assert not is_signed_with(seen, "SK12346")
-        assert (seen.ext_fields["AccessKey"], seen.ext_fields["SecurityToken"]) == ("AK", "lent")
-
-
-def test_a_repeated_request_is_signed_again(server: EchoServer, connect: Connect) -> None:
-    client = connect(RemotingClientSettings(credentials=Credentials(access_key="AK", secret_key="SK")))
-    leaving(server, 1)
-
-    client.invoke(text(server), echo(b"B", topic="T1"), LONG_MS)
-
-    assert is_signed_with(server.seen.get(timeout=PATIENCE_S), "SK")
-
-
-def test_without_credentials_nothing_is_added(server: EchoServer, client: RemotingClient) -> None:
-    client.invoke(text(server), echo(topic="T1"), LONG_MS)
-
-    assert server.seen.get().ext_fields == {"topic": "T1"}
-
-
-def test_secrets_are_not_shown() -> None:
-    shown = repr(
-        RemotingClientSettings(credentials=Credentials(access_key="AK", secret_key="S3", security_token="T0K"))
-    )
-
-    assert "AK" in shown
-    assert "S3" not in shown
-    assert "T0K" not in shown
-
-
-# --- the end --------------------------------------------------------------------------------------------
-
-
-def test_closing_fails_what_is_outstanding_and_ends_the_threads(server: EchoServer, connect: Connect) -> None:
-    client = connect()
-    answers: Answers = queue.Queue()
+def test_closing_fails_all_pending_requests_and_ends_the_threads(server: EchoServer, new_client: NewClient) -> None:
+    client = new_client()
+    results: Results = queue.Queue()
     before = set(threading.enumerate())
-    client.invoke_async(text(server), RemotingCommand(HOLD), 3_600_000, answers.put)
-    server.held.get(timeout=PATIENCE_S)
+    client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, results.put)
+    server.held.get(timeout=TIMEOUT_S)
 
     client.close()
     client.close()
 
-    assert "(the client is closed)" in str(error_of(answers))
-    assert server.closed.get(timeout=PATIENCE_S)
+    assert "(the client is closed)" in str(error_of(results))
+    assert server.closed.get(timeout=TIMEOUT_S)
     assert set(threading.enumerate()) <= before
 
 
-def test_a_closed_client_says_so(server: EchoServer, connect: Connect) -> None:
-    client = connect()
+def test_a_closed_client_raises_an_error(server: EchoServer, new_client: NewClient) -> None:
+    client = new_client()
     client.close()
 
     for call in (
-        lambda: client.invoke(text(server), echo(), LONG_MS),
-        lambda: client.invoke_async(text(server), echo(), LONG_MS, print),
-        lambda: client.invoke_one_way(text(server), echo()),
+        lambda: client.invoke(address_of(server), echo(), LONG_MS),
+        lambda: client.invoke_async(address_of(server), echo(), LONG_MS, print),
+        lambda: client.invoke_one_way(address_of(server), echo()),
     ):
-        with pytest.raises(BrokerClosedError, match="this client is closed; make another one"):
+        with pytest.raises(BrokerClosedError, match="this client is closed; create another one"):
             call()
 
 
-def test_a_client_may_be_closed_by_a_callback_and_by_a_question(server: EchoServer, connect: Connect) -> None:
-    """Neither waits for itself."""
+def test_a_callback_and_a_processor_may_close_the_client(server: EchoServer, new_client: NewClient) -> None:
+    """`close` does not join the thread that calls it."""
     closed: queue.Queue[None] = queue.Queue()
 
     def close(client: RemotingClient) -> None:
         client.close()
         closed.put(None)
 
-    first = connect()
-    first.invoke_async(text(server), echo(), LONG_MS, lambda _: close(first))
-    closed.get(timeout=PATIENCE_S)
-    second = connect(on_request=lambda channel, request: close(second))
-    second.invoke(text(server), echo(), LONG_MS)
+    first = new_client()
+    first.invoke_async(address_of(server), echo(), LONG_MS, lambda _: close(first))
+    closed.get(timeout=TIMEOUT_S)
+    second = new_client(on_request=lambda channel, request: close(second))
+    second.invoke(address_of(server), echo(), LONG_MS)
     for connection in server.connections():
         connection.send_one_way(RemotingCommand(40))
 
-    closed.get(timeout=PATIENCE_S)
+    closed.get(timeout=TIMEOUT_S)
 
 
-def test_requests_that_wait_for_a_connection_are_told_when_the_client_closes(connect: Connect) -> None:
-    """More of them than there are threads to dial: none is forgotten."""
-    client = connect(RemotingClientSettings(connect_timeout_ms=100))
-    answers: Answers = queue.Queue()
+def test_closing_fails_all_requests_that_wait_for_a_connection(new_client: NewClient) -> None:
+    """There are more of them than threads that connect."""
+    client = new_client(RemotingClientSettings(connect_timeout_ms=100))
+    results: Results = queue.Queue()
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -587,25 +465,25 @@ def test_requests_that_wait_for_a_connection_are_told_when_the_client_closes(con
             sock.setblocking(False)
             sock.connect_ex(full.getsockname())
         for _ in range(40):
-            client.invoke_async(address, echo(), LONG_MS, answers.put)
+            client.invoke_async(address, echo(), LONG_MS, results.put)
 
         client.close()
         for sock in waiting:
             sock.close()
 
-    assert all(isinstance(error_of(answers), RemoteConnectError | BrokerClosedError) for _ in range(40))
+    assert all(isinstance(error_of(results), RemoteConnectError | BrokerClosedError) for _ in range(40))
 
 
-def test_two_clients_of_one_process_share_nothing(serve: Serve, connect: Connect) -> None:
-    """Two clusters, two identities."""
-    server = serve(RemotingServerSettings())
-    first = connect(RemotingClientSettings(credentials=Credentials(access_key="A1", secret_key="S1")))
+def test_two_clients_of_one_process_share_nothing(start_server: StartServer, new_client: NewClient) -> None:
+    """An application may use two clusters with two access keys."""
+    server = start_server(RemotingServerSettings())
+    first = new_client(RemotingClientSettings(credentials=Credentials(access_key="A1", secret_key="S1")))
     second = RemotingClient(RemotingClientSettings(), SystemClock())
 
-    first.invoke(text(server), RemotingCommand(ECHO), LONG_MS)
-    second.invoke(text(server), RemotingCommand(ECHO), LONG_MS)
+    first.invoke(address_of(server), RemotingCommand(ECHO), LONG_MS)
+    second.invoke(address_of(server), RemotingCommand(ECHO), LONG_MS)
     first.close()
 
-    assert second.invoke(text(server), RemotingCommand(ECHO), LONG_MS).code == 0
+    assert second.invoke(address_of(server), RemotingCommand(ECHO), LONG_MS).code == 0
     assert [server.seen.get().ext_fields.get("AccessKey") for _ in range(3)] == ["A1", None, None]
     second.close()

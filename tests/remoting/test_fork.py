@@ -1,4 +1,4 @@
-"""A fork copies a client's memory and none of its threads: the copy says so, and touches nothing of the parent's."""
+"""Fork: a child has the memory of a client but none of its threads. It cannot use the client, nor harm the parent's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import pytest
 
 from mqtemplate.errors import ForkedError
 from mqtemplate.remoting import RemotingClient
-from tests.remoting.wire import EchoServer, echo
-
-LONG_MS = 60_000
+from tests.remoting.wire import LONG_MS, EchoServer, echo
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What *work* gave in a forked child; the child does nothing else, not even pytest's end."""
+    """Return the result of *work* in a forked child, which then exits without pytest's own exit."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads are running: that is the point
@@ -28,17 +26,19 @@ def in_child(work: Callable[[], str]) -> str:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        told = pipe.read().decode()
+        result = pipe.read().decode()
     os.waitpid(pid, 0)
-    return told
+    return result
 
 
-def test_a_client_made_before_a_fork_says_what_to_do(server: EchoServer, client: RemotingClient) -> None:
+def test_the_error_of_a_client_created_before_a_fork_states_what_to_do(
+    server: EchoServer, client: RemotingClient
+) -> None:
     address = str(server.address)
     client.invoke(address, echo(), LONG_MS)
 
     def use() -> str:
-        told = []
+        errors = []
         for call in (
             lambda: client.invoke(address, echo(), LONG_MS),
             lambda: client.invoke_async(address, echo(), LONG_MS, print),
@@ -46,17 +46,19 @@ def test_a_client_made_before_a_fork_says_what_to_do(server: EchoServer, client:
         ):
             with pytest.raises(ForkedError) as raised:
                 call()
-            told.append(str(raised.value))
-        return told[0] if len(set(told)) == 1 else repr(told)
+            errors.append(str(raised.value))
+        return errors[0] if len(set(errors)) == 1 else repr(errors)
 
-    told = in_child(use)
+    error = in_child(use)
 
-    assert told.startswith(f"this client was made by process {os.getpid()}, and this is process ")
-    assert "Make the client after the fork" in told
+    assert error.startswith(f"this client was created by process {os.getpid()}, and this is process ")
+    assert "Create the client after the fork" in error
     assert client.invoke(address, echo(b"parent"), LONG_MS).body == b"parent"
 
 
-def test_closing_in_the_child_leaves_the_parents_connection_alone(server: EchoServer, client: RemotingClient) -> None:
+def test_closing_in_the_child_does_not_affect_the_parents_connection(
+    server: EchoServer, client: RemotingClient
+) -> None:
     address = str(server.address)
     client.invoke(address, echo(), LONG_MS)
 
@@ -70,7 +72,7 @@ def test_closing_in_the_child_leaves_the_parents_connection_alone(server: EchoSe
     assert len(server.connections()) == 1
 
 
-def test_a_child_may_make_a_client_of_its_own(server: EchoServer, client: RemotingClient) -> None:
+def test_a_child_may_create_its_own_client(server: EchoServer, client: RemotingClient) -> None:
     from mqtemplate.clock import SystemClock
     from mqtemplate.remoting import RemotingClientSettings
 
@@ -79,9 +81,9 @@ def test_a_child_may_make_a_client_of_its_own(server: EchoServer, client: Remoti
 
     def ask() -> str:
         own = RemotingClient(RemotingClientSettings(), SystemClock())
-        answer = own.invoke(address, echo(b"child"), LONG_MS)
+        response = own.invoke(address, echo(b"child"), LONG_MS)
         own.close()
-        return answer.body.decode()
+        return response.body.decode()
 
     assert in_child(ask) == "child"
     assert client.invoke(address, echo(b"parent"), LONG_MS).body == b"parent"

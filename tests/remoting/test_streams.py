@@ -1,4 +1,4 @@
-"""What the peer does not take at once is kept, and sent as it was."""
+"""Bytes that the socket does not accept at once are buffered, and sent unchanged."""
 
 from __future__ import annotations
 
@@ -8,59 +8,57 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.remoting.streams import _RECORD_BYTES, Outbox, PlainStream, _chunks
+from mqtemplate.remoting.streams import _RECORD_BYTES, OutboundBuffer, PlainStream, _chunks
 
 
-class Stubborn:
-    """Takes as many bytes each time as it is told to."""
+class LimitedStream:
+    """A stream that accepts a given number of bytes in each call."""
 
     socket: socket.socket
 
-    def __init__(self, appetites: list[int]) -> None:
-        self.appetites = iter(appetites)
-        self.taken = b""
+    def __init__(self, limits: list[int]) -> None:
+        self.limits = iter(limits)
+        self.sent = b""
 
     def receive_into(self, buffer: memoryview) -> int | None:
         return None
 
-    def has_more(self) -> bool:
+    def has_buffered(self) -> bool:
         return False
 
     def send(self, parts: Sequence[bytes | memoryview]) -> int:
-        data = b"".join(parts)[: next(self.appetites, 1 << 30)]
-        self.taken += data
+        data = b"".join(parts)[: next(self.limits, 1 << 30)]
+        self.sent += data
         return len(data)
 
 
 @given(st.lists(st.lists(st.binary(max_size=9), min_size=1, max_size=80)), st.lists(st.integers(0, 30)))
-def test_whatever_the_peer_takes_the_bytes_and_their_order_stay(
-    frames: list[list[bytes]], appetites: list[int]
-) -> None:
-    outbox, stream = Outbox(), Stubborn(appetites)
+def test_bytes_are_sent_in_order_whatever_the_socket_accepts(frames: list[list[bytes]], limits: list[int]) -> None:
+    outbound, stream = OutboundBuffer(), LimitedStream(limits)
 
     for frame in frames:
-        outbox.add(frame, sum(map(len, frame)))
-        outbox.flush(stream)
-    while outbox.size:
-        outbox.flush(stream)
+        outbound.add(frame, sum(map(len, frame)))
+        outbound.flush(stream)
+    while outbound.size:
+        outbound.flush(stream)
 
     expected = b"".join(part for frame in frames for part in frame)
-    assert stream.taken == expected
+    assert stream.sent == expected
 
 
 @given(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=9), st.data())
-def test_what_was_sent_before_the_rest_was_kept_is_not_sent_again(parts: list[bytes], data: st.DataObject) -> None:
+def test_bytes_that_were_sent_before_are_not_buffered(parts: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(parts)
-    taken = data.draw(st.integers(0, len(whole)))
-    outbox, stream = Outbox(), Stubborn([])
+    sent = data.draw(st.integers(0, len(whole)))
+    outbound, stream = OutboundBuffer(), LimitedStream([])
 
-    outbox.add(parts, len(whole), taken)
-    outbox.flush(stream)
+    outbound.add(parts, len(whole), sent)
+    outbound.flush(stream)
 
-    assert stream.taken == whole[taken:]
+    assert stream.sent == whole[sent:]
 
 
-def test_a_full_socket_takes_nothing_and_says_so() -> None:
+def test_a_full_socket_accepts_no_bytes() -> None:
     left, right = socket.socketpair()
     with left, right:
         left.setblocking(False)
@@ -74,7 +72,7 @@ def test_a_full_socket_takes_nothing_and_says_so() -> None:
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=12))
-def test_records_of_tls_hold_what_was_given_and_are_few(sizes: list[int]) -> None:
+def test_tls_records_contain_all_bytes_and_are_few(sizes: list[int]) -> None:
     parts = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
 
     chunks = [bytes(chunk) for chunk in _chunks(parts)]
@@ -85,17 +83,17 @@ def test_records_of_tls_hold_what_was_given_and_are_few(sizes: list[int]) -> Non
     assert len(small) <= 2 * (sum(sizes) // _RECORD_BYTES) + 1 + sum(size >= _RECORD_BYTES for size in sizes)
 
 
-def test_more_parts_than_the_system_takes_at_once_are_sent() -> None:
-    """It takes 1,024, and refuses more altogether."""
+def test_more_parts_than_one_system_call_accepts_are_sent() -> None:
+    """Linux accepts 1,024 and fails with more."""
     left, right = socket.socketpair()
     with left, right:
         left.setblocking(False)
-        outbox = Outbox()
+        outbound = OutboundBuffer()
         parts = [b"%05d" % number for number in range(3_000)]
 
-        taken = PlainStream(left).send(parts)
-        outbox.add(parts, 15_000, taken)
-        outbox.flush(PlainStream(left))
+        sent = PlainStream(left).send(parts)
+        outbound.add(parts, 15_000, sent)
+        outbound.flush(PlainStream(left))
 
-        assert outbox.size == 0
+        assert outbound.size == 0
         assert right.recv(15_000, socket.MSG_WAITALL) == b"".join(parts)

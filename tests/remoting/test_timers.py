@@ -1,4 +1,4 @@
-"""Timers: in order, once, and forgotten when cancelled."""
+"""Timers run in order and once, and cancelled ones are removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqtemplate.remoting.timers import Timers
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(0, 50))
-def test_what_is_due_comes_in_order_and_the_rest_stays(due: list[int], now: int) -> None:
+def test_due_timers_are_returned_in_order_and_others_stay(due: list[int], now: int) -> None:
     timers = Timers()
     for due_ms in due:
         timers.add(due_ms, lambda: None)
@@ -20,7 +20,7 @@ def test_what_is_due_comes_in_order_and_the_rest_stays(due: list[int], now: int)
     assert timers.next_due_ms() == min((due_ms for due_ms in due if due_ms > now), default=None)
 
 
-def test_a_cancelled_timer_does_nothing() -> None:
+def test_a_cancelled_timer_does_not_run() -> None:
     timers, done = Timers(), []
     timer = timers.add(1, lambda: done.append("cancelled"))
     timers.add(2, lambda: done.append("kept"))
@@ -33,8 +33,8 @@ def test_a_cancelled_timer_does_nothing() -> None:
     assert done == ["kept"]
 
 
-def test_a_timer_cancelled_after_it_was_taken_does_nothing() -> None:
-    """What ran before it in the same turn may have made it needless."""
+def test_a_timer_that_is_cancelled_after_it_was_returned_does_not_run() -> None:
+    """A timer that runs before it, in the same turn of the loop, may cancel it."""
     timers, done = Timers(), []
     later = timers.add(2, lambda: done.append("too late"))
     timers.add(1, later.cancel)
@@ -45,8 +45,8 @@ def test_a_timer_cancelled_after_it_was_taken_does_nothing() -> None:
     assert done == []
 
 
-def test_a_million_answered_requests_leave_no_heap_behind() -> None:
-    """Their time-outs are cancelled long before they are due."""
+def test_timeouts_of_answered_requests_leave_the_heap() -> None:
+    """They are cancelled long before they are due."""
     timers = Timers()
     last = timers.add(1_000, lambda: None)
 

@@ -1,4 +1,4 @@
-"""A small server whose answers are known, and a peer that may break every rule."""
+"""A small server with known responses, and a peer that can break every rule of the protocol."""
 
 from __future__ import annotations
 
@@ -10,37 +10,47 @@ from collections.abc import Callable
 from typing import Any
 
 from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
-from mqtemplate.remoting.protocol import FrameDecoder, RemotingCommand, encode_command
+from mqtemplate.remoting.protocol import FrameDecoder, RemotingCommand, ResponseCode, encode_command
+from mqtemplate.remoting.server import ErrorResponse, Guard
 
 ECHO = 9_001
-"""Answers with the body and the fields that came."""
+"""The response has the body and the fields of the request."""
 RAISE = 9_002
-"""Raises ``ValueError("no such thing")``."""
+"""The processor raises ``ValueError("no such thing")``."""
 HOLD = 9_003
-"""Is not answered: the request is in `EchoServer.held`."""
+"""The processor does not respond: the request is in `EchoServer.held`."""
 SLOW = 9_004
-"""Runs in a worker, and answers with the name of its thread; waits for `EchoServer.gate` where it has a body."""
+"""The response has the name of the worker thread. A request with a body waits for `EchoServer.gate`."""
 BIG = 9_005
-"""Answers with as many bytes as the body says."""
+"""The response has as many bytes as the number in the request's body."""
 PARTS = 9_006
-"""Answers with a body of three parts."""
-NOBODY = 9_999
+"""The response has a body of three parts."""
+UNKNOWN = 9_999
+"""No processor has this code."""
 
 LOOPBACK = HostAddress("127.0.0.1", 0)
-PATIENCE_S = 20.0
-"""How long a test waits for what must come; no test needs it."""
+TIMEOUT_S = 20.0
+"""Guard against hanging: no test needs that long."""
+LONG_MS = 60_000
+"""Timeout of a request that must get its response."""
+
+Results = queue.Queue[RemotingCommand | BrokerError]
+"""Results of asynchronous requests; its `put` is their callback."""
 
 
 class EchoServer(RemotingServer):
-    """Has the processors above.
+    """Server with a processor for each code above.
 
     Attributes:
+        check: Guard, if a test sets one.
+        convert_error: Conversion of exceptions to responses, if a test sets one.
         held: Connection and request of each `HOLD`.
-        seen: Every echo request, in order.
-        closed: Connections that ended.
-        gate: `SLOW` requests with a body take one item from it each.
+        seen: All `ECHO` requests, in order.
+        closed: Connections that have ended.
+        gate: Each `SLOW` request with a body takes one item from it.
     """
 
     def __init__(
@@ -49,7 +59,17 @@ class EchoServer(RemotingServer):
         clock: Clock | None = None,
         listen: HostAddress = LOOPBACK,
     ) -> None:
-        super().__init__(listen, settings or RemotingServerSettings(), clock or SystemClock())
+        super().__init__(
+            listen,
+            settings or RemotingServerSettings(),
+            clock or SystemClock(),
+            guard=lambda connection, request: None if self.check is None else self.check(connection, request),
+            error_response=lambda request, exc: (
+                None if self.convert_error is None else self.convert_error(request, exc)
+            ),
+        )
+        self.check: Guard | None = None
+        self.convert_error: ErrorResponse | None = None
         self.held: queue.Queue[tuple[Connection, RemotingCommand]] = queue.Queue()
         self.seen: queue.Queue[RemotingCommand] = queue.Queue()
         self.closed: queue.Queue[Connection] = queue.Queue()
@@ -76,7 +96,7 @@ class EchoServer(RemotingServer):
 
     def _slow(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         if request.body:
-            self.gate.get(timeout=PATIENCE_S)
+            self.gate.get(timeout=TIMEOUT_S)
         return request.response(body=threading.current_thread().name.encode())
 
     def _big(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -91,10 +111,10 @@ def echo(body: bytes = b"", **fields: str) -> RemotingCommand:
 
 
 class RawPeer:
-    """A socket, and what came through it as commands."""
+    """A socket, with a decoder for the received commands."""
 
     def __init__(self, address: HostAddress, *, wrap: Callable[[socket.socket], socket.socket] | None = None) -> None:
-        sock = socket.create_connection((address.ip, address.port), PATIENCE_S)
+        sock = socket.create_connection((address.ip, address.port), TIMEOUT_S)
         self.socket = sock if wrap is None else wrap(sock)
         self._decoder = FrameDecoder()
 
@@ -107,13 +127,13 @@ class RawPeer:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def ask(self, command: RemotingCommand) -> RemotingCommand | None:
-        """Send it, and give the next command that comes."""
+    def invoke(self, command: RemotingCommand) -> RemotingCommand | None:
+        """Send a command, and return the next received one."""
         self.send(encode_command(command))
         return self.next_command()
 
     def next_command(self) -> RemotingCommand | None:
-        """The next command; None at the end of the connection."""
+        """Return the next command; None at the end of the connection."""
         while (command := self._decoder.next_command()) is None:
             try:
                 data = self.socket.recv(65_536)
@@ -125,10 +145,36 @@ class RawPeer:
         return command
 
     def is_closed_by_peer(self) -> bool:
-        """Wait for the end of the connection; False if a command came instead."""
+        """Wait for the end of the connection; return False if a command arrives instead."""
         return self.next_command() is None
 
     def reset(self) -> None:
-        """Break it off: the other side gets ECONNRESET."""
+        """Abort the connection: the other side gets ECONNRESET."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
+
+
+def address_of(server: RemotingServer) -> str:
+    return str(server.address)
+
+
+def response_of(results: Results) -> RemotingCommand:
+    """Wait for the next result, which must be a response."""
+    response = results.get(timeout=TIMEOUT_S)
+    assert isinstance(response, RemotingCommand)
+    return response
+
+
+def error_of(results: Results) -> BrokerError:
+    """Wait for the next result, which must be an error."""
+    error = results.get(timeout=TIMEOUT_S)
+    assert isinstance(error, BrokerError)
+    return error
+
+
+def refuse_with_go_away(server: EchoServer, times: int) -> None:
+    """Make *server* refuse this many requests, as a server does while it stops."""
+    left = iter(range(times))
+    server.check = lambda connection, request: (
+        request.response(ResponseCode.GO_AWAY) if next(left, None) is not None else None
+    )

@@ -21,12 +21,9 @@ from mqtemplate.remoting.protocol.bodies.route import (
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.admin import (
     CreateTopicRequestHeader,
-    DeleteTopicRequestHeader,
     GetAllTopicConfigRequestHeader,
     GetAllTopicConfigResponseHeader,
-    GetTopicConfigRequestHeader,
-    GetTopicStatsInfoRequestHeader,
-    QueryTopicConsumeByWhoRequestHeader,
+    TopicNameRequestHeader,
 )
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.server import BrokerServer, BrokerServerSettings
@@ -68,7 +65,7 @@ def update(
 
 
 def config_of(tool: Tool, topic: str) -> TopicConfig:
-    answer = tool.ask_well(RequestCode.GET_TOPIC_CONFIG, GetTopicConfigRequestHeader(topic=topic))
+    answer = tool.ask_well(RequestCode.GET_TOPIC_CONFIG, TopicNameRequestHeader(topic=topic))
     return TopicConfig.decode(answer.body)
 
 
@@ -150,16 +147,16 @@ def test_a_topic_that_is_deleted_is_gone_with_the_offsets_in_it(server: BrokerSe
     update(tool, "orders", 2)
     server.engine.commit_offset("billing", MessageQueue("orders", "broker-a", 0), 5)
 
-    tool.ask_well(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="orders"))
+    tool.ask_well(RequestCode.DELETE_TOPIC_IN_BROKER, TopicNameRequestHeader(topic="orders"))
 
-    answer = tool.ask(RequestCode.GET_TOPIC_CONFIG, GetTopicConfigRequestHeader(topic="orders"))
+    answer = tool.ask(RequestCode.GET_TOPIC_CONFIG, TopicNameRequestHeader(topic="orders"))
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark == "there is no topic 'orders'; make it with mqadmin updateTopic, or send to it"
     assert server.engine.offsets.topics_of("billing") == set()
 
 
 def test_deleting_what_is_not_there_is_as_good(tool: Tool) -> None:
-    tool.ask_well(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="nobody"))
+    tool.ask_well(RequestCode.DELETE_TOPIC_IN_BROKER, TopicNameRequestHeader(topic="nobody"))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +167,7 @@ def test_deleting_what_is_not_there_is_as_good(tool: Tool) -> None:
     ],
 )
 def test_what_the_broker_needs_is_not_deleted(tool: Tool, topic: str, text: str) -> None:
-    answer = tool.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic))
+    answer = tool.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicNameRequestHeader(topic=topic))
 
     assert (answer.code, answer.remark) == (ResponseCode.INVALID_PARAMETER, text)
 
@@ -210,7 +207,7 @@ def test_the_ends_of_each_queue_are_told(server: BrokerServer, tool: Tool) -> No
     for _ in range(3):
         server.engine.send(Message("orders", b"x"), queue)
 
-    body = tool.ask_well(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="orders")).body
+    body = tool.ask_well(RequestCode.GET_TOPIC_STATS_INFO, TopicNameRequestHeader(topic="orders")).body
 
     assert body.startswith(b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:{')
     table = TopicStatsTable.decode(body).offset_table
@@ -220,7 +217,7 @@ def test_the_ends_of_each_queue_are_told(server: BrokerServer, tool: Tool) -> No
 
 
 def test_figures_of_an_unknown_topic_are_refused(tool: Tool) -> None:
-    answer = tool.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="%RETRY%nobody"))
+    answer = tool.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicNameRequestHeader(topic="%RETRY%nobody"))
 
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark == "there is no topic '%RETRY%nobody'; it is made when its group needs it"
@@ -231,7 +228,7 @@ def test_who_consumes_a_topic_is_told_whether_connected_or_not(server: BrokerSer
     server.engine.commit_offset("gone", MessageQueue("orders", "broker-a", 0), 1)
     tool.consume("here", "orders")
 
-    body = tool.ask_well(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, QueryTopicConsumeByWhoRequestHeader(topic="orders"))
+    body = tool.ask_well(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicNameRequestHeader(topic="orders"))
 
     assert GroupList.decode(body.body).group_list == ["gone", "here"]
 

@@ -161,7 +161,7 @@ def test_what_an_ordered_group_gives_up_is_a_dead_letter(java: JavaClient, serve
 def test_it_may_write_its_headers_in_binary(server: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCKETMQ_SERIALIZE_TYPE", "ROCKETMQ")
     seen: set[SerializeType] = set()
-    monkeypatch.setattr(server.remoting, "guard", lambda connection, request: seen.add(request.serialize_type))
+    monkeypatch.setattr(server.remoting, "_guard", lambda connection, request: seen.add(request.serialize_type))
 
     with JavaClient(At(str(server.address))) as java:  # type: ignore[arg-type]
         java.connect()

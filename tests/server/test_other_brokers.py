@@ -20,14 +20,13 @@ from mqtemplate.remoting.protocol.bodies.route import (
 )
 from mqtemplate.remoting.protocol.headers.admin import (
     BrokerNameRequestHeader,
+    BrokerRequestHeader,
     DeleteTopicFromNamesrvRequestHeader,
     GetRouteInfoRequestHeader,
     GetTopicsByClusterRequestHeader,
-    QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
-    UnRegisterBrokerRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
 )
 from mqtemplate.server import BrokerServerSettings, LocalCluster
@@ -118,9 +117,7 @@ def test_a_replica_is_told_who_its_master_is(tool: Tool, broker: Tool) -> None:
 
 def test_it_is_forgotten_when_it_says_so(tool: Tool, broker: Tool) -> None:
     register(broker, "theirs")
-    header = UnRegisterBrokerRequestHeader(
-        broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0
-    )
+    header = BrokerRequestHeader(broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0)
 
     broker.ask_well(RequestCode.UNREGISTER_BROKER, header)
 
@@ -143,9 +140,7 @@ def test_it_is_forgotten_when_it_is_silent_and_a_question_is_a_sign_of_life(
     cluster: LocalCluster, tool: Tool, broker: Tool
 ) -> None:
     register(broker, "theirs", heartbeat_timeout_millis=60_000)
-    header = QueryDataVersionRequestHeader(
-        broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0
-    )
+    header = BrokerRequestHeader(broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0)
     move = cluster.engine.clock.move_ms  # type: ignore[attr-defined]  # it is virtual
 
     move(50_000)
@@ -162,7 +157,7 @@ def test_it_is_forgotten_when_it_is_silent_and_a_question_is_a_sign_of_life(
 
 
 def test_a_broker_that_nobody_knows_has_to_tell_everything(broker: Tool) -> None:
-    header = QueryDataVersionRequestHeader(broker_name="x", broker_addr=MASTER, cluster_name="y", broker_id=0)
+    header = BrokerRequestHeader(broker_name="x", broker_addr=MASTER, cluster_name="y", broker_id=0)
 
     answer = broker.ask_well(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
 

@@ -12,7 +12,7 @@ from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.record.codec import parse_record
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.group import CMResult, ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from mqtemplate.remoting.protocol.bodies.group import ConsumerRunningInfo
 from mqtemplate.remoting.protocol.bodies.route import QueryConsumeQueueResponseBody
 from mqtemplate.remoting.protocol.headers.admin import QueryConsumeQueueRequestHeader
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader
@@ -28,6 +28,7 @@ from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.results import SendResult
 from mqtemplate.server import BrokerServer, BrokerServerSettings
+from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -208,7 +209,7 @@ def test_a_consumer_that_is_not_there_cannot_be_asked(tool: Tool) -> None:
 
 def test_a_consumer_gets_one_message_to_handle_at_once(server: BrokerServer, tool: Tool) -> None:
     result = send(server, b"this one")
-    done = ConsumeMessageDirectlyResult(consume_result=CMResult.CR_SUCCESS)
+    done = ConsumeMessageDirectlyResult(consume_result="CR_SUCCESS")
     given: queue.SimpleQueue[RemotingCommand] = queue.SimpleQueue()
 
     def on_request(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:

@@ -20,14 +20,16 @@ import structlog
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteTimeoutError
-from mqtemplate.remoting import Channel, RemotingClient, RemotingClientSettings
+from mqtemplate.remoting.client import RemotingClient
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
 from mqtemplate.remoting.protocol.headers.group import UnregisterClientRequestHeader
+from mqtemplate.remoting.settings import RemotingClientSettings
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-Handler = Callable[[Channel, RemotingCommand], RemotingCommand | None]
+Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Takes a broker's request; gives the answer, or None if there is to be none."""
 
 _numbers = itertools.count()
@@ -168,7 +170,7 @@ class ClientInstance:
     def close(self) -> None:
         self._remoting.close()
 
-    def _on_request(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def _on_request(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         handler = self._handlers.get(request.code)
         if handler is not None:
             return handler(channel, request)

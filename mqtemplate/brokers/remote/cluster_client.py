@@ -26,7 +26,7 @@ from mqtemplate.brokers.remote.transactions import RemoteTransactions
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, Version
 from mqtemplate.services import Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
@@ -227,16 +227,16 @@ class ClusterClient:
 
     # --- what happens by itself ----------------------------------------------------------------
 
-    def _ids_changed(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def _ids_changed(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self._share_all = True
         self._rebalances.soon()
         return None if request.is_one_way else request.response()
 
-    def _check_asked(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def _check_asked(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self.transactions.on_check(channel, request)
         return None
 
-    def _reply_came(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def _reply_came(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         return self.requests.on_reply(channel, request)
 
     def _route_changed(self, topic: str) -> None:

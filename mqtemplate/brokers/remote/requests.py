@@ -24,7 +24,7 @@ from mqtemplate.compression import decompress_body
 from mqtemplate.errors import ConversionError, MessageError, RequestTimeoutError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.codec import SysFlag
-from mqtemplate.remoting import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
 from mqtemplate.remoting.protocol.properties import decode_properties_text
@@ -103,7 +103,7 @@ class RemoteRequests:
         with self._lock:
             return self._waiting.pop(correlation_id, None)
 
-    def on_reply(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def on_reply(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         """A broker brings a reply."""
         header = request.header(ReplyMessageRequestHeader)
         properties = decode_properties_text(header.properties)

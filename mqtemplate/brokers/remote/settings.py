@@ -7,7 +7,8 @@ from pathlib import Path
 
 from mqtemplate.compression import CompressionType
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.remoting import ClientTls, Credentials
+from mqtemplate.remoting.settings import Credentials
+from mqtemplate.remoting.tls import ClientTls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

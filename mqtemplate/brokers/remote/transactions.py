@@ -20,7 +20,7 @@ from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.codec import SysFlag
-from mqtemplate.remoting import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.remoting.protocol.messages import decode_messages, decode_offset_msg_id
@@ -110,7 +110,7 @@ class RemoteTransactions:
         self._instance.producer_groups.discard(checker.group)
         self._instance.unregister(self._routes.masters(), producer_group=checker.group)
 
-    def on_check(self, channel: Channel, request: RemotingCommand) -> None:
+    def on_check(self, channel: Connection, request: RemotingCommand) -> None:
         """A broker asks how a transaction ended; the answer is a request of its own, on the same connection."""
         header = request.header(CheckTransactionStateRequestHeader)
         [message] = decode_messages(request.body, header.broker_name or "")
@@ -123,7 +123,7 @@ class RemoteTransactions:
 
     @staticmethod
     def _answer(
-        channel: Channel,
+        channel: Connection,
         asked: CheckTransactionStateRequestHeader,
         message: MessageExt,
         state: TransactionState,

@@ -12,7 +12,8 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.context.settings.rocketmq import AccessChannel
 from mqtemplate.errors import ConfigurationError, UnsupportedError
-from mqtemplate.remoting import ClientTls, Credentials
+from mqtemplate.remoting.settings import Credentials
+from mqtemplate.remoting.tls import ClientTls
 
 _SECTIONS = ("producer", "consumer", "pull_consumer")
 _NO_TRACE = "this client writes no trace topic; its log events carry msg_id, topic and group"

@@ -1,17 +1,13 @@
-"""Bytes to commands and back, without a socket, a thread or a clock.
+"""RocketMQ's remoting protocol as bytes and values, without sockets, threads or clocks.
 
-Frames are in `codec`, headers in `headers`, JSON bodies in `bodies`, bodies of messages in `messages`.
+`codec` has the frames, `headers` and `bodies` the commands' contents, `messages` the messages in bodies. The protocol
+is described in ``docs/wire-protocol.md``.
 """
 
-from mqtemplate.remoting.protocol.codec import (
-    MAX_FRAME_BYTES,
-    FrameDecoder,
-    decode_command,
-    encode_command,
-    encode_head,
-)
+from mqtemplate.remoting.protocol.codec import FrameDecoder, decode_command, encode_command, encode_head
 from mqtemplate.remoting.protocol.codes import (
     CURRENT_VERSION,
+    MAX_FRAME_BYTES,
     LanguageCode,
     RequestCode,
     ResponseCode,

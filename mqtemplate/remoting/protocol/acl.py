@@ -1,8 +1,8 @@
-"""Signatures: who holds the secret key of an access key shows it, without sending it.
+"""ACL signatures: proof that a client has the secret key of an access key. The secret key is never sent.
 
-What is signed is the values of all ext fields in the order of their names, then the body as it travels (so compress
-first, and add no field afterwards). Answers are not signed, and of a request neither code nor opaque. ACL 1.0 and 2.0
-are alike in this.
+Signed are the values of all ext fields, in the order of their names, and then the body as it is sent. So a body is
+compressed first, and no field is added after signing. Code and opaque are not signed, and responses have no signature.
+ACL 1.0 and 2.0 sign in the same way.
 
 Source: RocketMQ ``acl: AclClientRPCHook``, ``AclUtils``, ``AclSigner``; ``auth: DefaultAuthenticationContextBuilder``.
 """
@@ -22,20 +22,19 @@ SECURITY_TOKEN = "SecurityToken"
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
-def signed_content(ext_fields: Mapping[str, str], body: bytes, *without: str) -> bytes:
-    """What a signature is made over; *without* names fields that are left out beside the signature."""
-    left_out = {SIGNATURE, *without}
-    values = [ext_fields[name] for name in sorted(ext_fields) if name not in left_out]
+def signed_content(ext_fields: Mapping[str, str], body: bytes, *unsigned: str) -> bytes:
+    """Return the bytes that are signed; *unsigned* names fields that are left out besides the signature itself."""
+    values = [ext_fields[name] for name in sorted(ext_fields) if name != SIGNATURE and name not in unsigned]
     return "".join(values).encode() + body
 
 
 def sign(content: bytes, secret_key: str) -> str:
-    """HMAC-SHA1 in Base64."""
+    """Return the HMAC-SHA1 of *content* in Base64."""
     return base64.b64encode(hmac.digest(secret_key.encode(), content, "sha1")).decode()
 
 
 def sign_command(command: RemotingCommand, access_key: str, secret_key: str, security_token: str | None = None) -> None:
-    """Add the key and the signature to a request, as the last thing before it is encoded."""
+    """Add the access key and the signature to a request. This must be the last change before it is encoded."""
     ext_fields = command.ext_fields
     ext_fields[ACCESS_KEY] = access_key
     if security_token is not None:
@@ -44,7 +43,8 @@ def sign_command(command: RemotingCommand, access_key: str, secret_key: str, sec
 
 
 def is_signed_with(command: RemotingCommand, secret_key: str) -> bool:
-    """Whether a request was signed with that key; compared in the same time wherever the difference is."""
-    without = (_UNIQUE_KEY_QUERY,) if command.version <= Version.V4_9_3 else ()
-    expected = sign(signed_content(command.ext_fields, command.body, *without), secret_key)
+    """Return True if a request was signed with that key. The time does not depend on where signatures differ."""
+    # RocketMQ: DefaultAuthenticationContextBuilder leaves this field out for clients up to 4.9.3, which do not sign it.
+    unsigned = (_UNIQUE_KEY_QUERY,) if command.version <= Version.V4_9_3 else ()
+    expected = sign(signed_content(command.ext_fields, command.body, *unsigned), secret_key)
     return hmac.compare_digest(expected.encode(), command.ext_fields.get(SIGNATURE, "").encode())

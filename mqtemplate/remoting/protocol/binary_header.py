@@ -1,15 +1,15 @@
-"""A command's header in RocketMQ's binary form. All numbers are big-endian.
+"""A command's header in RocketMQ's binary encoding. All numbers are big-endian.
 
 ===  =====  ==============  ==========================================================
- 0   i2     code            larger ones need a JSON header
+ 0   i2     code            a larger code needs a JSON header
  2   i1     language
  3   i2     version
  5   i4     opaque
  9   i4     flag
-13   i4, n  remark          length 0: none
-     i4     ext_length      bytes of all that follows; 0: no fields
-     i2, n  name            these two repeated
-     i4, n  value           length 0: none, the same as if the name were missing
+13   i4, n  remark          length 0: no remark
+     i4     ext_length      size of all that follows; 0: no fields
+     i2, n  name            name and value repeat
+     i4, n  value           length 0: no value, as if the name were missing
 ===  =====  ==============  ==========================================================
 
 Source: RocketMQ ``remoting: RocketMQSerializable``.
@@ -35,10 +35,10 @@ _LANGUAGES = {language.value: language for language in LanguageCode}
 
 
 def encode_binary_header(command: RemotingCommand) -> bytes:
-    """The header of *command*; a field with an empty value is left out, since a reader would see none.
+    """Return the header of *command*, without fields whose value is empty: a reader takes them as missing.
 
     Raises:
-        MessageError: A number is too large for its field, or a text cannot be written.
+        MessageError: A number is too large for its field, or a text is not valid Unicode.
     """
     try:
         remark = (command.remark or "").encode()
@@ -55,10 +55,10 @@ def encode_binary_header(command: RemotingCommand) -> bytes:
 
 
 def decode_binary_header(data: bytes) -> RemotingCommand:
-    """The command whose header *data* is, without a body.
+    """Return the command that has *data* as its header, without a body.
 
     Raises:
-        RemoteProtocolError: It is none.
+        RemoteProtocolError: The lengths are wrong, or a text is not UTF-8.
     """
     if len(data) < _SMALLEST:
         raise RemoteProtocolError(f"a binary header has at least {_SMALLEST} bytes, this one has {len(data)}")
@@ -68,21 +68,12 @@ def decode_binary_header(data: bytes) -> RemotingCommand:
         (length,) = _I4.unpack_from(data, at)
         at += 4
         if at + length != len(data):
-            raise RemoteProtocolError(f"ext fields of {length} bytes announced, there are {len(data) - at}")
+            raise RemoteProtocolError(f"ext fields of {length} bytes announced, {len(data) - at} bytes follow")
         ext_fields = _read_fields(data, at)
     except (struct.error, UnicodeDecodeError) as exc:
         raise RemoteProtocolError(f"the binary header cannot be read: {exc}") from exc
-    return RemotingCommand(
-        code,
-        opaque,
-        flag,
-        _LANGUAGES.get(language, LanguageCode.OTHER),
-        version,
-        remark or None,
-        ext_fields,
-        b"",
-        SerializeType.ROCKETMQ,
-    )
+    sender = _LANGUAGES.get(language, LanguageCode.OTHER)
+    return RemotingCommand(code, opaque, flag, sender, version, remark or None, ext_fields, b"", SerializeType.ROCKETMQ)
 
 
 def _read_fields(data: bytes, at: int) -> dict[str, str]:
@@ -100,5 +91,5 @@ def _read_fields(data: bytes, at: int) -> dict[str, str]:
 def _read_text(data: bytes, at: int, length: int) -> tuple[str, int]:
     end = at + length
     if length < 0 or end > len(data):
-        raise RemoteProtocolError(f"a text of {length} bytes announced, there are {len(data) - at}")
+        raise RemoteProtocolError(f"a text of {length} bytes announced, {len(data) - at} bytes follow")
     return data[at:end].decode(), end

@@ -1,8 +1,8 @@
-"""Frames: commands as bytes, and bytes, cut anywhere, as commands. No socket, no thread, no clock. Big-endian.
+"""Frames: commands to bytes, and bytes in pieces of any size to commands. No socket, thread or clock. Big-endian.
 
 ==  =======  ===============  ==================================================
- 0  i4       length           of what follows
- 4  u1       serialize_type   how the header is written: `SerializeType`
+ 0  i4       length           size of what follows
+ 4  u1       serialize_type   encoding of the header: `SerializeType`
  5  u3, n    header           see `json_header` and `binary_header`
     rest     body             may be empty
 ==  =======  ===============  ==================================================
@@ -15,40 +15,33 @@ from __future__ import annotations
 import struct
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
-from mqtemplate.remoting.protocol.binary_header import (
-    LARGEST_BINARY_CODE,
-    decode_binary_header,
-    encode_binary_header,
-)
-from mqtemplate.remoting.protocol.codes import SerializeType
+from mqtemplate.remoting.protocol.binary_header import LARGEST_BINARY_CODE, decode_binary_header, encode_binary_header
+from mqtemplate.remoting.protocol.codes import MAX_FRAME_BYTES, SerializeType
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.json_header import decode_json_header, encode_json_header
-
-MAX_FRAME_BYTES = 16_777_216
-"""The largest frame that RocketMQ takes, its first four bytes included."""
 
 _HEAD = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
 _SMALLEST_LENGTH = 4
 
-_FOREIGN = (
-    (b"\x16\x03", "it begins as TLS does: one side speaks TLS, the other does not"),
-    (b"GET ", "it is an HTTP request: this port speaks RocketMQ's protocol"),
-    (b"POST", "it is an HTTP request: this port speaks RocketMQ's protocol"),
-    (b"HTTP", "it is an HTTP answer: this address is a web server's"),
-    (b"PRI ", "it is HTTP/2, as gRPC has it: for RocketMQ's proxy take its remoting port"),
+_OTHER_PROTOCOLS = (
+    (b"\x16\x03", "it is a TLS handshake: one side uses TLS, the other does not"),
+    (b"GET ", "it is an HTTP request: this port expects RocketMQ's protocol"),
+    (b"POST", "it is an HTTP request: this port expects RocketMQ's protocol"),
+    (b"HTTP", "it is an HTTP response: this address is a web server's"),
+    (b"PRI ", "it is HTTP/2, as gRPC uses: for RocketMQ's proxy take its remoting port"),
     (b"PROX", "it is a PROXY preamble: switch it off in the load balancer"),
     (b"\r\n\r\n", "it is a PROXY preamble: switch it off in the load balancer"),
 )
 
 
 def encode_head(command: RemotingCommand, body_size: int) -> bytes:
-    """All of a frame that stands before a body of *body_size* bytes; for who writes the body by itself.
+    """Return the part of a frame before a body of *body_size* bytes, for a caller that sends the body separately.
 
-    A binary header is written as JSON where the code does not fit into it: each frame says what it is.
+    A command with a code too large for a binary header gets a JSON header; each frame names its own encoding.
 
     Raises:
-        MessageError: The frame would be larger than `MAX_FRAME_BYTES`, or the header cannot be written.
+        MessageError: The frame would be larger than `MAX_FRAME_BYTES`, or the header cannot be encoded.
     """
     if command.serialize_type is SerializeType.JSON or command.code > LARGEST_BINARY_CODE:
         header, serialize_type = encode_json_header(command), 0
@@ -64,16 +57,16 @@ def encode_head(command: RemotingCommand, body_size: int) -> bytes:
 
 
 def encode_command(command: RemotingCommand) -> bytes:
-    """The frame of *command*; see `encode_head`."""
+    """Return the frame of *command*; see `encode_head`."""
     body = command.body
     return encode_head(command, len(body)) + body
 
 
 def decode_command(frame: bytes) -> RemotingCommand:
-    """The command in one whole frame.
+    """Return the command in one whole frame.
 
     Raises:
-        RemoteProtocolError: It is not one whole frame.
+        RemoteProtocolError: *frame* is not one whole frame.
     """
     decoder = FrameDecoder(max(len(frame), MAX_FRAME_BYTES))
     decoder.feed(frame)
@@ -84,42 +77,43 @@ def decode_command(frame: bytes) -> RemotingCommand:
 
 
 class FrameDecoder:
-    """Turn bytes, cut anywhere, into whole commands.
+    """Decoder of bytes, received in pieces of any size, to commands.
 
-    - It holds what was fed and not yet read: at most a frame and a piece, if each piece is read out before the next.
-    - A length or a header that cannot be is refused as soon as its bytes have come, not when the frame is complete.
-    - After an error the place of the next frame is unknown: each later call raises that error again.
-    - Not thread-safe: who reads the connection owns it.
+    - It buffers what was fed and not yet read: at most a frame and a piece, if the caller reads all commands after
+      each piece.
+    - An invalid length or header is refused when its own bytes have arrived, not when the frame is complete.
+    - After an error the start of the next frame is unknown: each later call raises that error again.
+    - Not thread-safe: one thread, the reader of the connection, uses it.
 
     Args:
-        max_frame_bytes: The largest frame taken, its first four bytes included.
+        max_frame_bytes: Size of the largest accepted frame, including its first four bytes.
     """
 
-    __slots__ = ("_buffer", "_longest", "_problem")
+    __slots__ = ("_buffer", "_error", "_longest")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._longest = max_frame_bytes - 4
         self._buffer = bytearray()
-        self._problem: str | None = None
+        self._error: str | None = None
 
     @property
     def buffered(self) -> int:
-        """Bytes that wait for the rest of their frame. Not 0 at the end of a connection: the last frame was cut off."""
+        """Bytes of an incomplete frame. If this is not 0 at the end of a connection, the last frame was cut off."""
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take what came; after an error it is dropped."""
-        if self._problem is None:
+        """Add received bytes. After an error they are dropped."""
+        if self._error is None:
             self._buffer += data
 
     def next_command(self) -> RemotingCommand | None:
-        """Return the next command, or None while its last byte has not come.
+        """Return the next command, or None if it is not complete yet.
 
         Raises:
-            RemoteProtocolError: What came is not RocketMQ's protocol; close the connection.
+            RemoteProtocolError: The bytes are not RocketMQ's protocol; close the connection.
         """
-        if self._problem is not None:
-            raise RemoteProtocolError(self._problem)
+        if self._error is not None:
+            raise RemoteProtocolError(self._error)
         buffer = self._buffer
         try:
             if len(buffer) < 8:
@@ -129,15 +123,15 @@ class FrameDecoder:
             header_end, end = 8 + (word & 0xFF_FFFF), 4 + length
             if not _SMALLEST_LENGTH <= length <= self._longest or header_end > end or word >> 24 > 1:
                 self._check_length()
-                raise _bad_head(length, word)
+                raise _head_error(length, word)
             if len(buffer) < end:
                 return None
-            with memoryview(buffer) as view:
+            with memoryview(buffer) as view:  # copies header and body once; a slice of the bytearray would copy twice
                 header, body = bytes(view[8:header_end]), bytes(view[header_end:end])
             del buffer[:end]
             command = decode_binary_header(header) if word >> 24 else decode_json_header(header)
         except RemoteProtocolError as exc:
-            self._problem = str(exc)
+            self._error = str(exc)
             buffer.clear()
             raise
         command.body = body
@@ -149,13 +143,13 @@ class FrameDecoder:
         (length,) = _LENGTH.unpack_from(self._buffer)
         if not _SMALLEST_LENGTH <= length <= self._longest:
             first = bytes(self._buffer[:4])
-            hint = next((f"; {text}" for start, text in _FOREIGN if first.startswith(start)), "")
+            hint = next((f"; {text}" for start, text in _OTHER_PROTOCOLS if first.startswith(start)), "")
             raise RemoteProtocolError(
                 f"a frame of {length} bytes announced, allowed are {_SMALLEST_LENGTH} to {self._longest}{hint}"
             )
 
 
-def _bad_head(length: int, word: int) -> RemoteProtocolError:
+def _head_error(length: int, word: int) -> RemoteProtocolError:
     if word >> 24 > 1:
         return RemoteProtocolError(f"serialize type {word >> 24} is unknown; 0 is JSON, 1 is ROCKETMQ")
     return RemoteProtocolError(f"a header of {word & 0xFF_FFFF} bytes announced in a frame of {length}")

@@ -1,28 +1,49 @@
-"""The numbers of the protocol: request and response codes, languages, versions, and the bits of its flags.
+"""Numbers of the protocol: request and response codes, languages, versions, flag bits, and the largest frame.
 
-A peer may know codes that we do not: where a number comes from the wire it stays a plain ``int``, and `RequestCode.of`
-gives it its name where it has one. An `IntEnum` member equals its number, so the two may be compared.
+A peer may use codes that have no name here: a number that arrives stays a plain ``int``. An `IntEnum` member equals its
+number, so both may be compared. Codes that this library neither serves nor sends are listed too: their names appear in
+log lines, error texts and the remarks of refused requests.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Self
+
+MAX_FRAME_BYTES = 16_777_216
+"""Size of the largest frame that RocketMQ accepts, including the four bytes of its length."""
 
 FLAG_RESPONSE = 1
-"""Bit of a command's flag: it answers; clear on a request."""
+"""Bit of a command's flag: set on a response, clear on a request."""
 FLAG_ONE_WAY = 2
-"""Bit of a request's flag: the receiver must never answer, not even with an error."""
+"""Bit of a request's flag: the receiver must not answer, not even with an error."""
+
+
+class _Code(IntEnum):
+    @classmethod
+    def of(cls, number: int) -> Self | int:
+        """Return the member with that number, or the number itself if it has no name here."""
+        try:
+            return cls(number)
+        except ValueError:
+            return number
+
+    @classmethod
+    def text(cls, number: int) -> str:
+        """Return the number and its name for a reader, or only the number if it has no name here."""
+        code = cls.of(number)
+        return f"{number} {code.name}" if isinstance(code, cls) else str(number)
 
 
 class SerializeType(IntEnum):
-    """How a frame's header is written; each frame says it for itself."""
+    """Encoding of a frame's header. Each frame names its own."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
 class LanguageCode(IntEnum):
-    """Who speaks. JSON headers carry the name, binary ones the number."""
+    """Language of the sender. A JSON header carries the name, a binary header the number."""
 
     JAVA = 0
     CPP = 1
@@ -41,38 +62,38 @@ class LanguageCode(IntEnum):
 
 
 class Version(IntEnum):
-    """Releases by their number on the wire: the place in upstream's list. Only those that something depends on.
+    """Releases of RocketMQ by their number on the wire: those that a rule below depends on, and common ones.
 
-    Source: ``common: MQVersion``.
+    Source: ``common: MQVersion``, where the number is the position in the list.
     """
 
     V3_0_11 = 37
-    """From here a broker registers with the wrapper object."""
+    """First broker version that registers with the wrapper object."""
     V3_1_8_SNAPSHOT = 62
-    """A consumer from here answers `RequestCode.GET_CONSUMER_RUNNING_INFO` and `CONSUME_MESSAGE_DIRECTLY`."""
+    """First consumer that answers `RequestCode.GET_CONSUMER_RUNNING_INFO` and `CONSUME_MESSAGE_DIRECTLY`."""
     V3_4_9 = 121
-    """A client from here may say its own ``maxReconsumeTimes``."""
+    """First client whose ``maxReconsumeTimes`` the broker honours."""
     V4_1_0_SNAPSHOT = 232
-    """A broker below it, as told in its answer to a heartbeat, gets no SQL92 consumers."""
+    """A consumer refuses SQL92 if the broker's heartbeat response has a lower version."""
     V4_9_3 = 399
-    """Up to here ``_UNIQUE_KEY_QUERY`` is not signed."""
+    """Last version whose clients do not sign ``_UNIQUE_KEY_QUERY``."""
     V4_9_4 = 401
-    """From here a peer reads routes in standard JSON."""
+    """First version that reads routes in standard JSON."""
     V4_9_7 = 407
     V4_9_8 = 409
     V5_0_0 = 413
     V5_3_1 = 475
-    """Above it a peer may be told `ResponseCode.GO_AWAY`."""
+    """Last version that does not understand `ResponseCode.GO_AWAY`."""
     V5_3_3 = 479
     V5_5_0 = 513
 
 
 CURRENT_VERSION = Version.V5_3_3
-"""What our commands say of themselves."""
+"""Version that our commands carry."""
 
 
-class RequestCode(IntEnum):
-    """What is asked. Source: ``remoting: RequestCode``; 50-53 are those of 4.9.x."""
+class RequestCode(_Code):
+    """Operation that a request asks for. Source: ``remoting: RequestCode``; 50-53 are those of 4.9.x."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -177,17 +198,9 @@ class RequestCode(IntEnum):
     NOTIFICATION = 200054
     BATCH_ACK_MESSAGE = 200151
 
-    @classmethod
-    def of(cls, number: int) -> RequestCode | int:
-        """The member with that number; the number itself where we have no name for it."""
-        try:
-            return cls(number)
-        except ValueError:
-            return number
 
-
-class ResponseCode(IntEnum):
-    """How it went. Source: ``remoting: ResponseCode``, ``RemotingSysResponseCode``."""
+class ResponseCode(_Code):
+    """Outcome of a request. Source: ``remoting: ResponseCode``, ``RemotingSysResponseCode``."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -237,26 +250,18 @@ class ResponseCode(IntEnum):
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 
-    @classmethod
-    def of(cls, number: int) -> ResponseCode | int:
-        """The member with that number; the number itself where we have no name for it."""
-        try:
-            return cls(number)
-        except ValueError:
-            return number
-
 
 class PullSysFlag:
     """Bits of a pull request's ``sysFlag``. Source: ``common: PullSysFlag``."""
 
     COMMIT_OFFSET = 0x1
-    """``commitOffset`` is meant; without this bit it is to be passed over, whatever it says."""
+    """``commitOffset`` is valid. Without this bit the broker ignores its value."""
     SUSPEND = 0x2
-    """The broker may keep the request until a message comes."""
+    """The broker may hold the request until a message arrives."""
     SUBSCRIPTION = 0x4
-    """``subscription`` is meant; without it the one from the heartbeat holds."""
-    CLASS_FILTER = 0x8
+    """``subscription`` is valid. Without this bit the broker uses the subscription of the heartbeat."""
     LITE_PULL = 0x10
+    """The consumer pulls by itself; the broker handles the request as any other pull."""
 
 
 class Perm:
@@ -265,4 +270,3 @@ class Perm:
     INHERIT = 0x1
     WRITE = 0x2
     READ = 0x4
-    PRIORITY = 0x8

@@ -1,4 +1,4 @@
-"""One request or one response, whatever bytes it travels in."""
+"""One request or one response, independent of its encoding."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mqtemplate.remoting.protocol.headers.fields import CommandHeader, HeaderT
 
 @dataclass(slots=True)
 class RemotingCommand:
-    """A request or a response. The two ends of a connection count their opaques apart: look at `is_response` first.
+    """A request or a response. Both ends of a connection count opaques on their own: check `is_response` first.
 
     Attributes:
-        code: A `RequestCode` or a `ResponseCode`, or a number that we have no name for.
-        opaque: Which request it is, or answers; signed 32 bits, the sender's own count.
+        code: A `RequestCode`, a `ResponseCode`, or a number that has no name here.
+        opaque: Number of the request, or of the request that this responds to; a signed 32-bit count of the requester.
         flag: Bits ``FLAG_RESPONSE`` and ``FLAG_ONE_WAY``.
         version: The sender's `Version`, as a number.
-        remark: Of a response: the reason, in words.
-        ext_fields: The header proper, as text; see `header`. Empty for none.
-        serialize_type: How its header came, or is to be written.
+        remark: Reason of a response, for people.
+        ext_fields: Fields of the header as text; `header` reads them. Empty if there are none.
+        serialize_type: Encoding of the header, as received or as to be sent.
     """
 
     code: int
@@ -50,7 +50,7 @@ class RemotingCommand:
         opaque: int = 0,
         one_way: bool = False,
     ) -> RemotingCommand:
-        """A request of ours; who sends it gives it its opaque."""
+        """Return a request. A `Connection` sets the opaque when it sends it."""
         flag = FLAG_ONE_WAY if one_way else 0
         return cls(code, opaque, flag, ext_fields={} if header is None else header.to_ext_fields(), body=body)
 
@@ -62,12 +62,13 @@ class RemotingCommand:
         *,
         remark: str | None = None,
     ) -> RemotingCommand:
-        """Our answer to this request: its opaque, our own version, a JSON header."""
+        """Return our response to this request: with its opaque, our own version, and a JSON header."""
         ext_fields = {} if header is None else header.to_ext_fields()
         return RemotingCommand(code, self.opaque, FLAG_RESPONSE, remark=remark, ext_fields=ext_fields, body=body)
 
     @property
     def is_response(self) -> bool:
+        """True for a response, False for a request."""
         return self.flag & FLAG_RESPONSE != 0
 
     @property
@@ -76,17 +77,28 @@ class RemotingCommand:
         return self.flag & FLAG_ONE_WAY != 0
 
     def header(self, kind: type[HeaderT]) -> HeaderT:
-        """The fields of this command as *kind*.
+        """Return the fields of this command as an object of *kind*.
 
         Raises:
-            RemoteProtocolError: One that must be there is not, or cannot be read.
+            RemoteProtocolError: A required field is missing, or a field cannot be read.
         """
         return kind.from_ext_fields(self.ext_fields)
 
     def __str__(self) -> str:
-        """For logs: what it is, without the body and without what may be secret."""
+        """Return a description for logs, without the body and without fields that may be secret."""
         code = ResponseCode.of(self.code) if self.is_response else RequestCode.of(self.code)
         name = code.name if isinstance(code, ResponseCode | RequestCode) else "unknown"
         kind = "response" if self.is_response else "one-way request" if self.is_one_way else "request"
         remark = f", {self.remark!r}" if self.remark else ""
         return f"{kind} {self.code} {name}, opaque {self.opaque}, body of {len(self.body)} bytes{remark}"
+
+
+def not_supported(request: RemotingCommand) -> RemotingCommand:
+    """Return the response to a request whose code has no processor."""
+    remark = f"request code {RequestCode.text(request.code)} is not supported here"
+    return request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+
+def system_error(request: RemotingCommand, exc: Exception) -> RemotingCommand:
+    """Return the response to a request whose processor raised an unexpected exception."""
+    return request.response(ResponseCode.SYSTEM_ERROR, remark=f"{type(exc).__name__}: {exc}")

@@ -1,13 +1,13 @@
-"""Messages as they stand in bodies: what pulls, views and checks bring, and what a batch sends.
+"""Messages in bodies: stored messages in responses to pulls and queries, and batches in sends.
 
-Brokers send records of `mqtemplate.record.codec` one after the other, without a count. A batch has, for each message
-(big-endian; the broker knows topic and queue from the header)::
+A broker sends records of `mqtemplate.record.codec`, one after the other, without a count. A batch has these fields for
+each message (big-endian; topic and queue are in the header of the request)::
 
-     0  i4     total_size         of this message, this field included
-     4  i4     magic, body_crc    0 and 0: the broker makes them
-    12  i4     flag               the user's
+     0  i4     total_size         size of this message, this field included
+     4  i4     magic, body_crc    0 and 0: the broker computes them
+    12  i4     flag               the application's number
     16  i4, B  body               never compressed
-        i2, P  properties         each message's own
+        i2, P  properties         those of this message
 
 Source: RocketMQ ``common: MessageDecoder``.
 """
@@ -23,10 +23,8 @@ from mqtemplate.message import HostAddress, Message, MessageExt
 from mqtemplate.record.codec import (
     SMALLEST_RECORD,
     BadRecordError,
-    RecordDraft,
     decode_properties,
     encode_properties,
-    pack_host,
     parse_record,
     read_size_and_magic,
     to_message_ext,
@@ -41,10 +39,10 @@ _OFFSET_DIGITS = 16
 
 
 def decode_messages(body: bytes, broker_name: str) -> list[MessageExt]:
-    """The messages that a broker sent, their bodies unpacked.
+    """Return the messages that a broker sent, with their bodies decompressed.
 
-    A body that cannot be unpacked stays as it is, and its message keeps the bit `SysFlag.COMPRESSED`, so that one such
-    message does not hold up its queue.
+    A body that does not decompress stays as it is, and its message keeps the bit `SysFlag.COMPRESSED`: one such message
+    must not block the others of its queue.
 
     Raises:
         RemoteProtocolError: The bytes are not records.
@@ -55,49 +53,21 @@ def decode_messages(body: bytes, broker_name: str) -> list[MessageExt]:
         size = read_size_and_magic(body, at)[0] if len(body) - at >= SMALLEST_RECORD else 0
         if not SMALLEST_RECORD <= size <= len(body) - at:
             raise RemoteProtocolError(
-                f"message {len(messages)} of the body has {size} bytes, {len(body) - at} are there"
+                f"message {len(messages)} of the body has {size} bytes, {len(body) - at} bytes are left"
             )
         try:
-            messages.append(_decode_message(body[at : at + size], broker_name))
+            messages.append(to_message_ext(parse_record(body[at : at + size]), broker_name))
         except (BadRecordError, UnicodeDecodeError) as exc:
             raise RemoteProtocolError(f"message {len(messages)} of the body cannot be read: {exc}") from exc
         at += size
     return messages
 
 
-def _decode_message(data: bytes, broker_name: str) -> MessageExt:
-    return to_message_ext(parse_record(data), broker_name)
-
-
-def encode_message(message: MessageExt) -> bytes:
-    """The record of a message, as a broker sends one that is not to be sent as it lies in the log.
-
-    The body goes as it is: a message whose `SysFlag.COMPRESSED` is set must have it compressed.
-
-    Raises:
-        MessageError: Its properties take too much room.
-    """
-    draft = RecordDraft(
-        message.topic,
-        message.queue_id,
-        message.body,
-        encode_properties(message.properties),
-        flag=message.flag,
-        sys_flag=message.sys_flag,
-        born_timestamp=message.born_timestamp,
-        born_host=pack_host(message.born_host),
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-    )
-    store_host = pack_host(message.store_host)
-    return draft.encode(message.queue_offset, message.physical_offset, message.store_timestamp, store_host)
-
-
 def encode_batch(messages: Iterable[Message]) -> bytes:
-    """The body that sends several messages of one topic at once.
+    """Return the body of a send of several messages of one topic.
 
     Raises:
-        MessageError: The properties of one take too much room.
+        MessageError: The properties of a message are too long.
     """
     parts: list[bytes] = []
     for message in messages:
@@ -114,10 +84,10 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
 
 
 def decode_batch(body: bytes, topic: str) -> list[Message]:
-    """The messages that a batch sends.
+    """Return the messages of a batch.
 
     Raises:
-        RemoteProtocolError: The bytes are no batch.
+        RemoteProtocolError: The bytes are not a batch.
     """
     messages: list[Message] = []
     at = 0
@@ -126,6 +96,7 @@ def decode_batch(body: bytes, topic: str) -> list[Message]:
             size, _, _, flag, body_length = _BATCH_FRONT.unpack_from(body, at)
             body_at = at + _BATCH_FRONT.size
             body_end = body_at + body_length
+            # A negative length must not make the next field be read before its own start.
             (length,) = _I2.unpack_from(body, body_end) if body_length >= 0 else (-1,)
         except struct.error:
             raise RemoteProtocolError(f"message {len(messages)} of the batch is cut off") from None
@@ -140,20 +111,22 @@ def decode_batch(body: bytes, topic: str) -> list[Message]:
 
 
 def decode_offset_msg_id(text: str) -> tuple[HostAddress, int]:
-    """The broker's address and the physical offset in an id that a broker gave; `mqtemplate.message.offset_msg_id`.
+    """Return the broker's address and the physical offset in an id that `mqtemplate.message.offset_msg_id` created.
 
     Raises:
-        RemoteProtocolError: It is none: a sender's id looks the same, a batch's is several, joined by commas.
+        RemoteProtocolError: It is another text: for example the joined ids of a batch. A producer's id has the same
+            form and cannot be told apart.
     """
     try:
         if len(text) not in _ID_LENGTHS:
             raise ValueError(f"it has {len(text)} characters")
         host, physical_offset = bytes.fromhex(text[:-_OFFSET_DIGITS]), bytes.fromhex(text[-_OFFSET_DIGITS:])
+        # fromhex() skips blanks, so a text with blanks yields fewer bytes.
         if len(host) + len(physical_offset) != len(text) // 2:
-            raise ValueError("it has blanks in it")
+            raise ValueError("it contains blanks")
     except ValueError as exc:
         raise RemoteProtocolError(
-            f"{text[:80]!r} is no id that a broker gives ({exc}); those are 32 hex digits, or 56 with an IPv6 address"
+            f"{text[:80]!r} is not a message id of a broker ({exc}); those have 32 hex digits, or 56 with an IPv6 host"
         ) from exc
     family = socket.AF_INET if len(text) == 32 else socket.AF_INET6
     address = HostAddress(socket.inet_ntop(family, host[:-4]), int.from_bytes(host[-4:], "big"))

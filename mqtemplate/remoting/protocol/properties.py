@@ -1,6 +1,6 @@
-"""A message's properties as one text: ``name 0x01 value 0x02`` for each. Nothing is escaped.
+"""A message's properties as one text: ``name 0x01 value 0x02`` for each property, without escaping.
 
-The text is what headers carry; `mqtemplate.record.codec` has the same as bytes.
+Headers carry this text; `mqtemplate.record.codec` has the same as bytes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from mqtemplate.errors import MessageError
 
 
 def encode_properties_text(properties: Mapping[str, str]) -> str:
-    """All pairs, the last one closed too, as 5.x writes it; readers take both.
+    """Return all pairs as text. As in 5.x the last pair ends with a separator too; readers accept both.
 
     Raises:
-        MessageError: A name or a value has one of the two separators in it.
+        MessageError: A name or a value contains one of the two separators.
     """
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
     if text.count("\x01") != len(properties) or text.count("\x02") != len(properties):
@@ -27,7 +27,7 @@ def encode_properties_text(properties: Mapping[str, str]) -> str:
 
 
 def decode_properties_text(text: str | None) -> dict[str, str]:
-    """The pairs; what has no name or no value is left out, and of two with one name the last counts, as in Java."""
+    """Return the pairs, without those that have no name or no value; as in Java the last of equal names counts."""
     properties = {}
     for pair in (text or "").split("\x02"):
         name, _, value = pair.partition("\x01")

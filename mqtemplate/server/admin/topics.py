@@ -20,12 +20,9 @@ from mqtemplate.remoting.protocol.bodies.route import (
 )
 from mqtemplate.remoting.protocol.headers.admin import (
     CreateTopicRequestHeader,
-    DeleteTopicRequestHeader,
     GetAllTopicConfigRequestHeader,
     GetAllTopicConfigResponseHeader,
-    GetTopicConfigRequestHeader,
-    GetTopicStatsInfoRequestHeader,
-    QueryTopicConsumeByWhoRequestHeader,
+    TopicNameRequestHeader,
 )
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.admin.consume_stats import QueueFigures
@@ -103,7 +100,7 @@ class TopicAdmin:
 
     def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Deleting what is not there is as good: tools ask each broker of a cluster."""
-        topic = request.header(DeleteTopicRequestHeader).topic
+        topic = request.header(TopicNameRequestHeader).topic
         if not topic.strip():
             return request.response(ResponseCode.INVALID_PARAMETER, remark="the topic to delete is empty; name one")
         deleted = self._topics.delete(topic)
@@ -114,7 +111,7 @@ class TopicAdmin:
     # --- questions -----------------------------------------------------------------------------
 
     def _config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        topic = request.header(GetTopicConfigRequestHeader).topic
+        topic = request.header(TopicNameRequestHeader).topic
         config = self._topics.find(topic)
         return _unknown(request, topic) if config is None else request.response(body=config.encode())
 
@@ -130,14 +127,14 @@ class TopicAdmin:
         )
 
     def _stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        topic = request.header(GetTopicStatsInfoRequestHeader).topic
+        topic = request.header(TopicNameRequestHeader).topic
         config = self._topics.find(topic)
         if config is None:
             return _unknown(request, topic)
         return request.response(body=self._figures.topic_stats(config).encode())
 
     def _consumed_by(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        topic = request.header(QueryTopicConsumeByWhoRequestHeader).topic
+        topic = request.header(TopicNameRequestHeader).topic
         groups = self._offsets.groups_of(topic) | set(self._clients.groups_of_topic(topic))
         return request.response(body=GroupList(group_list=sorted(groups)).encode())
 

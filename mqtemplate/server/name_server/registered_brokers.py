@@ -25,11 +25,10 @@ from mqtemplate.remoting.protocol.bodies.route import (
 )
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.remoting.protocol.headers.admin import (
-    QueryDataVersionRequestHeader,
+    BrokerRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
-    UnRegisterBrokerRequestHeader,
 )
 from mqtemplate.remoting.server import Processor
 from mqtemplate.server.response import RefusedError
@@ -202,7 +201,7 @@ class RegisteredBrokers:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "the body is not the one that bodyCrc32 was computed over")
 
     def _unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        told = request.header(UnRegisterBrokerRequestHeader)
+        told = request.header(BrokerRequestHeader)
         with self._lock:
             broker = self._brokers.get(told.broker_name)
             if broker is not None and told.broker_id in broker.doors:
@@ -211,7 +210,7 @@ class RegisteredBrokers:
 
     def _query_version(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Whether a broker has to tell everything again; asking counts as a sign of life."""
-        asked = request.header(QueryDataVersionRequestHeader)
+        asked = request.header(BrokerRequestHeader)
         version = DataVersion.decode(request.body)
         with self._lock:
             broker = self._brokers.get(asked.broker_name)

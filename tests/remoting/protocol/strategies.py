@@ -1,4 +1,4 @@
-"""Commands, headers and bodies of every shape, for tests of properties."""
+"""Hypothesis strategies: commands, headers and bodies of every shape."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, SerializeType
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long
-
-__all__ = ["bodies", "commands", "header_of", "int4", "texts"]
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, Long
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 int4 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -22,7 +19,7 @@ _names = texts.filter(bool)
 
 
 def commands() -> st.SearchStrategy[RemotingCommand]:
-    """Any that either form can carry: a small code, no empty texts."""
+    """Return commands that both encodings can carry: the code is small and no text is empty."""
     return st.builds(
         RemotingCommand,
         code=st.integers(-32_768, 32_767),
@@ -48,19 +45,19 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
-def header_of(kind: type[CommandHeader]) -> st.SearchStrategy[CommandHeader]:
-    """Any header of that class."""
-    return _built(kind)
-
-
-def bodies(kind: type[JsonBody]) -> st.SearchStrategy[JsonBody]:
-    """Any body of that class."""
-    return _built(kind)
-
-
-def _built(kind: Any) -> st.SearchStrategy[Any]:
+def instances(kind: Any) -> st.SearchStrategy[Any]:
+    """Return instances of a header or body class."""
     hints = get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{field.name: _values_of(hints[field.name]) for field in dataclasses.fields(kind)})
+
+
+def json_values(max_leaves: int) -> st.SearchStrategy[Any]:
+    """Return values of standard JSON, including numbers that are not finite."""
+    return st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+        max_leaves=max_leaves,
+    )
 
 
 def _values_of(hint: Any) -> st.SearchStrategy[Any]:
@@ -73,4 +70,4 @@ def _values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(_values_of(parts[0]), max_size=2)
     if get_origin(hint) is dict:
         return st.dictionaries(_values_of(parts[0]), _values_of(parts[1]), max_size=2)
-    return _built(hint)
+    return instances(hint)

@@ -1,4 +1,4 @@
-"""Signatures, against those that Java's own hook made."""
+"""ACL signatures, compared with those that Java's own hook computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def route_request(**ext_fields: str) -> RemotingCommand:
 
 
 @pytest.mark.parametrize(("name", "token"), [("plain", None), ("token", "TOKEN")])
-def test_a_signature_is_the_one_that_java_makes(name: str, token: str | None) -> None:
+def test_a_signature_equals_javas(name: str, token: str | None) -> None:
     command = route_request()
 
     sign_command(command, "AK", SECRET, token)
@@ -26,15 +26,14 @@ def test_a_signature_is_the_one_that_java_makes(name: str, token: str | None) ->
     assert command.ext_fields == json.loads(golden("acl")[name])
 
 
-def test_the_check_vector_of_the_specification() -> None:
-    """Section 19.1."""
+def test_a_known_content_has_a_known_signature() -> None:
     content = signed_content({"topic": "T1", "AccessKey": "AK"}, b"B")
 
     assert content == b"AKT1B"
     assert sign(content, SECRET) == "Y9sbfmHYKfQHpu/vYTojehcFXEw="
 
 
-def test_a_signed_request_is_known_behind_the_wire() -> None:
+def test_the_receiver_of_a_signed_request_accepts_it() -> None:
     command = route_request(keys="é")
     sign_command(command, "AK", SECRET)
 
@@ -45,7 +44,7 @@ def test_a_signed_request_is_known_behind_the_wire() -> None:
 
 
 @pytest.mark.parametrize("damage", ["field", "more", "body", "signature", "none"])
-def test_what_was_changed_behind_the_signature_is_noticed(damage: str) -> None:
+def test_a_change_after_signing_is_detected(damage: str) -> None:
     command = route_request()
     sign_command(command, "AK", SECRET)
 
@@ -64,7 +63,7 @@ def test_what_was_changed_behind_the_signature_is_noticed(damage: str) -> None:
     assert not is_signed_with(command, SECRET)
 
 
-def test_clients_up_to_4_9_3_leave_one_field_unsigned() -> None:
+def test_clients_up_to_4_9_3_do_not_sign_one_field() -> None:
     command = route_request()
     sign_command(command, "AK", SECRET)
     command.ext_fields["_UNIQUE_KEY_QUERY"] = "true"

@@ -14,15 +14,10 @@ from mqtemplate.compression import CompressionType, compress_body, compression_t
 from mqtemplate.errors import ConversionError, MessageError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, Message, MessageExt, offset_msg_id
 from mqtemplate.record.codec import SysFlag
-from mqtemplate.remoting.protocol.messages import (
-    decode_batch,
-    decode_messages,
-    decode_offset_msg_id,
-    encode_batch,
-    encode_message,
-)
+from mqtemplate.remoting.protocol.messages import decode_batch, decode_messages, decode_offset_msg_id, encode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
 from tests.remoting.protocol.golden_file import golden
+from tests.remoting.protocol.other_side import encode_message
 
 STORED = bytes.fromhex(
     """
@@ -31,7 +26,7 @@ STORED = bytes.fromhex(
     554e49515f4b4559 01 3746303030303031303030303030303030303030303030303030303030303030 02 54414753 01 54616741 02
     """
 )
-"""Dump 25.3 of the specification, whose length of the properties, 0x37, is a slip: they have 0x34 bytes."""
+"""A stored message, written by hand field by field."""
 
 PLAIN = b"compress me, compress me, compress me; " * 9
 
@@ -82,7 +77,7 @@ def stored(body: bytes, sys_flag: int) -> bytes:
 # --- records ----------------------------------------------------------------------------------------
 
 
-def test_a_stored_message_of_the_specification_is_read() -> None:
+def test_a_stored_message_is_read() -> None:
     (message,) = decode_messages(STORED, "broker-a")
 
     assert (message.topic, message.body, message.queue_id, message.queue_offset) == ("T1", b"hi", 1, 5)
@@ -116,7 +111,7 @@ def test_any_bytes_are_messages_or_raise_our_own_error(data: bytes) -> None:
 
 
 @given(at=st.integers(0, len(STORED) - 1), byte=st.integers(0, 255))
-def test_one_damaged_byte_is_read_over_or_raises_our_own_error(at: int, byte: int) -> None:
+def test_one_damaged_byte_is_read_or_raises_our_own_error(at: int, byte: int) -> None:
     data = bytearray(STORED)
     data[at] = byte
     with suppress(RemoteProtocolError):
@@ -126,14 +121,14 @@ def test_one_damaged_byte_is_read_over_or_raises_our_own_error(at: int, byte: in
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (STORED + STORED[:-1], "message 1 of the body has 147 bytes, 146 are there"),
-        (STORED + b"\0", "message 1 of the body has 0 bytes, 1 are there"),
-        (b"\x7f" + STORED[1:], "message 0 of the body has 2130706579 bytes, 147 are there"),
+        (STORED + STORED[:-1], "message 1 of the body has 147 bytes, 146 bytes are left"),
+        (STORED + b"\0", "message 1 of the body has 0 bytes, 1 bytes are left"),
+        (b"\x7f" + STORED[1:], "message 0 of the body has 2130706579 bytes, 147 bytes are left"),
         (STORED[:4] + b"\0\0\0\0" + STORED[8:], "message 0 of the body cannot be read: magic 0x00000000"),
         (STORED[:89] + b"!" + STORED[90:], "message 0 of the body cannot be read: its body does not match its CRC-32"),
     ],
 )
-def test_a_body_that_is_not_whole_messages_is_refused(body: bytes, text: str) -> None:
+def test_a_body_of_incomplete_messages_is_refused(body: bytes, text: str) -> None:
     with pytest.raises(RemoteProtocolError, match=text):
         decode_messages(body, "broker-a")
 
@@ -148,8 +143,8 @@ def test_a_batch_is_written_as_java_writes_it() -> None:
     assert encode_batch([first, second]).hex() == golden("batch")["two"]
 
 
-def test_the_batch_of_the_specification_is_read_and_written() -> None:
-    """Dump 25.4; 4.9.8 leaves the last separator out."""
+def test_a_batch_is_read_and_written() -> None:
+    """4.9.8 leaves out the last separator of the properties."""
     newer = bytes.fromhex("00000021 00000000 00000000 00000000 00000001 41 000a 57414954 01 74727565 02")
     older = bytes.fromhex("00000020 00000000 00000000 00000000 00000001 41 0009 57414954 01 74727565")
     message = Message("T", b"A", {"WAIT": "true"})
@@ -159,7 +154,7 @@ def test_the_batch_of_the_specification_is_read_and_written() -> None:
 
 
 @given(sent=st.lists(st.builds(Message, st.just("T"), st.binary(max_size=50), _properties, _int4), max_size=4))
-def test_a_batch_survives_the_wire(sent: list[Message]) -> None:
+def test_a_batch_survives_encoding(sent: list[Message]) -> None:
     assert decode_batch(encode_batch(sent), "T") == sent
 
 
@@ -178,14 +173,14 @@ def test_any_bytes_are_a_batch_or_raise_our_own_error(data: bytes) -> None:
         (lambda body: body[:21] + b"\xff\xff" + body[23:], "do not add up"),
     ],
 )
-def test_a_batch_whose_lengths_lie_is_refused(damage: object, text: str) -> None:
+def test_a_batch_with_wrong_lengths_is_refused(damage: object, text: str) -> None:
     body = encode_batch([Message("T", b"A", {"WAIT": "true"})])
 
     with pytest.raises(RemoteProtocolError, match=text):
         decode_batch(damage(body), "T")  # type: ignore[operator]
 
 
-def test_properties_that_do_not_fit_are_refused_before_they_are_sent() -> None:
+def test_properties_that_are_too_long_are_refused_before_they_are_sent() -> None:
     with pytest.raises(MessageError, match="take 32773 bytes, allowed are 32767; move data into the body"):
         encode_batch([Message("T", b"A", {"KEYS": "k" * 32_767})])
 
@@ -194,7 +189,7 @@ def test_properties_that_do_not_fit_are_refused_before_they_are_sent() -> None:
 
 
 @pytest.mark.parametrize(("name", "ip"), [("v4", "127.0.0.1"), ("v6", "::1")])
-def test_the_id_that_a_broker_gives_tells_where_the_message_is(name: str, ip: str) -> None:
+def test_the_id_of_a_broker_contains_the_position_of_the_message(name: str, ip: str) -> None:
     text = golden("msgid")[name]
 
     assert decode_offset_msg_id(text) == ((ip, 10_911), 0x1234)
@@ -202,13 +197,15 @@ def test_the_id_that_a_broker_gives_tells_where_the_message_is(name: str, ip: st
 
 
 @given(host=_hosts, physical_offset=_times)
-def test_every_id_is_read_again(host: HostAddress, physical_offset: int) -> None:
+def test_every_id_survives_encoding(host: HostAddress, physical_offset: int) -> None:
     assert decode_offset_msg_id(offset_msg_id(host, physical_offset)) == (host, physical_offset)
 
 
 @pytest.mark.parametrize("text", ["", "7F" * 15, "XY" * 16, " 7" * 16, "7F00000100002A9F0000000000001234," * 2])
-def test_what_is_no_such_id_is_refused(text: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="is no id that a broker gives .*; those are 32 hex digits, or 56"):
+def test_another_text_is_refused_as_an_id(text: str) -> None:
+    with pytest.raises(
+        RemoteProtocolError, match="is not a message id of a broker .*; those have 32 hex digits, or 56"
+    ):
         decode_offset_msg_id(text)
 
 
@@ -216,7 +213,7 @@ def test_what_is_no_such_id_is_refused(text: str) -> None:
 
 
 @given(properties=_properties)
-def test_properties_survive_being_text(properties: dict[str, str]) -> None:
+def test_properties_survive_encoding(properties: dict[str, str]) -> None:
     assert decode_properties_text(encode_properties_text(properties)) == properties
 
 
@@ -225,19 +222,19 @@ def test_properties_are_written_as_java_writes_them() -> None:
 
 
 @pytest.mark.parametrize("pair", [("a\x01", "b"), ("a", "b\x02"), ("a", "\x01\x02"), ("\x02", "")])
-def test_a_separator_within_a_property_is_refused(pair: tuple[str, str]) -> None:
+def test_a_separator_inside_a_property_is_refused(pair: tuple[str, str]) -> None:
     with pytest.raises(MessageError, match="has the character 0x01 or 0x02 .*; .* put such data into the body"):
         encode_properties_text({"ok": "fine", pair[0]: pair[1]})
 
 
-def test_no_properties_are_none() -> None:
+def test_an_empty_text_has_no_properties() -> None:
     assert decode_properties_text(None) == decode_properties_text("") == {}
 
 
 # --- compression ------------------------------------------------------------------------------------
 
 
-def test_a_body_that_java_compressed_is_unpacked() -> None:
+def test_a_body_that_java_compressed_is_decompressed() -> None:
     flag, body = golden("compressed")["ZLIB"].split()
 
     assert decompress_body(bytes.fromhex(body), int(flag) | 1) == PLAIN
@@ -245,7 +242,7 @@ def test_a_body_that_java_compressed_is_unpacked() -> None:
 
 
 @pytest.mark.parametrize(("name", "module"), [("LZ4", "lz4.frame"), ("ZSTD", "zstandard")])
-def test_a_body_that_java_compressed_in_other_ways_is_unpacked(name: str, module: str) -> None:
+def test_a_body_that_java_compressed_with_an_optional_library_is_decompressed(name: str, module: str) -> None:
     pytest.importorskip(module)
     flag, body = golden("compressed")[name].split()
 
@@ -256,7 +253,7 @@ def test_a_body_that_java_compressed_in_other_ways_is_unpacked(name: str, module
 
 
 @pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZSTD])
-def test_a_library_that_is_missing_is_named(kind: CompressionType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_library(kind: CompressionType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compression._LIBRARIES, kind, ("no_such_library", "no-such-library"))
 
     for act in (lambda: compress_body(PLAIN, kind), lambda: decompress_body(b"", kind.sys_flag)):
@@ -265,17 +262,17 @@ def test_a_library_that_is_missing_is_named(kind: CompressionType, monkeypatch: 
 
 
 @pytest.mark.parametrize("body", [b"", b"nothing", zlib.compress(PLAIN)[:-1]])
-def test_a_body_that_is_not_what_its_flag_says_is_refused(body: bytes) -> None:
+def test_a_body_that_contradicts_its_flag_is_refused(body: bytes) -> None:
     with pytest.raises(ConversionError, match="the body does not decompress as ZLIB"):
         decompress_body(body, CompressionType.ZLIB.sys_flag)
 
 
-def test_a_way_of_compressing_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_compression_type_is_refused() -> None:
     with pytest.raises(ConversionError, match="compressed in way 7; known are 1 \\(LZ4\\), 2 \\(ZSTD\\), 3 and 0"):
         compression_type(0x701)
 
 
-def test_a_pulled_body_is_unpacked_and_its_bit_cleared() -> None:
+def test_a_pulled_body_is_decompressed_and_its_bit_cleared() -> None:
     body, flag = compress_body(PLAIN)
 
     (message,) = decode_messages(stored(body, flag | SysFlag.TRANSACTION_COMMIT), "broker-a")
@@ -285,8 +282,8 @@ def test_a_pulled_body_is_unpacked_and_its_bit_cleared() -> None:
 
 
 @pytest.mark.parametrize("flag", [0x301, 0x701])
-def test_one_body_that_cannot_be_unpacked_does_not_hold_up_its_neighbours(flag: int) -> None:
-    """It keeps its bit, so that who handles it can see it."""
+def test_a_body_that_does_not_decompress_does_not_block_other_messages(flag: int) -> None:
+    """Its message keeps the bit, so that the listener can see it."""
     broken, whole = decode_messages(stored(b"?", flag) + stored(b"fine", 0), "broker-a")
 
     assert (broken.body, broken.sys_flag, whole.body) == (b"?", flag, b"fine")

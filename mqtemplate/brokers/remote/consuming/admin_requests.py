@@ -15,7 +15,7 @@ import structlog
 from mqtemplate.brokers.remote.client_instance import GroupMember
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.remoting import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import CURRENT_VERSION, RemotingCommand, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerRunningInfo,
@@ -43,7 +43,7 @@ class MemberAdmin:
         self._namespace = namespace
         self.instance: _Instance
 
-    def reset_offsets(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def reset_offsets(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(ResetOffsetRequestHeader)
         member = self._member(header.group)
         if member is not None:
@@ -53,7 +53,7 @@ class MemberAdmin:
             member.reset(offsets)
         return None if request.is_one_way else request.response()
 
-    def status(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    def status(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(GetConsumerStatusRequestHeader)
         member = self._member(header.group)
         if member is None:
@@ -66,7 +66,7 @@ class MemberAdmin:
         }
         return request.response(body=GetConsumerStatusBody(message_queue_table=table).encode())
 
-    def running_info(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    def running_info(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(GetConsumerRunningInfoRequestHeader)
         member = self._member(header.consumer_group)
         if member is None:

@@ -23,7 +23,7 @@ from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.errors import BrokerError, MQTemplateError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.headers.group import (
     OffsetResponseHeader,
     QueryConsumerOffsetRequestHeader,
@@ -196,7 +196,6 @@ class GroupOffsets:
             return {queue: self._offsets[queue] for queue in taken}
 
 
-@body
 class _OffsetFile(JsonBody):
     """What RocketMQ's ``offsets.json`` holds."""
 

@@ -1,25 +1,25 @@
-"""JSON as fastjson speaks it, which is how RocketMQ writes its bodies: the key of a map may be a number or an object.
+"""fastjson's dialect of JSON, in which RocketMQ writes its bodies: the key of a map may be a number or an object.
 
 ::
 
     {0:"127.0.0.1:10911"}                                              a map by broker id
     {{"brokerName":"a","queueId":0,"topic":"T"}:{"maxOffset":5}}       a map by message queue
 
-Here a key that is a number reads as its text, as it would with quotes, and one that is an object as a tuple of its
-pairs, sorted by name. On the way out an ``int`` is written bare and a tuple of pairs as an object.
+Reading: a number as a key becomes its text, the same as a number in quotes, and an object as a key becomes a tuple of
+its pairs, sorted by name. Writing: an ``int`` as a key has no quotes, and a tuple of pairs becomes an object.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-_DEEPEST = 200
-_SCALAR = re.compile(r"(-?(?:0|[1-9]\d*))(\.\d+)?([eE][-+]?\d+)?|true|false|null")
+_T = TypeVar("_T")
+
+_MAX_DEPTH = 200
 _BLANKS = re.compile(r"[ \t\r\n]*")
-_WORDS = {"true": True, "false": False, "null": None}
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False).encode
 _read_standard = json.JSONDecoder(strict=False).raw_decode
@@ -27,15 +27,16 @@ _encode_standard = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow
 
 
 def loads(data: bytes) -> Any:
-    """Read a text: standard JSON quickly, the rest with patience.
+    """Return the value of a text in standard JSON, or else in fastjson's dialect.
 
     Raises:
-        ValueError: It is neither, or is nested too deep.
+        ValueError: The text is neither, or is nested too deep.
     """
     text = data.decode()
     try:
         value = _load(text)
-        if "\\ud" in text or "\\uD" in text:  # maybe half of a character: Java would write a question mark for it
+        # A lone surrogate could never be encoded again. It becomes a question mark, which Java writes for it as well.
+        if "\\ud" in text or "\\uD" in text:
             value = _load(dumps(value).encode("utf-8", "replace").decode())
     except RecursionError as exc:
         raise ValueError("nested too deep") from exc
@@ -44,13 +45,13 @@ def loads(data: bytes) -> Any:
 
 def _load(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text)  # much faster than `_Reader`, and sufficient for most texts
     except ValueError:
         return _Reader(text).read()
 
 
 def dumps(value: Any) -> str:
-    """Write a value as fastjson does. Keys: ``str``, ``int``, or a tuple of pairs."""
+    """Return a value in fastjson's dialect. A key is a ``str``, an ``int``, or a tuple of pairs."""
     if isinstance(value, dict):
         return "{" + ",".join([f"{_dump_key(key)}:{dumps(item)}" for key, item in value.items()]) + "}"
     if isinstance(value, list):
@@ -59,7 +60,7 @@ def dumps(value: Any) -> str:
 
 
 def dumps_standard(value: Any) -> str:
-    """Write a value as any reader takes it: quotes around numbers that are keys, sorted, in ASCII. No tuples."""
+    """Return a value without tuples in standard JSON: numbers as keys in quotes, keys sorted, in ASCII."""
     return _encode_standard(value)
 
 
@@ -68,7 +69,7 @@ def _dump_key(key: Any) -> str:
 
 
 class _Reader:
-    """Reads what `json` will not. One pass, each character looked at once."""
+    """Reader of the dialect, in one pass; `json` reads the scalars."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -78,11 +79,11 @@ class _Reader:
     def read(self) -> Any:
         value = self._value()
         if self._next() != "":
-            raise self._wrong("nothing more")
+            raise self._error("nothing more")
         return value
 
     def _next(self) -> str:
-        """The next character that is no blank; empty at the end."""
+        """Skip blanks and return the next character, without consuming it; return "" at the end."""
         found = _BLANKS.match(self._text, self._at)
         assert found is not None
         self._at = found.end()
@@ -91,81 +92,49 @@ class _Reader:
     def _value(self) -> Any:
         match self._next():
             case "{":
-                return self._inside(self._object)
+                return dict(self._items("}", self._pair))
             case "[":
-                return self._inside(self._array)
-            case '"':
-                return self._string()
-        found = _SCALAR.match(self._text, self._at)
-        if found is None:
-            raise self._wrong("a value")
-        self._at = found.end()
-        whole, part, power = found.groups()
-        if whole is None:
-            return _WORDS[found[0]]
-        return int(whole) if part is None and power is None else float(found[0])
-
-    def _inside(self, read: Callable[[], Any]) -> Any:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise self._wrong(f"at most {_DEEPEST} brackets inside each other")
-        self._at += 1
-        value = read()
-        self._depth -= 1
+                return list(self._items("]", self._value))
+        value, self._at = _read_standard(self._text, self._at)
         return value
 
-    def _string(self) -> str:
-        text: str
-        text, self._at = _read_standard(self._text, self._at)
-        return text
+    def _items(self, bracket: str, read: Callable[[], _T]) -> Iterator[_T]:
+        """Yield what *read* returns for each item up to the closing *bracket*."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise self._error(f"at most {_MAX_DEPTH} nested brackets")
+        self._at += 1
+        if self._next() != bracket:
+            yield read()
+            while self._next() != bracket:
+                self._expect(",")
+                yield read()
+        self._at += 1
+        self._depth -= 1
 
-    def _object(self) -> dict[Any, Any]:
-        pairs: dict[Any, Any] = {}
-        if self._next() == "}":
-            self._at += 1
-            return pairs
-        while True:
-            key = self._key()
-            self._expect(":")
-            pairs[key] = self._value()
-            if self._ends("}"):
-                return pairs
-
-    def _array(self) -> list[Any]:
-        items: list[Any] = []
-        if self._next() == "]":
-            self._at += 1
-            return items
-        while True:
-            items.append(self._value())
-            if self._ends("]"):
-                return items
+    def _pair(self) -> tuple[Any, Any]:
+        key = self._key()
+        self._expect(":")
+        return key, self._value()
 
     def _key(self) -> Any:
         self._next()
-        begin = self._at
+        start = self._at
         key = self._value()
         if isinstance(key, str):
             return key
         if isinstance(key, dict):
             return tuple(sorted((str(name), _hashable(item)) for name, item in key.items()))
         if isinstance(key, list):
-            raise self._wrong("a key")
-        return self._text[begin : self._at]
+            raise self._error("a key")
+        return self._text[start : self._at]
 
     def _expect(self, character: str) -> None:
         if self._next() != character:
-            raise self._wrong(repr(character))
+            raise self._error(repr(character))
         self._at += 1
 
-    def _ends(self, bracket: str) -> bool:
-        found = self._next()
-        if found not in (",", bracket) or not found:
-            raise self._wrong(f"',' or {bracket!r}")
-        self._at += 1
-        return found == bracket
-
-    def _wrong(self, expected: str) -> ValueError:
+    def _error(self, expected: str) -> ValueError:
         return json.JSONDecodeError(f"expected {expected}", self._text, self._at)
 
 

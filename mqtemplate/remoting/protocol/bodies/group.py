@@ -1,7 +1,7 @@
-"""Bodies about clients, groups and how far they have come.
+"""Bodies of clients, consumer groups and offsets.
 
-Words from a fixed list (``CLUSTERING``, ``CONSUME_PASSIVELY``, ``JAVA``) are plain texts here: a newer peer may know
-more of them than we do. The enums give those that we know.
+Fields with a fixed list of words (``CLUSTERING``, ``CONSUME_PASSIVELY``, ``JAVA``) are texts here, since a newer peer
+may use other words.
 
 Source: RocketMQ ``remoting: protocol/heartbeat``, ``protocol/body``, ``protocol/admin``, ``protocol/subscription``.
 """
@@ -9,66 +9,45 @@ Source: RocketMQ ``remoting: protocol/heartbeat``, ``protocol/body``, ``protocol
 from __future__ import annotations
 
 from dataclasses import field
-from enum import StrEnum
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import wire
 
-
-class ConsumeType(StrEnum):
-    """How a consumer gets its messages; push is the passive one."""
-
-    CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
-    CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
-    CONSUME_POP = "CONSUME_POP"
+# --- clients ----------------------------------------------------------------------------------------
 
 
-class CMResult(StrEnum):
-    """What became of a message that a consumer was to handle at once."""
-
-    CR_SUCCESS = "CR_SUCCESS"
-    CR_LATER = "CR_LATER"
-    CR_ROLLBACK = "CR_ROLLBACK"
-    CR_COMMIT = "CR_COMMIT"
-    CR_THROW_EXCEPTION = "CR_THROW_EXCEPTION"
-    CR_RETURN_NULL = "CR_RETURN_NULL"
-
-
-# --- who is there -----------------------------------------------------------------------------------
-
-
-@body
 class ProducerData(JsonBody):
+    """One producer group of a client."""
+
     group_name: str
 
 
-@body
 class ConsumerData(JsonBody):
-    """One client's part in one group.
+    """One consumer group of a client.
 
     Attributes:
+        consume_type: ``CONSUME_PASSIVELY`` for push, ``CONSUME_ACTIVELY`` for pull, ``CONSUME_POP``.
         message_model: ``CLUSTERING`` or ``BROADCASTING``; `mqtemplate.broker.MessageModel`.
-        consume_from_where: Also three old words; `mqtemplate.broker.ConsumeFromWhere`.
-        subscription_data_set: Of a clustering push consumer its own retry topic too.
+        consume_from_where: Also three deprecated words; `mqtemplate.broker.ConsumeFromWhere`.
+        subscription_data_set: A clustering push consumer includes its own retry topic.
     """
 
     group_name: str
-    consume_type: str = ConsumeType.CONSUME_PASSIVELY
+    consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: list[SubscriptionData] = field(default_factory=list)
     unit_mode: bool = False
 
 
-@body
 class HeartbeatData(JsonBody):
-    """A client is alive, and is this.
+    """Heartbeat of a client, with its groups.
 
     Attributes:
-        heartbeat_fingerprint: Not 0: version 2.
-        without_sub: Version 2, nothing has changed: the subscriptions are left out and must not be taken for none.
+        heartbeat_fingerprint: Not 0 for version 2.
+        without_sub: True in version 2 if nothing has changed: the subscriptions are left out but still valid.
     """
 
     client_id: str = wire("clientID")
@@ -78,9 +57,8 @@ class HeartbeatData(JsonBody):
     without_sub: bool = False
 
 
-@body
 class CheckClientRequestBody(JsonBody):
-    """A consumer asks whether its expression will do."""
+    """Request of a consumer to check its subscription's expression."""
 
     client_id: str
     group: str
@@ -88,14 +66,14 @@ class CheckClientRequestBody(JsonBody):
     namespace: str | None = None
 
 
-@body
 class GetConsumerListByGroupResponseBody(JsonBody):
+    """Client ids of a group's members."""
+
     consumer_id_list: list[str]
 
 
-@body
 class Connection(JsonBody):
-    """One client.
+    """One connected client.
 
     Attributes:
         client_addr: ``address:port``, as the broker sees it.
@@ -108,9 +86,8 @@ class Connection(JsonBody):
     version: int = 0
 
 
-@body
 class ConsumerConnection(JsonBody):
-    """Who consumes for a group, and what. See `ConsumerData`."""
+    """Connected consumers of a group, and their subscriptions. See `ConsumerData`."""
 
     connection_set: list[Connection] = field(default_factory=list)
     subscription_table: dict[str, SubscriptionData] = field(default_factory=dict)
@@ -119,13 +96,15 @@ class ConsumerConnection(JsonBody):
     consume_from_where: str | None = None
 
 
-@body
 class ProducerConnection(JsonBody):
+    """Connected producers of a group."""
+
     connection_set: list[Connection] = field(default_factory=list)
 
 
-@body
 class ProducerInfo(JsonBody):
+    """One connected producer."""
+
     client_id: str
     remote_ip: str | None = wire("remoteIP", default=None)
     language: str | None = None
@@ -133,24 +112,23 @@ class ProducerInfo(JsonBody):
     last_update_timestamp: int = 0
 
 
-@body
 class ProducerTableInfo(JsonBody):
-    """Producer group -> who sends for it."""
+    """Connected producers of all groups, by group."""
 
     data: dict[str, list[ProducerInfo]] = field(default_factory=dict)
 
 
-@body
 class GroupList(JsonBody):
+    """Names of consumer groups."""
+
     group_list: list[str] = field(default_factory=list)
 
 
 # --- locks and offsets ------------------------------------------------------------------------------
 
 
-@body
 class LockBatchRequestBody(JsonBody):
-    """Of a lock and of an unlock."""
+    """Queues of an ordered group that a client wants to lock or to unlock."""
 
     consumer_group: str
     client_id: str
@@ -158,61 +136,55 @@ class LockBatchRequestBody(JsonBody):
     only_this_broker: bool = False
 
 
-@body
 class LockBatchResponseBody(JsonBody):
-    """The queues that the client has locked now, each as it was asked for."""
+    """Queues that the client has locked now."""
 
     lock_ok_mq_set: list[MessageQueue] = wire("lockOKMQSet")
 
 
-@body
 class ResetOffsetBody(JsonBody):
-    """Where each queue goes on."""
+    """New offset of each queue."""
 
     offset_table: dict[MessageQueue, int]
 
 
-@body
 class ResetOffsetForC(JsonBody):
+    """New offset of one queue."""
+
     topic: str
     broker_name: str
     queue_id: int
     offset: int
 
 
-@body
 class ResetOffsetBodyForC(JsonBody):
-    """The same for clients written in C++."""
+    """New offset of each queue, for clients written in C++."""
 
     offset_table: list[ResetOffsetForC]
 
 
-@body
 class GetConsumerStatusBody(JsonBody):
-    """Offsets, as one client knows them, and (from a broker) by client."""
+    """Offsets that one client holds, or, from a broker, those of all clients by client id."""
 
     message_queue_table: dict[MessageQueue, int] = field(default_factory=dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)
 
 
-@body
 class ConsumerOffsetSerializeWrapper(JsonBody):
-    """All offsets of a broker: ``topic@group`` -> queue id -> the next offset to read."""
+    """All offsets of a broker: ``topic@group`` -> queue id -> offset of the next message to read."""
 
     offset_table: dict[str, dict[int, int]] = field(default_factory=dict)
     data_version: DataVersion | None = None
 
 
-@body
 class QueryCorrectionOffsetBody(JsonBody):
-    """By queue id."""
+    """Offsets by queue id."""
 
     correction_offsets: dict[int, int] = field(default_factory=dict)
 
 
-@body
 class OffsetWrapper(JsonBody):
-    """One queue of a group: the broker's end, what was committed, what was pulled, and the time (ms) of the latter."""
+    """Offsets of one queue: its end, the committed, the pulled; and the last consumed message's store time in ms."""
 
     broker_offset: int
     consumer_offset: int
@@ -220,27 +192,23 @@ class OffsetWrapper(JsonBody):
     last_timestamp: int = 0
 
 
-@body
 class ConsumeStats(JsonBody):
-    """How far a group is behind; its retry topic's queues belong to it."""
+    """Lag of a group by queue, including the queues of its retry topic."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     consume_tps: float = 0.0
 
 
-@body
 class ConsumeStatsList(JsonBody):
-    """Group -> its figures, for each group of a broker."""
+    """Lag of all groups of a broker, by group."""
 
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = field(default_factory=list)
     broker_addr: str | None = None
     total_diff: int = 0
-    total_inflight_diff: int | None = None
 
 
-@body
 class QueueTimeSpan(JsonBody):
-    """Times in ms of a queue's first and last message and of the one that a group is at."""
+    """Store times of a queue's first and last message and of the one at a group's offset, in milliseconds."""
 
     message_queue: MessageQueue
     min_time_stamp: int = 0
@@ -249,24 +217,25 @@ class QueueTimeSpan(JsonBody):
     delay_time: int = 0
 
 
-@body
 class QueryConsumeTimeSpanBody(JsonBody):
+    """Time span of each queue of a topic."""
+
     consume_time_span_set: list[QueueTimeSpan] = field(default_factory=list)
 
 
-@body
 class QuerySubscriptionResponseBody(JsonBody):
+    """Subscription of a group to a topic."""
+
     group: str
     topic: str
     subscription_data: SubscriptionData | None = None
 
 
-# --- how one consumer is ----------------------------------------------------------------------------
+# --- state of one consumer --------------------------------------------------------------------------
 
 
-@body
 class ProcessQueueInfo(JsonBody):
-    """A queue that a consumer has; times in ms. ``droped`` is upstream's spelling."""
+    """A queue that is assigned to a consumer; times in milliseconds. ``droped`` is RocketMQ's spelling."""
 
     commit_offset: int = 0
     cached_msg_min_offset: int = 0
@@ -284,16 +253,16 @@ class ProcessQueueInfo(JsonBody):
     last_consume_timestamp: int = 0
 
 
-@body
 class PopProcessQueueInfo(JsonBody):
+    """A queue from which a consumer pops."""
+
     wait_ack_count: int = 0
     droped: bool = False
     last_pop_timestamp: int = 0
 
 
-@body
 class ConsumeStatus(JsonBody):
-    """Of one topic: times in ms, rates per second."""
+    """Statistics of one topic: times in milliseconds, rates per second."""
 
     pull_rt: float = wire("pullRT", default=0.0)
     pull_tps: float = wire("pullTPS", default=0.0)
@@ -303,15 +272,14 @@ class ConsumeStatus(JsonBody):
     consume_failed_msgs: int = 0
 
 
-@body
 class ConsumerRunningInfo(JsonBody):
-    """How one consumer is.
+    """State of one consumer.
 
     Attributes:
         properties: Its settings; tools read ``PROP_CONSUME_TYPE``, ``PROP_CLIENT_VERSION`` and
             ``PROP_CONSUMER_START_TIMESTAMP``.
-        status_table: By topic.
-        jstack: The stacks of its threads, if asked for.
+        status_table: Statistics by topic.
+        jstack: Stacks of its threads, if the request asked for them.
     """
 
     properties: dict[str, str] = field(default_factory=dict)
@@ -323,48 +291,33 @@ class ConsumerRunningInfo(JsonBody):
     jstack: str | None = None
 
 
-@body
-class ConsumeMessageDirectlyResult(JsonBody):
-    """What a consumer did with a message it was handed; see `CMResult`."""
-
-    order: bool = False
-    auto_commit: bool = True
-    consume_result: str | None = None
-    remark: str | None = None
-    spent_time_mills: int = 0
-
-
 # --- settings of groups -----------------------------------------------------------------------------
 
 
-@body
 class ExponentialRetryPolicy(JsonBody):
-    """Ms, ms, and a factor."""
+    """First and longest delay before a retry in milliseconds, and the factor between two retries."""
 
     initial: int = 5_000
     max: int = 7_200_000
     multiplier: int = 2
 
 
-@body
 class RetryOffsets(JsonBody):
-    """Ms until each retry."""
+    """Delay before each retry in milliseconds."""
 
     next: list[int] = field(default_factory=list)
 
 
-@body
 class GroupRetryPolicy(JsonBody):
-    """``type`` is ``CUSTOMIZED`` or ``EXPONENTIAL`` and says which of the others is meant."""
+    """Retry policy of a group; ``type`` is ``CUSTOMIZED`` or ``EXPONENTIAL`` and selects one of the two others."""
 
     type: str = "CUSTOMIZED"
     exponential_retry_policy: ExponentialRetryPolicy | None = None
     customized_retry_policy: RetryOffsets | None = None
 
 
-@body
 class SubscriptionGroupConfig(JsonBody):
-    """A group on one broker."""
+    """Settings of a consumer group on one broker."""
 
     group_name: str
     consume_enable: bool = True
@@ -382,12 +335,11 @@ class SubscriptionGroupConfig(JsonBody):
     attributes: dict[str, str] = field(default_factory=dict)
 
 
-@body
 class SubscriptionGroupWrapper(JsonBody):
     """All groups of a broker.
 
     Attributes:
-        forbidden_table: Group -> topic -> bits of what it may not do.
+        forbidden_table: Group -> topic -> bits of forbidden operations.
     """
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
@@ -395,41 +347,7 @@ class SubscriptionGroupWrapper(JsonBody):
     data_version: DataVersion = field(default_factory=DataVersion)
 
 
-@body
 class SubscriptionGroupList(JsonBody):
+    """Settings of several groups, to create or to change."""
+
     group_config_list: list[SubscriptionGroupConfig]
-
-
-# --- users and rights, ACL 2.0 ----------------------------------------------------------------------
-
-
-@body
-class UserInfo(JsonBody):
-    username: str | None = None
-    password: str | None = None
-    user_type: str | None = None
-    user_status: str | None = None
-
-
-@body
-class AclEntry(JsonBody):
-    """What may, or may not (``decision``), be done to a resource, and from where."""
-
-    resource: str | None = None
-    actions: list[str] = field(default_factory=list)
-    source_ips: list[str] = field(default_factory=list)
-    decision: str | None = None
-
-
-@body
-class AclPolicy(JsonBody):
-    policy_type: str | None = None
-    entries: list[AclEntry] = field(default_factory=list)
-
-
-@body
-class AclInfo(JsonBody):
-    """The rights of a subject, ``User:name``."""
-
-    subject: str | None = None
-    policies: list[AclPolicy] = field(default_factory=list)

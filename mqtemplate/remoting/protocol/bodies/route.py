@@ -1,4 +1,4 @@
-"""Bodies about topics, brokers and where they are.
+"""Bodies of topics, routes and brokers.
 
 Source: RocketMQ ``remoting: protocol/route``, ``protocol/body``, ``common: TopicConfig``.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import field
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import Perm
 
 
-@body
 class QueueData(JsonBody):
-    """The queues a topic has on one broker.
+    """Queues of a topic on one broker.
 
     Attributes:
         perm: Bits of `codes.Perm`.
@@ -27,27 +26,24 @@ class QueueData(JsonBody):
     topic_sys_flag: int = 0
 
 
-@body
 class BrokerData(JsonBody):
-    """Where a broker is.
+    """Addresses of a broker.
 
     Attributes:
-        broker_addrs: Broker id -> ``host:port``; 0 is the master, without which nobody sends to it.
+        broker_addrs: Broker id -> ``host:port``. 0 is the master; producers ignore a broker without it.
     """
 
     cluster: str | None = None
     broker_name: str
     broker_addrs: dict[int, str]
     enable_acting_master: bool = False
-    zone_name: str | None = None
 
 
-@body
 class TopicRouteData(JsonBody):
-    """Where a topic is. Send it in standard JSON to whoever asks for it: version 4.9.4 and newer.
+    """Route of a topic. Peers from 4.9.4 on get it in standard JSON.
 
     Attributes:
-        order_topic_conf: ``broker:queues``, separated by ``;``, of an ordered topic.
+        order_topic_conf: ``broker:queues``, separated by ``;``, for an ordered topic.
     """
 
     queue_datas: list[QueueData]
@@ -56,12 +52,11 @@ class TopicRouteData(JsonBody):
     order_topic_conf: str | None = None
 
 
-@body
 class ClusterInfo(JsonBody):
-    """All brokers.
+    """All brokers of the name server.
 
     Attributes:
-        broker_addr_table: By broker name.
+        broker_addr_table: Addresses by broker name.
         cluster_addr_table: Cluster -> broker names.
     """
 
@@ -69,31 +64,29 @@ class ClusterInfo(JsonBody):
     cluster_addr_table: dict[str, list[str]] = field(default_factory=dict)
 
 
-@body
 class KVTable(JsonBody):
-    """Names and texts: a broker's runtime figures, or a name server's entries."""
+    """Texts by name: a broker's runtime statistics, or the entries of a name server."""
 
     table: dict[str, str] = field(default_factory=dict)
 
 
-@body
 class TopicList(JsonBody):
+    """Names of topics."""
+
     topic_list: list[str] = field(default_factory=list)
     broker_addr: str | None = None
 
 
-@body
 class DataVersion(JsonBody):
-    """Which of two tables is newer."""
+    """Version of a table; it shows which of two tables is newer."""
 
     counter: int = 0
     state_version: int = 0
     timestamp: int = 0
 
 
-@body
 class TopicConfig(JsonBody):
-    """A topic on one broker.
+    """Settings of a topic on one broker.
 
     Attributes:
         topic_filter_type: ``SINGLE_TAG`` or ``MULTI_TAG``.
@@ -109,7 +102,6 @@ class TopicConfig(JsonBody):
     attributes: dict[str, str] = field(default_factory=dict)
 
 
-@body
 class TopicConfigSerializeWrapper(JsonBody):
     """All topics of a broker."""
 
@@ -117,44 +109,41 @@ class TopicConfigSerializeWrapper(JsonBody):
     data_version: DataVersion = field(default_factory=DataVersion)
 
 
-@body
 class CreateTopicListRequestBody(JsonBody):
+    """Settings of several topics, to create or to change."""
+
     topic_config_list: list[TopicConfig]
 
 
-@body
 class RegisterBrokerBody(JsonBody):
-    """What a broker tells a name server; this is the form that is not compressed."""
+    """Topics that a broker registers with a name server, in the uncompressed form."""
 
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper
     filter_server_list: list[str] = field(default_factory=list)
 
 
-@body
 class TopicOffset(JsonBody):
-    """One queue: its first message, the next free place, and when (ms) something came last."""
+    """Offsets of one queue: its first message, the next message; and the time of the last message in ms."""
 
     min_offset: int
     max_offset: int
     last_update_timestamp: int = 0
 
 
-@body
 class TopicStatsTable(JsonBody):
-    """All queues of a topic on one broker; tools take an empty table for a mistake."""
+    """Offsets of all queues of a topic on one broker. Tools treat an empty table as an error."""
 
     offset_table: dict[MessageQueue, TopicOffset]
     topic_put_tps: float | None = None
 
 
-@body
 class SubscriptionData(JsonBody):
-    """What a consumer wants of a topic.
+    """Subscription of a consumer to a topic.
 
     Attributes:
         sub_string: ``*``, or tags separated by ``||``, or an SQL92 expression.
         code_set: `mqtemplate.java_hash.java_string_hash` of each tag.
-        sub_version: When it was made, ms; pulls repeat it, and the larger one is the newer one.
+        sub_version: Creation time in milliseconds. Pulls repeat it; the larger one is the newer subscription.
         expression_type: ``TAG`` or ``SQL92``.
     """
 
@@ -167,38 +156,34 @@ class SubscriptionData(JsonBody):
     class_filter_mode: bool = False
 
 
-@body
 class ConsumeQueueData(JsonBody):
-    """One unit of a consume queue, and what a group's filter says of it."""
+    """One unit of a consume queue, and the result of a group's filter for it."""
 
     physic_offset: int
     physic_size: int
     tags_code: int
-    extend_data_json: str | None = None
-    bit_map: str | None = None
     eval: bool = False
-    msg: str | None = None
 
 
-@body
 class QueryConsumeQueueResponseBody(JsonBody):
+    """Units of a consume queue."""
+
     queue_data: list[ConsumeQueueData]
     max_queue_index: int
     min_queue_index: int
     subscription_data: SubscriptionData | None = None
-    filter_data: str | None = None
 
 
-@body
 class BrokerStatsItem(JsonBody):
+    """Sum, rate per second and average of one statistic over a period."""
+
     sum: int = 0
     tps: float = 0.0
     avgpt: float = 0.0
 
 
-@body
 class BrokerStatsData(JsonBody):
-    """One figure of a broker over the last minute, hour and day."""
+    """One statistic of a broker over the last minute, hour and day."""
 
     stats_minute: BrokerStatsItem
     stats_hour: BrokerStatsItem

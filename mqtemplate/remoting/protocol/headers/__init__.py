@@ -1,1 +1,1 @@
-"""Headers of requests and responses, one class for each form."""
+"""Headers of requests and responses: the fields of each command."""

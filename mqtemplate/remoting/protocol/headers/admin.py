@@ -1,29 +1,27 @@
-"""Headers about topics, name servers, brokers, users and their rights.
+"""Headers of topics, brokers and name servers.
 
-Source: RocketMQ ``remoting: protocol/header``; sections 6, 18, 19 and 21 of the specification.
+Source: RocketMQ ``remoting: protocol/header``.
 """
 
 from __future__ import annotations
 
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, header
-from mqtemplate.remoting.protocol.headers.message import TopicRequestHeader
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long
+from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
 
 
-@header
-class GetRouteInfoRequestHeader(TopicRequestHeader):
-    """Where a topic is.
+class GetRouteInfoRequestHeader(RpcRequestHeader):
+    """Query for a topic's route.
 
     Attributes:
-        accept_standard_json_only: As a version of 4.9.4 or newer says by itself.
+        accept_standard_json_only: True requests standard JSON, which clients from 4.9.4 on get anyway.
     """
 
     topic: str
     accept_standard_json_only: bool | None = None
 
 
-@header
-class CreateTopicRequestHeader(TopicRequestHeader):
-    """Make a topic, or change it.
+class CreateTopicRequestHeader(RpcRequestHeader):
+    """Request to create a topic or to change it.
 
     Attributes:
         topic_filter_type: ``SINGLE_TAG`` or ``MULTI_TAG``.
@@ -39,64 +37,49 @@ class CreateTopicRequestHeader(TopicRequestHeader):
     topic_sys_flag: int | None = None
     order: bool
     attributes: str | None = None
-    force: bool | None = None
 
 
-@header
-class DeleteTopicRequestHeader(TopicRequestHeader):
+class TopicNameRequestHeader(RpcRequestHeader):
+    """Name of a topic, for requests without other fields: for its settings, statistics and groups, or to delete it."""
+
     topic: str
 
 
-@header
-class DeleteTopicFromNamesrvRequestHeader(TopicRequestHeader):
+class DeleteTopicFromNamesrvRequestHeader(RpcRequestHeader):
+    """Request to remove a topic from the name server's routes."""
+
     topic: str
     cluster_name: str | None = None
 
 
-@header
-class GetTopicConfigRequestHeader(TopicRequestHeader):
-    topic: str
-
-
-@header
-class GetTopicStatsInfoRequestHeader(TopicRequestHeader):
-    topic: str
-
-
-@header
-class QueryTopicConsumeByWhoRequestHeader(TopicRequestHeader):
-    topic: str
-
-
-@header
 class GetTopicsByClusterRequestHeader(CommandHeader):
+    """Query for the topics of a cluster."""
+
     cluster: str
 
 
-@header
 class GetAllTopicConfigRequestHeader(CommandHeader):
-    """All topics, from the ``topic_seq``-th on; 4.9 sends no fields at all."""
+    """Query for all topics, starting at number ``topic_seq``; 4.9 sends no fields at all."""
 
     topic_seq: int = 0
     data_version: str | None = None
     max_topic_num: int | None = None
 
 
-@header
 class GetAllTopicConfigResponseHeader(CommandHeader):
+    """Number of all topics, including those that the body leaves out."""
+
     total_topic_num: int | None = None
 
 
-@header
 class GetBrokerConfigResponseHeader(CommandHeader):
-    """The version is the JSON of a `bodies.DataVersion`; the settings themselves are the body."""
+    """Version of a broker's settings, as the JSON of a `DataVersion`. The settings themselves are the body."""
 
     version: str
 
 
-@header
-class QueryConsumeQueueRequestHeader(TopicRequestHeader):
-    """Some units of a consume queue, from ``index`` on."""
+class QueryConsumeQueueRequestHeader(RpcRequestHeader):
+    """Query for units of a consume queue, starting at ``index``."""
 
     topic: str | None = None
     queue_id: int = 0
@@ -105,8 +88,9 @@ class QueryConsumeQueueRequestHeader(TopicRequestHeader):
     consumer_group: str | None = None
 
 
-@header
 class ViewBrokerStatsDataRequestHeader(CommandHeader):
+    """Query for one statistic of a broker."""
+
     stats_name: str
     stats_key: str
 
@@ -114,125 +98,81 @@ class ViewBrokerStatsDataRequestHeader(CommandHeader):
 # --- name server ------------------------------------------------------------------------------------
 
 
-@header
-class PutKVConfigRequestHeader(CommandHeader):
+class KVNamespaceRequestHeader(CommandHeader):
+    """Query for all entries of a namespace of the name server's key-value settings."""
+
     namespace: str
+
+
+class KVConfigKeyRequestHeader(KVNamespaceRequestHeader):
+    """Request to read or to delete one entry."""
+
     key: str
+
+
+class PutKVConfigRequestHeader(KVConfigKeyRequestHeader):
+    """Request to set one entry."""
+
     value: str
 
 
-@header
-class KVConfigKeyRequestHeader(CommandHeader):
-    """Read or delete one entry."""
-
-    namespace: str
-    key: str
-
-
-@header
 class GetKVConfigResponseHeader(CommandHeader):
+    """Value of one entry."""
+
     value: str | None = None
 
 
-@header
-class KVNamespaceRequestHeader(CommandHeader):
-    namespace: str
-
-
-@header
 class BrokerNameRequestHeader(CommandHeader):
-    """Take the right to write from a broker, or give it back."""
+    """Request to remove the write permission of a broker's topics, or to restore it."""
 
     broker_name: str
 
 
-@header
 class WipeWritePermOfBrokerResponseHeader(CommandHeader):
+    """Number of topics that lost their write permission."""
+
     wipe_topic_count: int
 
 
-@header
 class AddWritePermOfBrokerResponseHeader(CommandHeader):
+    """Number of topics that regained their write permission."""
+
     add_topic_count: int
 
 
-@header
-class RegisterBrokerRequestHeader(CommandHeader):
-    """A broker tells a name server of itself, every 30 s.
+class BrokerRequestHeader(CommandHeader):
+    """Identity of a broker: to unregister it, and to query the version of its topics.
 
     Attributes:
         broker_id: 0 is a master.
-        body_crc32: CRC-32 of the body, top bit cleared; 0 for none.
     """
 
     broker_name: str
     broker_addr: str
     cluster_name: str
-    ha_server_addr: str
     broker_id: Long
+
+
+class RegisterBrokerRequestHeader(BrokerRequestHeader):
+    """Registration of a broker with a name server, sent every 30 s.
+
+    Attributes:
+        body_crc32: CRC-32 of the body with the top bit cleared; 0 if there is no body.
+    """
+
+    ha_server_addr: str
     heartbeat_timeout_millis: Long | None = None
-    enable_acting_master: bool | None = None
     compressed: bool = False
     body_crc32: int = 0
 
 
-@header
 class RegisterBrokerResponseHeader(CommandHeader):
-    ha_server_addr: str | None = None
+    """Address of the master, for a slave that registers."""
+
     master_addr: str | None = None
 
 
-@header
-class UnRegisterBrokerRequestHeader(CommandHeader):
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    broker_id: Long
-
-
-@header
-class QueryDataVersionRequestHeader(CommandHeader):
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    broker_id: Long
-
-
-@header
 class QueryDataVersionResponseHeader(CommandHeader):
+    """True if the broker's topics differ from those that the name server has."""
+
     changed: bool
-
-
-# --- users and rights, ACL 2.0 ----------------------------------------------------------------------
-
-
-@header
-class UserRequestHeader(CommandHeader):
-    """Make, change, show or delete a user."""
-
-    username: str | None = None
-
-
-@header
-class ListUsersRequestHeader(CommandHeader):
-    filter: str | None = None
-
-
-@header
-class AclRequestHeader(CommandHeader):
-    """Make, change or show what a subject (``User:name``) may do."""
-
-    subject: str | None = None
-
-
-@header
-class DeleteAclRequestHeader(CommandHeader):
-    subject: str | None = None
-    policy_type: str | None = None
-    resource: str | None = None
-
-
-@header
-class ListAclsRequestHeader(CommandHeader):
-    subject_filter: str | None = None
-    resource_filter: str | None = None

@@ -1,126 +1,101 @@
-"""Headers about clients, groups and offsets.
+"""Headers of clients, consumer groups and offsets.
 
-Source: RocketMQ ``remoting: protocol/header``; sections 7, 11, 12 and 18 of the specification.
+Source: RocketMQ ``remoting: protocol/header``.
 """
 
 from __future__ import annotations
 
-from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long, header, wire
-from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader, TopicRequestHeader
+from mqtemplate.remoting.protocol.headers.fields import BoundaryType, CommandHeader, Long, wire
+from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
 
 
-@header
-class HeartbeatResponseHeader(CommandHeader):
-    """What a broker of 5.x says to a heartbeat; one that leaves all out gets full heartbeats for ever."""
-
-    supports_v2: bool | None = wire("IS_SUPPORT_HEART_BEAT_V2", default=None)
-    subscriptions_changed: bool | None = wire("IS_SUB_CHANGE", default=None)
-
-
-@header
 class UnregisterClientRequestHeader(RpcRequestHeader):
-    """A client leaves one group, of producers or of consumers."""
+    """Notice that a client leaves one group of producers or of consumers."""
 
     client_id: str = wire("clientID")
     producer_group: str | None = None
     consumer_group: str | None = None
 
 
-@header
 class ConsumerGroupRequestHeader(RpcRequestHeader):
-    """Who is in a group, who is connected, or (from a broker) that this has changed."""
+    """Query for the members of a group or for their connections; from a broker: notice that the members changed."""
 
     consumer_group: str
 
 
-@header
 class ProducerGroupRequestHeader(RpcRequestHeader):
-    """Who sends for a group."""
+    """Query for the producers of a group."""
 
     producer_group: str
 
 
-@header
 class GroupRequestHeader(RpcRequestHeader):
-    """A group's topics, or its settings."""
+    """Query for a group's topics or for its settings."""
 
     group: str
 
 
-@header
-class TopicQueueRequestHeader(TopicRequestHeader):
-    """A queue's smallest offset, or the time of its first message."""
+class TopicQueueRequestHeader(RpcRequestHeader):
+    """Query for a queue's smallest offset or for the store time of its first message."""
 
     topic: str
     queue_id: int
 
 
-@header
 class GetMaxOffsetRequestHeader(TopicQueueRequestHeader):
-    """A queue's next free offset.
+    """Query for a queue's end: the offset of the next message.
 
     Attributes:
-        committed: Of what consumers can see, not of what is stored.
+        committed: True: the end that consumers can read; False: the end that is stored.
     """
 
     committed: bool = True
 
 
-@header
 class SearchOffsetRequestHeader(TopicQueueRequestHeader):
-    """The queue offset at a time.
-
-    Attributes:
-        timestamp: Ms, when messages were stored.
-    """
+    """Search for the queue offset at a store time, in milliseconds."""
 
     timestamp: Long
     boundary_type: BoundaryType | None = None
-    lite_topic: str | None = None
 
 
-@header
 class QueryConsumerOffsetRequestHeader(TopicQueueRequestHeader):
-    """How far a group has come.
+    """Query for a group's committed offset.
 
     Attributes:
-        set_zero_if_not_found: False: say that there is nothing, also where a young queue would give 0.
+        set_zero_if_not_found: False: report a missing offset even for a young queue, where the broker would return 0.
     """
 
     consumer_group: str
     set_zero_if_not_found: bool | None = None
 
 
-@header
 class UpdateConsumerOffsetRequestHeader(TopicQueueRequestHeader):
-    """A group has come so far: ``commit_offset`` is the next offset to read, not the last one read."""
+    """Commit of a group's offset: that of the next message to read, not that of the last one read."""
 
     consumer_group: str
     commit_offset: Long
 
 
-@header
 class OffsetResponseHeader(CommandHeader):
-    """The one answer to all questions for a queue offset."""
+    """Response to each query for a queue offset."""
 
     offset: Long
 
 
-@header
 class GetEarliestMsgStoretimeResponseHeader(CommandHeader):
-    """Ms; -1 of an empty queue."""
+    """Store time of a queue's first message in milliseconds; -1 if the queue is empty."""
 
     timestamp: Long
 
 
-@header
-class ResetOffsetRequestHeader(TopicRequestHeader):
-    """Send a group back, or forward, to a time.
+class ResetOffsetRequestHeader(RpcRequestHeader):
+    """Request to set a group's offsets to a time in the past or future.
 
     Attributes:
-        queue_id: -1 for all.
-        offset: Where to, instead of a time.
-        timestamp: Ms; -1 for the end.
+        queue_id: -1 for all queues.
+        offset: New offset, instead of one found by time.
+        timestamp: Milliseconds; -1 for the end.
     """
 
     topic: str
@@ -131,21 +106,19 @@ class ResetOffsetRequestHeader(TopicRequestHeader):
     is_force: bool
 
 
-@header
-class GetConsumerStatusRequestHeader(TopicRequestHeader):
-    """Ask consumers for their offsets."""
+class GetConsumerStatusRequestHeader(RpcRequestHeader):
+    """Query for the offsets that consumers hold."""
 
     topic: str
     group: str
     client_addr: str | None = None
 
 
-@header
 class GetConsumerRunningInfoRequestHeader(RpcRequestHeader):
-    """Ask one consumer how it is.
+    """Query for the state of one consumer.
 
     Attributes:
-        jstack_enable: With the stacks of its threads.
+        jstack_enable: True to include the stacks of its threads.
     """
 
     consumer_group: str
@@ -153,9 +126,8 @@ class GetConsumerRunningInfoRequestHeader(RpcRequestHeader):
     jstack_enable: bool = False
 
 
-@header
-class GetConsumeStatsRequestHeader(TopicRequestHeader):
-    """How far a group is behind.
+class GetConsumeStatsRequestHeader(RpcRequestHeader):
+    """Query for a group's lag.
 
     Attributes:
         topic_list: Topics, separated by ``;``.
@@ -166,32 +138,28 @@ class GetConsumeStatsRequestHeader(TopicRequestHeader):
     topic_list: str | None = None
 
 
-@header
 class GetConsumeStatsInBrokerHeader(CommandHeader):
-    """How far all groups are behind."""
+    """Query for the lag of all groups of a broker."""
 
     is_order: bool
 
 
-@header
-class QueryConsumeTimeSpanRequestHeader(TopicRequestHeader):
-    """From when to when a topic's messages are, and where a group stands between."""
+class QueryConsumeTimeSpanRequestHeader(RpcRequestHeader):
+    """Query for the times of a topic's first and last message and of the message at a group's offset."""
 
     topic: str
     group: str
 
 
-@header
-class QuerySubscriptionByConsumerRequestHeader(TopicRequestHeader):
-    """What a group has subscribed of a topic."""
+class QuerySubscriptionByConsumerRequestHeader(RpcRequestHeader):
+    """Query for a group's subscription to a topic."""
 
     group: str
     topic: str | None = None
 
 
-@header
-class QueryCorrectionOffsetHeader(TopicRequestHeader):
-    """Offsets of one group with others taken into account.
+class QueryCorrectionOffsetHeader(RpcRequestHeader):
+    """Query for the offsets of one group, corrected by those of others.
 
     Attributes:
         filter_groups: Groups, separated by commas.
@@ -202,9 +170,8 @@ class QueryCorrectionOffsetHeader(TopicRequestHeader):
     topic: str
 
 
-@header
 class CloneGroupOffsetRequestHeader(RpcRequestHeader):
-    """Give one group the offsets of another."""
+    """Request to copy the offsets of one group to another."""
 
     src_group: str
     dest_group: str
@@ -212,27 +179,26 @@ class CloneGroupOffsetRequestHeader(RpcRequestHeader):
     offline: bool = False
 
 
-@header
 class DeleteSubscriptionGroupRequestHeader(RpcRequestHeader):
-    """Forget a group.
+    """Request to delete a group.
 
     Attributes:
-        clean_offset: Its offsets too.
+        clean_offset: True to delete its offsets too.
     """
 
     group_name: str
     clean_offset: bool = False
 
 
-@header
 class GetAllSubscriptionGroupRequestHeader(CommandHeader):
-    """All groups, from the ``group_seq``-th on; 4.9 sends no fields at all."""
+    """Query for all groups, starting at number ``group_seq``; 4.9 sends no fields at all."""
 
     group_seq: int = 0
     data_version: str | None = None
     max_group_num: int | None = None
 
 
-@header
 class GetAllSubscriptionGroupResponseHeader(CommandHeader):
+    """Number of all groups, including those that the body leaves out."""
+
     total_group_num: int

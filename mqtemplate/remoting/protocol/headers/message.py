@@ -1,6 +1,8 @@
-"""Headers about messages: send, pull, give back, end a transaction, reply, recall, look up.
+"""Headers of messages: send, pull, send back, end a transaction, reply, recall, query.
 
-Source: RocketMQ ``remoting: protocol/header``; sections 8, 10 and 13 to 18 of the specification.
+A header declares the fields that this library reads or writes. It ignores others, as any receiver must.
+
+Source: RocketMQ ``remoting: protocol/header``.
 """
 
 from __future__ import annotations
@@ -8,48 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, header, wire
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
 
 
-@header
 class RpcRequestHeader(CommandHeader):
-    """What many requests carry along and a server may pass over.
-
-    Attributes:
-        broker_name: Whom the client believes it talks to.
-        namespace: Namespace of version 2.
-        namespaced: The names are in their namespace already.
-    """
+    """Name of the broker that the client addresses, which a server may ignore. Most requests have it."""
 
     broker_name: str | None = wire("bname", default=None)
-    namespace: str | None = wire("ns", default=None)
-    namespaced: bool | None = wire("nsd", default=None)
 
 
-@header
-class TopicRequestHeader(RpcRequestHeader):
-    """One about a topic.
+class MessageRequestHeader(RpcRequestHeader):
+    """Fields of a message that a send and a reply share.
 
     Attributes:
-        logical: The queue ids are those of a static topic.
-    """
-
-    logical: bool | None = wire("lo", default=None)
-
-
-@header
-class SendMessageRequestHeader(TopicRequestHeader):
-    """Of a send and of a reply, with long names.
-
-    Attributes:
-        default_topic: Whose settings a topic gets that this message makes; normally ``TBW102``.
-        queue_id: Negative: the broker picks one.
+        default_topic: Topic whose settings a new topic gets if this message creates it; normally ``TBW102``.
+        queue_id: If negative, the broker chooses a queue.
         sys_flag: Bits of `mqtemplate.record.codec.SysFlag`.
-        born_timestamp: Ms, by the sender.
-        flag: The user's number.
-        properties: See `properties.encode_properties_text`.
-        max_reconsume_times: Only for messages to a retry topic.
-        batch: The body is one of `messages.encode_batch`.
+        born_timestamp: Milliseconds, set by the producer.
+        flag: The application's number.
+        properties: Text of `properties.encode_properties_text`.
     """
 
     producer_group: str
@@ -62,14 +41,23 @@ class SendMessageRequestHeader(TopicRequestHeader):
     flag: int
     properties: str | None = None
     reconsume_times: int | None = None
+
+
+class SendMessageRequestHeader(MessageRequestHeader):
+    """Header of a send, and of a producer's reply, with long names.
+
+    Attributes:
+        batch: True if the body is one of `messages.encode_batch`.
+        max_reconsume_times: Only for messages to a retry topic.
+    """
+
     unit_mode: bool | None = None
     batch: bool | None = None
     max_reconsume_times: int | None = None
 
 
-@header
 class SendMessageRequestHeaderV2(SendMessageRequestHeader):
-    """The same with names of one letter, as the codes 310, 320 and 325 have it."""
+    """The same header with names of one letter, for the request codes 310, 320 and 325."""
 
     wire_names: ClassVar[Mapping[str, str]] = {
         "producer_group": "a",
@@ -89,35 +77,32 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader):
     }
 
 
-@header
 class SendMessageResponseHeader(CommandHeader):
-    """What a broker says of a message it took. Java's producers fail without the first three.
+    """Header of the response to a send. Java's producers fail without the first three fields.
 
     Attributes:
-        msg_id: The broker's id, `mqtemplate.message.offset_msg_id`; of a batch, joined by commas.
-        queue_offset: Of a batch, the first; of a half message, the place in the half queue.
-        transaction_id: The sender's id of the message.
-        msg_region, trace_on: ``DefaultRegion``, and ``false`` to switch off the sender's tracing of this message.
+        msg_id: Id created by the broker, `mqtemplate.message.offset_msg_id`; those of a batch are joined by commas.
+        queue_offset: For a batch, that of its first message; for a half message, that in the half topic's queue.
+        transaction_id: Id that the producer gave the message.
+        msg_region, trace_on: ``DefaultRegion``; ``false`` switches off the producer's trace of this message.
     """
 
     msg_id: str
     queue_id: int
     queue_offset: Long
     transaction_id: str | None = None
-    batch_uniq_id: str | None = None
     recall_handle: str | None = None
     msg_region: str | None = wire("MSG_REGION", default=None)
     trace_on: str | None = wire("TRACE_ON", default=None)
 
 
-@header
-class PullMessageRequestHeader(TopicRequestHeader):
-    """Also of a lite pull.
+class PullMessageRequestHeader(RpcRequestHeader):
+    """Header of a pull and of a lite pull.
 
     Attributes:
-        max_msg_nums, max_msg_bytes: Wishes; 2147483647 is a normal one, so nothing may be reserved by them.
-        sys_flag: Bits of `codes.PullSysFlag`, which say what of the rest is meant.
-        sub_version: Of the subscription, as the heartbeat told it.
+        max_msg_nums, max_msg_bytes: Limits of the response. 2147483647 is common: do not allocate memory by them.
+        sys_flag: Bits of `codes.PullSysFlag`, which tell the broker which other fields are valid.
+        sub_version: Version of the subscription, as in the heartbeat.
     """
 
     consumer_group: str
@@ -132,36 +117,27 @@ class PullMessageRequestHeader(TopicRequestHeader):
     sub_version: Long
     expression_type: str | None = None
     max_msg_bytes: int | None = None
-    request_source: int | None = None
-    proxy_froward_client_id: str | None = None
-    lite_topic: str | None = None
 
 
-@header
 class PullMessageResponseHeader(CommandHeader):
-    """The first four belong to every answer with code 0, 19, 20 or 21: Java's consumers fail without them.
+    """Header of the response to a pull. With the codes 0, 19, 20 and 21 Java's consumers fail without these fields.
 
     Attributes:
-        suggest_which_broker_id: Whom to ask next; 0 is the master, and the only one there is of a single node.
+        suggest_which_broker_id: Broker for the next pull; 0 is the master, which a single node always suggests.
     """
 
     suggest_which_broker_id: Long
     next_begin_offset: Long
     min_offset: Long
     max_offset: Long
-    offset_delta: Long | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None
-    forbidden_type: int | None = None
 
 
-@header
 class ConsumerSendMsgBackRequestHeader(RpcRequestHeader):
-    """A consumer gives a message back.
+    """Request of a consumer to send a message back, so that it is delivered again later.
 
     Attributes:
-        offset: The physical offset of the message: it, and no id, says which one is meant.
-        delay_level: 0: the broker decides; negative: to the dead letters at once.
+        offset: Physical offset of the message. It identifies the message; the ids do not.
+        delay_level: 0: the broker chooses; negative: to the dead-letter topic at once.
     """
 
     offset: Long
@@ -173,15 +149,14 @@ class ConsumerSendMsgBackRequestHeader(RpcRequestHeader):
     max_reconsume_times: int | None = None
 
 
-@header
 class EndTransactionRequestHeader(RpcRequestHeader):
-    """How a transaction ended.
+    """Outcome of a transaction, reported by its producer.
 
     Attributes:
-        tran_state_table_offset: Place of the half message in the half queue.
-        commit_log_offset: Its physical offset.
-        commit_or_rollback: 0 unknown, 8 commit, 12 roll back; `mqtemplate.record.codec.SysFlag`.
-        msg_id: The sender's id.
+        tran_state_table_offset: Queue offset of the half message in the half topic.
+        commit_log_offset: Physical offset of the half message.
+        commit_or_rollback: 0 unknown, 8 commit, 12 rollback; see `mqtemplate.record.codec.SysFlag`.
+        msg_id: Id that the producer gave the message.
     """
 
     topic: str | None = None
@@ -194,9 +169,8 @@ class EndTransactionRequestHeader(RpcRequestHeader):
     transaction_id: str | None = None
 
 
-@header
 class CheckTransactionStateRequestHeader(RpcRequestHeader):
-    """A broker asks a producer how a transaction ended; the body is the half message."""
+    """Transaction check: the broker asks a producer for the outcome. The body is the half message."""
 
     topic: str | None = None
     tran_state_table_offset: Long
@@ -206,54 +180,40 @@ class CheckTransactionStateRequestHeader(RpcRequestHeader):
     offset_msg_id: str | None = None
 
 
-@header
-class ReplyMessageRequestHeader(TopicRequestHeader):
-    """A broker hands a reply to whoever asked; the body is the reply's, compressed if it was.
+class ReplyMessageRequestHeader(MessageRequestHeader):
+    """Delivery of a reply to the client that sent the request. The body is the reply's, compressed if it was.
 
     Attributes:
         born_host, store_host: ``address:port``.
     """
 
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: Long
-    flag: int
-    properties: str | None = None
-    reconsume_times: int | None = None
     unit_mode: bool = False
     born_host: str
     store_host: str
     store_timestamp: Long
 
 
-@header
-class RecallMessageRequestHeader(TopicRequestHeader):
-    """Cancel a waiting message; the handle came with its `SendMessageResponseHeader`."""
+class RecallMessageRequestHeader(RpcRequestHeader):
+    """Request to cancel a delayed message; its `SendMessageResponseHeader` had the handle."""
 
     producer_group: str | None = None
     topic: str
     recall_handle: str
 
 
-@header
 class RecallMessageResponseHeader(CommandHeader):
-    """The sender's id of the message that was called back."""
+    """Id that the producer gave the cancelled message."""
 
     msg_id: str
     msg_region: str | None = wire("MSG_REGION", default=None)
 
 
-@header
-class QueryMessageRequestHeader(TopicRequestHeader):
-    """Find messages by key.
+class QueryMessageRequestHeader(RpcRequestHeader):
+    """Query for messages by key.
 
     Attributes:
-        begin_timestamp, end_timestamp: Ms, when they were stored.
-        unique: The key is a sender's id.
+        begin_timestamp, end_timestamp: Range of store times, in milliseconds.
+        unique: True if the key is a message id that a producer gave.
     """
 
     topic: str
@@ -261,35 +221,27 @@ class QueryMessageRequestHeader(TopicRequestHeader):
     max_num: int
     begin_timestamp: Long
     end_timestamp: Long
-    index_type: str | None = None
-    last_key: str | None = None
     unique: bool | None = wire("_UNIQUE_KEY_QUERY", default=None, exact=True)
 
 
-@header
 class QueryMessageResponseHeader(CommandHeader):
-    """How far the index has come."""
+    """Progress of the broker's index."""
 
     index_last_update_timestamp: Long
     index_last_update_phyoffset: Long
 
 
-@header
 class ViewMessageRequestHeader(CommandHeader):
-    """Attributes: offset: The physical offset."""
+    """Query for the message at a physical offset."""
 
     topic: str | None = None
     offset: Long
 
 
-@header
-class ConsumeMessageDirectlyResultRequestHeader(TopicRequestHeader):
-    """Have one consumer handle one message, now; the body of the request that reaches it is the message."""
+class ConsumeMessageDirectlyResultRequestHeader(RpcRequestHeader):
+    """Request that one consumer handles one message now. The broker forwards it with the message as the body."""
 
     consumer_group: str
     client_id: str | None = None
     msg_id: str | None = None
-    target_broker_name: str | None = wire("brokerName", default=None)
     topic: str | None = None
-    topic_sys_flag: int | None = None
-    group_sys_flag: int | None = None

@@ -1,4 +1,4 @@
-"""The beginning of a connection to a server with TLS: which of both it speaks, and the handshake."""
+"""Start of a connection to a server with TLS: detection of TLS by the first byte, and the TLS handshake."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from mqtemplate.remoting.tls import FIRST_TLS_BYTE, TlsMode
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
 
 
-class Greeting:
-    """Looks at the first byte, which stays in place, and does the handshake where it is TLS's.
+class Handshake:
+    """Detection of TLS, and the handshake if the client uses it, without blocking the I/O thread.
 
     Args:
-        on_done: Takes the stream, and whether it is under TLS; the socket is not watched at that moment. None: it came
-            to nothing, and is closed.
-        timeout_ms: For all of it.
+        on_done: Called with the stream when it is ready; the socket is not watched then. None: the connection failed
+            and is closed.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class Greeting:
         loop: IoLoop,
         context: ssl.SSLContext,
         mode: TlsMode,
-        on_done: Callable[[Stream | None, bool], None],
+        on_done: Callable[[Stream | None], None],
     ) -> None:
         self._socket = sock
         self._tls: ssl.SSLSocket | None = None
@@ -43,10 +42,10 @@ class Greeting:
         self._on_done = on_done
         self._is_done = False
 
-    def begin(self, timeout_ms: int, silence_ms: int) -> None:
-        """Watch the socket: *silence_ms* for the first byte, then *timeout_ms* for the handshake."""
+    def start(self, timeout_ms: int, idle_ms: int) -> None:
+        """Watch the socket: *idle_ms* for the first byte, then *timeout_ms* for the handshake."""
         self._timeout_ms = timeout_ms
-        self._timer = self._loop.call_later(silence_ms, lambda: self.fail(f"idle for {silence_ms} ms", is_bad=False))
+        self._timer = self._loop.call_later(idle_ms, lambda: self.fail(f"idle for {idle_ms} ms", is_bad=False))
         self._loop.watch(self._socket, READ, self)
 
     def on_ready(self, events: int) -> None:
@@ -54,9 +53,9 @@ class Greeting:
             return
         try:
             if self._tls is None:
-                self._look()
+                self._detect()
             if self._tls is not None:
-                self._shake_hands(self._tls)
+                self._handshake(self._tls)
         except ssl.SSLError as exc:
             self.fail(f"TLS handshake: {exc.reason or exc}")
         except OSError as exc:
@@ -66,19 +65,19 @@ class Greeting:
         self.fail(f"internal error: {reason}")
 
     def fail(self, reason: str, *, is_bad: bool = True) -> None:
-        """Close it."""
+        """Close the connection; *is_bad*: by a fault of the client, which is logged as a warning."""
         if self._is_done:
             return
         log = _log.warning if is_bad else _log.debug
         log("remoting.connection_closed", remote=str(self._remote), reason=reason)
         sock = self._tls or self._socket
-        self._loop.forget(sock)
+        self._loop.unwatch(sock)
         sock.close()
         self._finish(None)
 
-    def _look(self) -> None:
+    def _detect(self) -> None:
         try:
-            first = self._socket.recv(1, socket.MSG_PEEK)
+            first = self._socket.recv(1, socket.MSG_PEEK)  # the byte stays in the socket: it is part of what follows
         except (BlockingIOError, InterruptedError):
             return
         if not first:
@@ -88,17 +87,17 @@ class Greeting:
             self._timer = self._loop.call_later(
                 self._timeout_ms, lambda: self.fail(f"the TLS handshake is not complete after {self._timeout_ms} ms")
             )
-            self._loop.forget(self._socket)  # wrapping moves its file descriptor
+            self._loop.unwatch(self._socket)  # wrap_socket() moves its file descriptor to the new socket
             self._tls = self._context.wrap_socket(
                 self._socket, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
             )
         elif self._mode is TlsMode.ENFORCING:
-            self.fail("it does not speak TLS, which this server enforces")
+            self.fail("the client does not use TLS, which this server enforces")
         else:
-            self._loop.forget(self._socket)
+            self._loop.unwatch(self._socket)
             self._finish(PlainStream(self._socket))
 
-    def _shake_hands(self, tls: ssl.SSLSocket) -> None:
+    def _handshake(self, tls: ssl.SSLSocket) -> None:
         try:
             tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -106,10 +105,10 @@ class Greeting:
         except ssl.SSLWantWriteError:
             self._loop.watch(tls, WRITE, self)
         else:
-            self._loop.forget(tls)
+            self._loop.unwatch(tls)
             self._finish(TlsStream(tls))
 
     def _finish(self, stream: Stream | None) -> None:
         self._is_done = True
         self._timer.cancel()
-        self._on_done(stream, self._tls is not None)
+        self._on_done(stream)

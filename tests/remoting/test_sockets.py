@@ -1,4 +1,4 @@
-"""Addresses, as people write them and as sockets tell them."""
+"""Addresses as text, and as sockets report them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.addresses import parse_address, peer_address
+from mqtemplate.remoting.sockets import parse_address, peer_address
 
 
 @pytest.mark.parametrize(
@@ -17,14 +17,14 @@ from mqtemplate.remoting.addresses import parse_address, peer_address
         ("[::1]:10911", HostAddress("::1", 10_911)),
     ],
 )
-def test_an_address_is_host_and_port(text: str, expected: HostAddress) -> None:
+def test_an_address_has_a_host_and_a_port(text: str, expected: HostAddress) -> None:
     assert parse_address(text) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", "localhost", ":9876", "localhost:", "localhost:http", "::1:9876", "a:65536", "a:-1", "a:٣"]
 )
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
+def test_another_text_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"write host:port.*\[::1\]:10911") as raised:
         parse_address(text)
 
@@ -40,6 +40,6 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
         (("fe80::1%eth0", 51_000, 0, 2), "[fe80::1]:51000"),
     ],
 )
-def test_a_peer_is_told_as_records_store_it(sockaddr: tuple[str, int], expected: str) -> None:
-    """A born host is 4 or 16 bytes: an IPv4 address that a dual-stack socket mapped must be the former."""
+def test_the_address_of_a_peer_has_the_form_that_records_store(sockaddr: tuple[str, int], expected: str) -> None:
+    """A born host has 4 or 16 bytes. An IPv4 address that a dual-stack socket maps to IPv6 must have 4."""
     assert str(peer_address(sockaddr)) == expected

@@ -1,6 +1,6 @@
-"""The traps of section 26 of the specification that are the codec's to fall into; each test names its number.
+"""Rules of the protocol that RocketMQ's Java clients and brokers rely on, as far as the codec must keep them.
 
-The others (routes, topics, the order of events, offsets, long polling, locks) are the server's and the client's.
+Those of routes, offsets, long polling and locks are in the tests of the server and of the client.
 """
 
 from __future__ import annotations
@@ -62,20 +62,23 @@ PULL = {
 }
 
 
-def test_trap_1_an_answer_without_what_java_needs_cannot_be_made() -> None:
+@pytest.mark.feature("trap 1")
+def test_a_response_without_the_fields_that_java_needs_cannot_be_created() -> None:
     with pytest.raises(TypeError, match="queue_id"):
         SendMessageResponseHeader(msg_id="x", queue_offset=0)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="next_begin_offset"):
         PullMessageResponseHeader(suggest_which_broker_id=0, min_offset=0, max_offset=0)  # type: ignore[call-arg]
 
 
-def test_trap_1_an_answer_without_it_is_told_clearly() -> None:
-    """Java falls over a null pointer here."""
+@pytest.mark.feature("trap 1")
+def test_the_error_for_a_response_without_them_names_them() -> None:
+    """Java raises a NullPointerException here."""
     with pytest.raises(RemoteProtocolError, match="needs suggestWhichBrokerId, nextBeginOffset, minOffset, maxOffset"):
         RemotingCommand(19, 1, 1).header(PullMessageResponseHeader)
 
 
-def test_trap_2_maps_by_message_queue_have_objects_as_keys() -> None:
+@pytest.mark.feature("trap 2")
+def test_a_map_by_message_queue_has_objects_as_keys() -> None:
     table = TopicStatsTable(offset_table={MessageQueue("T", "a", 0): TopicOffset(min_offset=0, max_offset=5)})
 
     text = table.encode().decode()
@@ -85,8 +88,9 @@ def test_trap_2_maps_by_message_queue_have_objects_as_keys() -> None:
         json.loads(text)
 
 
-def test_trap_3_maps_by_number_are_read_in_both_ways() -> None:
-    """``mqadmin`` and old name servers write them bare, always."""
+@pytest.mark.feature("trap 3")
+def test_a_map_by_number_is_read_with_and_without_quotes() -> None:
+    """``mqadmin`` and old name servers always write the keys without quotes."""
     bare = b'{"brokerAddrTable":{"a":{"brokerAddrs":{0:"127.0.0.1:10911"},"brokerName":"a"}},"clusterAddrTable":{}}'
 
     info = ClusterInfo.decode(bare)
@@ -96,38 +100,44 @@ def test_trap_3_maps_by_number_are_read_in_both_ways() -> None:
     assert b'{0:"127.0.0.1:10911"}' in info.encode()
 
 
-def test_trap_4_all_ext_values_are_texts_and_booleans_lower_case() -> None:
+@pytest.mark.feature("trap 4")
+def test_all_ext_values_are_texts_and_booleans_are_lower_case() -> None:
     ext_fields = GetMaxOffsetRequestHeader(topic="T", queue_id=3, committed=False).to_ext_fields()
 
     assert ext_fields == {"topic": "T", "queueId": "3", "committed": "false"}
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("TRUE", True), ("1", False), ("yes", False), ("", False)])
-def test_trap_4_only_the_word_true_is_true(text: str, value: bool) -> None:
+@pytest.mark.feature("trap 4")
+def test_only_the_word_true_is_true(text: str, value: bool) -> None:
     assert SendMessageRequestHeaderV2.from_ext_fields({**SEND, "m": text}).batch is value
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("TRUE", False), ("false", False)])
-def test_trap_4_of_a_unique_key_query_it_is_compared_exactly(text: str, value: bool) -> None:
+@pytest.mark.feature("trap 4")
+def test_the_flag_of_a_unique_key_query_is_compared_exactly(text: str, value: bool) -> None:
     fields = {"topic": "T", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "1"}
 
     assert QueryMessageRequestHeader.from_ext_fields({**fields, "_UNIQUE_KEY_QUERY": text}).unique is value
 
 
-def test_trap_5_a_topic_that_lets_others_inherit_has_permission_7() -> None:
+@pytest.mark.feature("trap 5")
+def test_a_topic_whose_settings_are_inherited_has_permission_7() -> None:
     assert Perm.READ | Perm.WRITE | Perm.INHERIT == 7
 
 
-def test_trap_6_requests_and_answers_with_one_opaque_are_told_apart_by_their_flag() -> None:
+@pytest.mark.feature("trap 6")
+def test_the_flag_distinguishes_a_request_and_a_response_with_the_same_opaque() -> None:
     from_broker = decode_command(encode_command(RemotingCommand.request(40, opaque=7, one_way=True)))
-    answer = decode_command(encode_command(RemotingCommand.request(11, opaque=7).response()))
+    response = decode_command(encode_command(RemotingCommand.request(11, opaque=7).response()))
 
-    assert from_broker.opaque == answer.opaque
-    assert (from_broker.is_response, answer.is_response) == (False, True)
+    assert from_broker.opaque == response.opaque
+    assert (from_broker.is_response, response.is_response) == (False, True)
 
 
 @pytest.mark.parametrize("serialize_type", SerializeType)
-def test_trap_7_one_way_is_said_by_a_bit(serialize_type: SerializeType) -> None:
+@pytest.mark.feature("trap 7")
+def test_a_bit_marks_a_one_way_request(serialize_type: SerializeType) -> None:
     command = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, one_way=True)
     command.serialize_type = serialize_type
 
@@ -137,41 +147,47 @@ def test_trap_7_one_way_is_said_by_a_bit(serialize_type: SerializeType) -> None:
     assert not RemotingCommand.request(RequestCode.HEART_BEAT).is_one_way
 
 
-def test_trap_8_our_version_lets_sql92_consumers_live() -> None:
-    answer = RemotingCommand.request(RequestCode.HEART_BEAT).response()
+@pytest.mark.feature("trap 8")
+def test_our_version_allows_sql92_consumers() -> None:
+    response = RemotingCommand.request(RequestCode.HEART_BEAT).response()
 
-    assert answer.version == CURRENT_VERSION >= Version.V4_1_0_SNAPSHOT
+    assert response.version == CURRENT_VERSION >= Version.V4_1_0_SNAPSHOT
 
 
-def test_trap_9_the_crc_of_a_body_has_its_top_bit_cleared() -> None:
+@pytest.mark.feature("trap 9")
+def test_the_crc_of_a_body_has_its_top_bit_cleared() -> None:
     record = parse_record(bytes.fromhex(golden("stored")["v4"]))
 
     assert crc32(record.body) == 0xD893_2AAC
     assert record.body_crc == 0x5893_2AAC
 
 
-def test_trap_10_ports_take_four_bytes() -> None:
+@pytest.mark.feature("trap 10")
+def test_ports_take_four_bytes() -> None:
     assert pack_host(HostAddress("127.0.0.1", 10_911)).hex() == "7f00000100002a9f"
     assert offset_msg_id(HostAddress("127.0.0.1", 10_911), 0) == "7F00000100002A9F" + "0" * 16
 
 
-def test_trap_11_ipv6_hosts_take_16_bytes_and_a_bit_each() -> None:
+@pytest.mark.feature("trap 11")
+def test_ipv6_hosts_take_16_bytes_and_a_bit_each() -> None:
     (message,) = decode_messages(bytes.fromhex(golden("stored")["v6"]), "a")
 
     assert message.sys_flag & 0x30 == 0x30
     assert (message.born_host.ip, message.store_host.ip) == ("fe80::1", "::1")
 
 
-def test_trap_12_and_13_the_brokers_id_is_an_address_and_an_offset() -> None:
-    """A commit finds its half message by it."""
+@pytest.mark.feature("trap 12", "trap 13")
+def test_the_id_of_a_broker_contains_an_address_and_an_offset() -> None:
+    """A commit finds its half message by this id."""
     host, physical_offset = decode_offset_msg_id("7F00000100002A9F0000000000001234")
 
     assert (str(host), physical_offset) == ("127.0.0.1:10911", 0x1234)
-    with pytest.raises(RemoteProtocolError, match="'0' is no id that a broker gives"):
+    with pytest.raises(RemoteProtocolError, match="'0' is not a message id of a broker"):
         decode_offset_msg_id("0")
 
 
-def test_trap_14_and_15_the_end_of_a_transaction_names_both_places_of_the_half_message() -> None:
+@pytest.mark.feature("trap 14", "trap 15")
+def test_the_end_of_a_transaction_has_both_offsets_of_the_half_message() -> None:
     ended = EndTransactionRequestHeader(
         producer_group="g", tran_state_table_offset=3, commit_log_offset=1 << 40, commit_or_rollback=8, msg_id="id"
     )
@@ -186,14 +202,16 @@ def test_trap_14_and_15_the_end_of_a_transaction_names_both_places_of_the_half_m
     }
 
 
-def test_trap_17_ids_of_hosts_with_ipv6_have_56_characters() -> None:
+@pytest.mark.feature("trap 17")
+def test_ids_of_hosts_with_ipv6_have_56_characters() -> None:
     text = golden("msgid")["v6"]
 
     assert len(text) == 56
     assert decode_offset_msg_id(text) == (("::1", 10_911), 0x1234)
 
 
-def test_trap_18_wait_is_a_property_like_others() -> None:
+@pytest.mark.feature("trap 18")
+def test_wait_is_an_ordinary_property() -> None:
     (message,) = decode_batch(encode_batch([Message("T", b"", {"WAIT": "true"})]), "T")
 
     assert message.properties == {"WAIT": "true"}
@@ -202,94 +220,109 @@ def test_trap_18_wait_is_a_property_like_others() -> None:
 @pytest.mark.parametrize(
     "text", ["a\x01b\x02c\x01d\x02", "a\x01b\x02c\x01d", "a\x01b\x02x\x01\x02c\x01d\x02", "a\x01b\x02\x01y\x02c\x01d"]
 )
-def test_trap_19_properties_are_read_with_and_without_the_last_separator(text: str) -> None:
-    """What has no value, or no name, is gone."""
+@pytest.mark.feature("trap 19")
+def test_properties_are_read_with_and_without_the_last_separator(text: str) -> None:
+    """Pairs without a value or without a name are dropped."""
     assert decode_properties_text(text) == {"a": "b", "c": "d"}
 
 
-def test_trap_19_the_last_of_two_with_one_name_counts() -> None:
+@pytest.mark.feature("trap 19")
+def test_the_last_of_two_properties_with_the_same_name_counts() -> None:
     assert decode_properties_text("UNIQ_KEY\x01inner\x02UNIQ_KEY\x01outer\x02") == {"UNIQ_KEY": "outer"}
 
 
-def test_trap_19_separators_are_escaped_in_json() -> None:
+@pytest.mark.feature("trap 19")
+def test_separators_are_escaped_in_json() -> None:
     command = RemotingCommand(310, ext_fields={"i": encode_properties_text({"WAIT": "true"})})
 
     assert rb'"i":"WAIT\u0001true\u0002"' in encode_command(command)
 
 
-def test_trap_20_the_version_of_a_subscription_goes_through_unchanged() -> None:
+@pytest.mark.feature("trap 20")
+def test_the_version_of_a_subscription_is_kept() -> None:
     heartbeat = SubscriptionData.decode(b'{"topic":"T","subString":"*","subVersion":1700000000123}')
 
     assert SubscriptionData.decode(heartbeat.encode()).sub_version == 1_700_000_000_123
     assert PullMessageRequestHeader.from_ext_fields(PULL).sub_version == 1_700_000_000_000
 
 
-def test_trap_23_what_is_given_back_is_named_by_its_physical_offset() -> None:
+@pytest.mark.feature("trap 23")
+def test_a_message_that_is_sent_back_is_identified_by_its_physical_offset() -> None:
     back = ConsumerSendMsgBackRequestHeader.from_ext_fields({"offset": str(1 << 40), "group": "g", "delayLevel": "-1"})
 
     assert (back.offset, back.delay_level, back.max_reconsume_times) == (1 << 40, -1, None)
 
 
-def test_trap_29_a_commit_offset_is_meant_only_with_its_bit() -> None:
+@pytest.mark.feature("trap 29")
+def test_a_commit_offset_is_valid_only_with_its_bit() -> None:
     pull = PullMessageRequestHeader.from_ext_fields({**PULL, "sysFlag": "2"})
 
     assert not pull.sys_flag & PullSysFlag.COMMIT_OFFSET
     assert pull.sys_flag & PullSysFlag.SUSPEND
 
 
-def test_trap_30_a_lite_pull_has_a_code_or_a_bit_of_its_own() -> None:
+@pytest.mark.feature("trap 30")
+def test_a_lite_pull_has_its_own_code_or_its_own_bit() -> None:
     lite = PullMessageRequestHeader.from_ext_fields({**PULL, "sysFlag": "22", "ReqT": "0"})
 
     assert REQUEST_HEADERS[RequestCode.LITE_PULL_MESSAGE] is REQUEST_HEADERS[RequestCode.PULL_MESSAGE]
     assert lite.sys_flag == PullSysFlag.LITE_PULL | PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND
 
 
-def test_trap_31_the_largest_number_of_bytes_is_a_normal_wish() -> None:
+@pytest.mark.feature("trap 31")
+def test_the_largest_number_is_a_normal_limit_of_bytes() -> None:
     assert (
         PullMessageRequestHeader.from_ext_fields({**PULL, "maxMsgBytes": "2147483647"}).max_msg_bytes == 2_147_483_647
     )
 
 
-def test_trap_32_the_brokers_name_is_kept() -> None:
+@pytest.mark.feature("trap 32")
+def test_the_brokers_name_is_kept() -> None:
     assert PullMessageRequestHeader.from_ext_fields({**PULL, "bname": "broker-a"}).broker_name == "broker-a"
     assert SendMessageRequestHeaderV2.from_ext_fields({**SEND, "n": "broker-a"}).broker_name == "broker-a"
 
 
-def test_trap_33_unit_mode_is_read() -> None:
+@pytest.mark.feature("trap 33")
+def test_unit_mode_is_read() -> None:
     assert SendMessageRequestHeaderV2.from_ext_fields({**SEND, "k": "true"}).unit_mode is True
 
 
-def test_trap_34_the_answer_to_a_batch_has_its_ids_joined_and_the_first_offset() -> None:
+@pytest.mark.feature("trap 34")
+def test_the_response_to_a_batch_has_joined_ids_and_the_first_offset() -> None:
     ids = [offset_msg_id(HostAddress("127.0.0.1", 10_911), physical_offset) for physical_offset in (0, 147)]
-    answer = SendMessageResponseHeader(msg_id=",".join(ids), queue_id=1, queue_offset=5)
+    response = SendMessageResponseHeader(msg_id=",".join(ids), queue_id=1, queue_offset=5)
 
-    received = SendMessageResponseHeader.from_ext_fields(answer.to_ext_fields())
+    received = SendMessageResponseHeader.from_ext_fields(response.to_ext_fields())
 
     assert [decode_offset_msg_id(one)[1] for one in received.msg_id.split(",")] == [0, 147]
     assert received.queue_offset == 5
 
 
 @pytest.mark.parametrize("flag", [0x301, 0x1])
-def test_trap_35_types_3_and_0_are_both_zlib(flag: int) -> None:
+@pytest.mark.feature("trap 35")
+def test_compression_types_3_and_0_are_both_zlib(flag: int) -> None:
     body, own_flag = compress_body(b"body")
 
     assert decompress_body(body, flag) == b"body"
     assert own_flag == CompressionType.ZLIB.sys_flag == 0x301
 
 
-def test_trap_35_the_bits_of_the_type_travel() -> None:
+@pytest.mark.feature("trap 35")
+def test_the_bits_of_the_compression_type_are_sent() -> None:
     assert SendMessageRequestHeaderV2.from_ext_fields({**SEND, "f": str(0x201)}).to_ext_fields()["f"] == "513"
 
 
-def test_trap_36_tags_are_hashed_as_java_hashes_them() -> None:
+@pytest.mark.feature("trap 36")
+def test_tags_are_hashed_as_java_hashes_them() -> None:
     assert (java_string_hash("TagA"), java_string_hash("TagB")) == (2_598_919, 2_598_920)
     assert java_string_hash("\N{GRINNING FACE}") == 31 * 0xD83D + 0xDE00
     assert java_string_hash("polygenelubricants") == -(1 << 31)
     assert tags_code(None) == tags_code("") == 0
 
 
-def test_trap_37_a_code_beyond_16_bits_goes_as_json() -> None:
-    """The frame says by itself how its header is written."""
+@pytest.mark.feature("trap 37")
+def test_a_code_of_more_than_16_bits_is_sent_as_json() -> None:
+    """Each frame names the encoding of its header."""
     command = RemotingCommand(RequestCode.POP_MESSAGE, serialize_type=SerializeType.ROCKETMQ)
 
     frame = encode_command(command)
@@ -298,7 +331,8 @@ def test_trap_37_a_code_beyond_16_bits_goes_as_json() -> None:
     assert decode_command(frame).code == 200_050
 
 
-def test_trap_37_an_empty_value_is_none_in_binary() -> None:
+@pytest.mark.feature("trap 37")
+def test_an_empty_value_is_missing_in_binary() -> None:
     command = RemotingCommand(34, ext_fields={"a": "", "b": "x"}, remark="", serialize_type=SerializeType.ROCKETMQ)
     from_java = bytes.fromhex("00000022 0100001e 0022 00 0201 00000007 00000000 00000000 00000009 0003 616263 00000000")
 
@@ -308,18 +342,21 @@ def test_trap_37_an_empty_value_is_none_in_binary() -> None:
     assert decode_command(from_java).ext_fields == {}
 
 
-def test_trap_38_ext_fields_always_stand_in_a_json_header() -> None:
-    """Brokers look into them without asking whether they are there."""
+@pytest.mark.feature("trap 38")
+def test_a_json_header_always_has_ext_fields() -> None:
+    """Brokers read them without a check for null."""
     assert b'"extFields":{}' in encode_command(RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
 
 
-def test_trap_41_a_topic_that_is_unknown_has_a_code_of_its_own() -> None:
-    answer = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG).response(17, remark="no topic T")
+@pytest.mark.feature("trap 41")
+def test_an_unknown_topic_has_its_own_response_code() -> None:
+    response = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG).response(17, remark="no topic T")
 
-    assert "17 TOPIC_NOT_EXIST" in str(answer)
+    assert "17 TOPIC_NOT_EXIST" in str(response)
 
 
-def test_trap_42_a_signature_is_over_values_by_name_and_the_body_as_sent() -> None:
+@pytest.mark.feature("trap 42")
+def test_a_signature_covers_values_in_order_of_names_and_the_body_as_sent() -> None:
     body, _ = compress_body(b"body" * 100)
     command = RemotingCommand(310, ext_fields={"b": "T", "a": "g"}, body=body)
     sign_command(command, "AK", "SK")
@@ -330,14 +367,16 @@ def test_trap_42_a_signature_is_over_values_by_name_and_the_body_as_sent() -> No
     assert not is_signed_with(command, "SK")
 
 
-def test_trap_43_strange_characters_in_names_go_through() -> None:
+@pytest.mark.feature("trap 43")
+def test_special_characters_in_names_are_kept() -> None:
     names = {"clientID": "10.0.0.1@7#123@STREAM", "consumerGroup": "%RETRY%a|b"}
 
     assert decode_command(encode_command(RemotingCommand(35, ext_fields=names))).ext_fields == names
 
 
-def test_trap_45_a_single_node_suggests_itself() -> None:
-    answer = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=5, min_offset=0, max_offset=5)
+@pytest.mark.feature("trap 45")
+def test_a_single_node_suggests_itself() -> None:
+    response = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=5, min_offset=0, max_offset=5)
 
-    assert answer.to_ext_fields()["suggestWhichBrokerId"] == "0"
+    assert response.to_ext_fields()["suggestWhichBrokerId"] == "0"
     assert BrokerData(broker_name="a", broker_addrs={0: "127.0.0.1:10911"}).broker_addrs[0]
