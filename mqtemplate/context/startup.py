@@ -18,7 +18,8 @@ from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener import ListenerRegistry
-from mqtemplate.template import RocketMQTemplate, TransactionListenerSpec, transaction_listener_spec
+from mqtemplate.template.rocketmq_template import RocketMQTemplate
+from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
 
 _log = structlog.stdlib.get_logger("mqtemplate.context")
 
@@ -109,7 +110,7 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
     names = (bean_name, snake_case(bean_name))
     templates = [each for each in context.in_order() if issubclass(each.kind, RocketMQTemplate)]
     named = next((each for each in templates if each.name in names), None)
-    if named is None and bean_name == TransactionListenerSpec().rocketmq_template_bean_name:
+    if named is None and bean_name == DEFAULT_TEMPLATE_BEAN_NAME:
         return context.get(RocketMQTemplate)
     if named is None:
         known = ", ".join(sorted(each.name for each in templates)) or "only the application's own, rocketmqTemplate"
