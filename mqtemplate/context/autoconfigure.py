@@ -1,4 +1,4 @@
-"""Starters: packages that add to an application by themselves, and the report of what each did."""
+"""Starters: packages that add objects to an application, and the report of what each one did."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome
 from mqtemplate.context.injection.definitions import snake_case
@@ -17,51 +17,48 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
 
 GROUP = "mqtemplate.autoconfigure"
-"""The entry-point group in which a distribution names its starters."""
-
-
-NOT_INSTALLED = "not installed"
-"""How the reason begins if a starter lacks what it is for."""
+"""Entry-point group in which a distribution names its starters."""
 
 
 class AutoConfiguration(ABC):
-    """What a starter is: when it acts, and what it adds.
+    """Base class of starters: the condition under which a starter acts, and what it adds.
 
-    The module that an entry point names imports only the standard library and mqtemplate; what the starter is
-    for is imported in `contribute`, when it is known to be there.
+    The module that an entry point names imports only the standard library and mqtemplate. `contribute` imports the
+    library that the starter is for, which is known to be installed then.
 
     Attributes:
-        requires: Modules that must be installed, tested without importing them.
-        after: Names of starters to apply earlier, if they are there.
+        requires: Modules that must be installed; the check does not import them.
+        after: Names of starters that act earlier, if they are installed.
     """
 
     requires: ClassVar[Sequence[str]] = ()
     after: ClassVar[Sequence[str]] = ()
 
     def condition(self, settings: AppSettings) -> bool | str:
-        """True to act; else False, or better a text that says why not."""
+        """Return True to act; else False, or better the reason as text."""
         return True
 
     @abstractmethod
     def contribute(self, context: ApplicationContext) -> None:
-        """Register objects. Those that the user gave already stay: ``context.register`` backs off."""
+        """Register objects. ``context.register`` backs off for objects of the application."""
+
+
+StarterSource: TypeAlias = EntryPoint | type[AutoConfiguration] | AutoConfiguration
 
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """A starter by name: the entry point's; of a class given by hand, ``MyAutoConfiguration`` is ``my``."""
+    """A starter and its name: that of the entry point; without one, ``MyAutoConfiguration`` is ``my``."""
 
     name: str
     configuration: AutoConfiguration
 
 
-def find_starters(
-    given: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None = None,
-) -> list[Starter]:
-    """The starters of all installed distributions, or those *given*.
+def find_starters(given: Iterable[StarterSource] | None = None) -> list[Starter]:
+    """Return the starters of all installed distributions, or those *given*.
 
     Raises:
-        ConfigurationError: One cannot be loaded, is no `AutoConfiguration`, or two have one name.
+        ConfigurationError: A starter cannot be loaded, is not an `AutoConfiguration`, or two have the same name.
     """
     sources = entry_points(group=GROUP) if given is None else given
     starters: dict[str, Starter] = {}
@@ -75,18 +72,19 @@ def find_starters(
     return list(starters.values())
 
 
-def apply_starters(starters: Sequence[Starter], context: ApplicationContext) -> list[ConditionOutcome]:
-    """Let each act whose condition holds, in the order that ``after`` asks for.
+def apply_starters(starters: Sequence[Starter], context: ApplicationContext) -> None:
+    """Run each starter whose condition holds, in the order of ``after``, and add the outcomes to the context.
 
     Raises:
-        ConfigurationError: ``mqtemplate.autoconfigure.exclude`` names none of them, or they wait for each other.
+        ConfigurationError: ``mqtemplate.autoconfigure.exclude`` names an unknown starter, or the order has a circle.
     """
     excluded = context.settings.mqtemplate.autoconfigure.exclude
     _check_excluded(excluded, starters, context.settings)
-    return [_apply(starter, starter.name in excluded, context) for starter in _in_order(starters)]
+    for starter in _in_order(starters):
+        context.conditions.append(_apply(starter, starter.name in excluded, context))
 
 
-def _load(source: EntryPoint | type[AutoConfiguration] | AutoConfiguration) -> Starter:
+def _load(source: StarterSource) -> Starter:
     if not isinstance(source, EntryPoint):
         configuration = source() if isinstance(source, type) else source
         name = snake_case(type(configuration).__name__).removesuffix("_auto_configuration")
@@ -136,7 +134,7 @@ def _apply(starter: Starter, is_excluded: bool, context: ApplicationContext) -> 
         return ConditionOutcome(starter.name, False, "excluded by mqtemplate.autoconfigure.exclude")
     missing = [module for module in configuration.requires if not _is_installed(module)]
     if missing:
-        return ConditionOutcome(starter.name, False, f"{NOT_INSTALLED}: {', '.join(missing)}")
+        return ConditionOutcome(starter.name, False, f"not installed: {', '.join(missing)}", is_installed=False)
     verdict = configuration.condition(context.settings)
     if verdict is not True:
         return ConditionOutcome(starter.name, False, verdict or "its condition does not hold")
@@ -148,5 +146,5 @@ def _apply(starter: Starter, is_excluded: bool, context: ApplicationContext) -> 
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is missing
+    except ModuleNotFoundError:  # the package that contains it is missing
         return False

@@ -12,7 +12,7 @@ from mqtemplate.message import Message, MessageQueue
 
 
 class SendOptions(TypedDict, total=False):
-    """Options of the sending verbs, by name. Each has one meaning on every verb, for a single message and for a list."""
+    """Options of the sending verbs, by name. Each has one meaning on every verb, for one message and for a list."""
 
     delay: timedelta | float | None
     """Time to wait before the delivery, of any length; a number is seconds. The broker's clock counts it."""

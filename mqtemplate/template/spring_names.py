@@ -182,7 +182,7 @@ class SpringNames:
         timeout: int | None = None,
         delayLevel: int = 0,
     ) -> Any:
-        """Return the reply as *type*, or with a callback as *type* its future. *hashKey* may be left out, as in Java."""
+        """Return the reply as *type*, or its future if *type* is a callback. *hashKey* may be left out, as in Java."""
         key, limit, level = (hashKey, timeout, delayLevel)
         if isinstance(key, int):  # no hash key: the other arguments are one position to the left
             key, limit, level = (None, key, delayLevel if timeout is None else timeout)
