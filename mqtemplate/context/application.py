@@ -82,10 +82,9 @@ class MQApplication:
         self._runner: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        names = ", ".join(
-            name_of(each if hasattr(each, "__qualname__") else type(each)) for each in self.context.components
-        )
-        return f"{type(self).__name__}({names}) [{self._state}, broker {self.settings.rocketmq.name_server}]"
+        components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
+        names = ", ".join(map(name_of, components))
+        return f"<{type(self).__name__}({names}): {self._state}, broker {self.settings.rocketmq.name_server}>"
 
     # --- objects -------------------------------------------------------------------------------
 

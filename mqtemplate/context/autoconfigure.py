@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import graphlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import ClassVar, TypeAlias
@@ -46,49 +45,40 @@ class AutoConfiguration(ABC):
 StarterSource: TypeAlias = EntryPoint | type[AutoConfiguration] | AutoConfiguration
 
 
-@dataclass(frozen=True, slots=True)
-class Starter:
-    """A starter and its name: that of the entry point; without one, ``MyAutoConfiguration`` is ``my``."""
+def find_starters(given: Iterable[StarterSource] | None = None) -> dict[str, AutoConfiguration]:
+    """Return the starters of all installed distributions, or those *given*, by name.
 
-    name: str
-    configuration: AutoConfiguration
-
-
-def find_starters(given: Iterable[StarterSource] | None = None) -> list[Starter]:
-    """Return the starters of all installed distributions, or those *given*.
+    The name is that of the entry point; without one, the name of ``MyAutoConfiguration`` is ``my``.
 
     Raises:
         ConfigurationError: A starter cannot be loaded, is not an `AutoConfiguration`, or two have the same name.
     """
-    sources = entry_points(group=GROUP) if given is None else given
-    starters: dict[str, Starter] = {}
-    for source in sources:
-        starter = _load(source)
-        if starter.name in starters:
-            raise ConfigurationError(
-                f"two starters are called {starter.name!r}; uninstall one, or rename its entry point"
-            )
-        starters[starter.name] = starter
-    return list(starters.values())
+    starters: dict[str, AutoConfiguration] = {}
+    for source in entry_points(group=GROUP) if given is None else given:
+        name, starter = _load(source)
+        if name in starters:
+            raise ConfigurationError(f"two starters are called {name!r}; uninstall one, or rename its entry point")
+        starters[name] = starter
+    return starters
 
 
-def apply_starters(starters: Sequence[Starter], context: ApplicationContext) -> None:
+def apply_starters(starters: Mapping[str, AutoConfiguration], context: ApplicationContext) -> None:
     """Run each starter whose condition holds, in the order of ``after``, and add the outcomes to the context.
 
     Raises:
         ConfigurationError: ``mqtemplate.autoconfigure.exclude`` names an unknown starter, or the order has a circle.
     """
     excluded = context.settings.mqtemplate.autoconfigure.exclude
-    _check_excluded(excluded, starters, context.settings)
-    for starter in _in_order(starters):
-        context.conditions.append(_apply(starter, starter.name in excluded, context))
+    _check_excluded(excluded, sorted(starters), context.settings)
+    for name in _in_order(starters):
+        context.conditions.append(_apply(name, starters[name], name in excluded, context))
 
 
-def _load(source: StarterSource) -> Starter:
+def _load(source: StarterSource) -> tuple[str, AutoConfiguration]:
     if not isinstance(source, EntryPoint):
         configuration = source() if isinstance(source, type) else source
         name = snake_case(type(configuration).__name__).removesuffix("_auto_configuration")
-        return Starter(name, configuration)
+        return name, configuration
     origin = f"starter {source.name!r} ({source.value}{f', of {source.dist.name}' if source.dist else ''})"
     try:
         loaded = source.load()
@@ -101,16 +91,13 @@ def _load(source: StarterSource) -> Starter:
         raise ConfigurationError(
             f"{origin} is no AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration"
         )
-    return Starter(source.name, configuration)
+    return source.name, configuration
 
 
-def _in_order(starters: Sequence[Starter]) -> list[Starter]:
-    by_name = {starter.name: starter for starter in starters}
-    graph = graphlib.TopologicalSorter(
-        {name: [other for other in by_name[name].configuration.after if other in by_name] for name in sorted(by_name)}
-    )
+def _in_order(starters: Mapping[str, AutoConfiguration]) -> list[str]:
+    after = {name: [other for other in starters[name].after if other in starters] for name in sorted(starters)}
     try:
-        return [by_name[name] for name in graph.static_order()]
+        return list(graphlib.TopologicalSorter(after).static_order())
     except graphlib.CycleError as exc:
         chain = " -> ".join(reversed(exc.args[1]))
         raise ConfigurationError(
@@ -118,29 +105,27 @@ def _in_order(starters: Sequence[Starter]) -> list[Starter]:
         ) from exc
 
 
-def _check_excluded(excluded: Sequence[str], starters: Sequence[Starter], settings: AppSettings) -> None:
-    names = [starter.name for starter in starters]
+def _check_excluded(excluded: Sequence[str], names: Sequence[str], settings: AppSettings) -> None:
     for name in excluded:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(sorted(names)) or 'none'}"
+            hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names) or 'none'}"
             key = "mqtemplate.autoconfigure.exclude"
             raise ConfigurationError(f"{settings.origins.of(key)}: {key}: there is no starter {name!r}; {hint}")
 
 
-def _apply(starter: Starter, is_excluded: bool, context: ApplicationContext) -> ConditionOutcome:
-    configuration = starter.configuration
+def _apply(name: str, starter: AutoConfiguration, is_excluded: bool, context: ApplicationContext) -> ConditionOutcome:
     if is_excluded:
-        return ConditionOutcome(starter.name, False, "excluded by mqtemplate.autoconfigure.exclude")
-    missing = [module for module in configuration.requires if not _is_installed(module)]
+        return ConditionOutcome(name, False, "excluded by mqtemplate.autoconfigure.exclude")
+    missing = [module for module in starter.requires if not _is_installed(module)]
     if missing:
-        return ConditionOutcome(starter.name, False, f"not installed: {', '.join(missing)}", is_installed=False)
-    verdict = configuration.condition(context.settings)
+        return ConditionOutcome(name, False, f"not installed: {', '.join(missing)}", is_installed=False)
+    verdict = starter.condition(context.settings)
     if verdict is not True:
-        return ConditionOutcome(starter.name, False, verdict or "its condition does not hold")
-    with context.contributions(f"starter {starter.name}") as notes:
-        configuration.contribute(context)
-    return ConditionOutcome(starter.name, True, "; ".join(notes) or "acted")
+        return ConditionOutcome(name, False, verdict or "its condition does not hold")
+    with context.contributions(f"starter {name}") as notes:
+        starter.contribute(context)
+    return ConditionOutcome(name, True, "; ".join(notes) or "acted")
 
 
 def _is_installed(module: str) -> bool:

@@ -35,11 +35,7 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     """
     shared = _shared_processors()
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # a cached logger would keep an earlier configuration
@@ -85,10 +81,5 @@ def _shared_processors() -> list[Processor]:
 def _renderers(log_format: LogFormat, stream: TextIO) -> list[Processor]:
     if log_format is LogFormat.JSON:
         without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-        return [
-            structlog.processors.ExceptionRenderer(without_locals),
-            structlog.processors.JSONRenderer(default=str),
-        ]
-    return [
-        structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback),
-    ]
+        return [structlog.processors.ExceptionRenderer(without_locals), structlog.processors.JSONRenderer(default=str)]
+    return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]

@@ -10,13 +10,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
-from mqtemplate.errors import (
-    ConfigurationError,
-    DestinationError,
-    MessageError,
-    MQTemplateError,
-    SendTimeoutError,
-)
+from mqtemplate.errors import ConfigurationError, DestinationError, MessageError, MQTemplateError, SendTimeoutError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
@@ -129,7 +123,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
         is_batch = isinstance(payload, list)
         if is_batch or not QUEUE_OPTIONS.isdisjoint(options):
-            plan = self._plan(destination, payload, extras, options, timeout_ms)
+            plan = self._prepared(destination, payload, extras, options, timeout_ms)
             if is_batch:
                 return self.broker.send_batch(*plan)
             return self.broker.send(plan.messages[0], plan.queue, plan.timeout_ms)
@@ -155,10 +149,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         Raises:
             MessageError: At once, for an invalid call. Errors of the broker are in the future.
         """
-        extras = self._extras("async_send", delay_level, options)
-        timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
         try:
-            future = self.broker.send_async(*self._plan(destination, payload, extras, options, timeout_ms))
+            plan = self._plan("async_send", destination, payload, timeout, delay_level, options)
+            future = self.broker.send_async(*plan)
         except MessageError:
             raise
         except MQTemplateError as exc:
@@ -175,10 +168,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         Arguments as `sync_send`. The messages of a list are sent one by one; *hash_key* or *queue* keeps them in one
         queue.
         """
-        extras = self._extras("send_one_way", delay_level, options)
-        messages, queue, _ = self._plan(destination, payload, extras, options, self.send_message_timeout)
-        for message in messages:
-            self.broker.send_one_way(message, queue)
+        plan = self._plan("send_one_way", destination, payload, None, delay_level, options)
+        for message in plan.messages:
+            self.broker.send_one_way(message, plan.queue)
 
     @overload
     def convert_and_send(
@@ -272,9 +264,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         if isinstance(payload, list):
             raise MessageError("a request is one message, got a list; pass a tuple to send one JSON array")
-        extras = self._extras("async_send_and_receive", delay_level, options)
-        timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
-        answer = self._requests.send(self._plan(destination, payload, extras, options, timeout_ms), reply_type)
+        plan = self._plan("async_send_and_receive", destination, payload, timeout, delay_level, options)
+        answer = self._requests.send(plan, reply_type)
         add_callbacks(answer, on_success, on_error, kind="request", destination=destination)
         return answer
 
@@ -316,9 +307,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         if isinstance(payload, list):
             raise MessageError("a transaction has one message, got a list; pass a tuple to send one JSON array")
-        extras = self._extras("send_in_transaction", delay_level, options)
-        timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
-        plan = self._plan(destination, payload, extras, options, timeout_ms)
+        plan = self._plan("send_in_transaction", destination, payload, timeout, delay_level, options)
         return self._transactions.send(plan, destination, arg)
 
     # --- receiving -----------------------------------------------------------------------------
@@ -371,6 +360,14 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         return read_options(delay_level, options, self._now_ms)
 
     def _plan(
+        self, verb: str, destination: str, payload: object, timeout: int | None, delay_level: int, options: SendOptions
+    ) -> SendPlan:
+        """Return the plan of one call."""
+        extras = self._extras(verb, delay_level, options)
+        timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
+        return self._prepared(destination, payload, extras, options, timeout_ms)
+
+    def _prepared(
         self, destination: str, payload: object, extras: Extras, options: SendOptions, timeout_ms: int
     ) -> SendPlan:
         """Return the messages, their queue, and the rest of the timeout after the time that finding both took."""

@@ -9,12 +9,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, Protocol, Unpack, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.template.destination import MessageQueueSelector
-from mqtemplate.template.send_options import SendOptions
 
 
 class SendCallback(Protocol):
@@ -38,65 +37,17 @@ class LocalRequestCallback(Protocol):
 
 
 class _Verbs(Protocol):
-    """The verbs of `mqtemplate.template.RocketMQTemplate` that the names below call."""
+    """The verbs of `mqtemplate.template.RocketMQTemplate` that the names below call; ``Any`` are their options."""
 
     message_queue_selector: MessageQueueSelector
 
-    def sync_send(
-        self,
-        destination: str,
-        payload: object,
-        timeout: int | None = None,
-        delay_level: int = 0,
-        **options: Unpack[SendOptions],
-    ) -> SendResult: ...
-
-    def async_send(
-        self,
-        destination: str,
-        payload: object,
-        timeout: int | None = None,
-        delay_level: int = 0,
-        *,
-        on_success: Callable[[SendResult], object] | None = None,
-        on_error: Callable[[BaseException], object] | None = None,
-        **options: Unpack[SendOptions],
-    ) -> Future[SendResult]: ...
-
-    def send_one_way(self, destination: str, payload: object, **options: Unpack[SendOptions]) -> None: ...
-
-    def send_in_transaction(self, destination: str, payload: object, arg: object = None) -> TransactionSendResult: ...
-
-    def send_and_receive(
-        self,
-        destination: str,
-        payload: object,
-        reply_type: type[Any],
-        timeout: int | None = None,
-        delay_level: int = 0,
-        **options: Unpack[SendOptions],
-    ) -> Any: ...
-
-    def async_send_and_receive(
-        self,
-        destination: str,
-        payload: object,
-        reply_type: type[Any],
-        timeout: int | None = None,
-        delay_level: int = 0,
-        *,
-        on_success: Callable[[Any], object] | None = None,
-        on_error: Callable[[BaseException], object] | None = None,
-        **options: Unpack[SendOptions],
-    ) -> Future[Any]: ...
-
-    def convert_and_send(
-        self,
-        destination: str,
-        payload: object,
-        headers: Mapping[str, object] | None = None,
-        post_processor: Callable[[Message], Message] | None = None,
-    ) -> SendResult: ...
+    def sync_send(self, *args: Any, **options: Any) -> SendResult: ...
+    def async_send(self, *args: Any, **options: Any) -> Future[SendResult]: ...
+    def send_one_way(self, *args: Any, **options: Any) -> None: ...
+    def convert_and_send(self, *args: Any, **options: Any) -> SendResult: ...
+    def send_in_transaction(self, *args: Any, **options: Any) -> TransactionSendResult: ...
+    def send_and_receive(self, *args: Any, **options: Any) -> Any: ...
+    def async_send_and_receive(self, *args: Any, **options: Any) -> Any: ...
 
 
 class SpringNames:

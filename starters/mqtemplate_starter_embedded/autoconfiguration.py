@@ -5,13 +5,7 @@ from __future__ import annotations
 import structlog
 
 from mqtemplate import Broker, Clock, EmbeddedBroker
-from mqtemplate.context import (
-    ApplicationContext,
-    AppSettings,
-    AutoConfiguration,
-    check_embedded_support,
-    unneeded_keys,
-)
+from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, check_embedded_support, unneeded_keys
 
 _log = structlog.stdlib.get_logger("mqtemplate.starter.embedded")
 

@@ -431,6 +431,12 @@ def test_an_application_does_not_start_if_listeners_contradict_each_other(app_of
         app.template.sync_send("orders", "x")
 
 
+def test_the_repr_of_an_application_names_components_and_state(app_of: AppOf) -> None:
+    app = app_of(ScheduleListener, Inbox())
+
+    assert repr(app) == "<MQApplication(ScheduleListener, Inbox): new, broker embedded:memory>"
+
+
 def test_an_application_is_used_once(app_of: AppOf) -> None:
     app = app_of()
     with pytest.raises(DependencyError, match="the application is not started"):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import Any, Protocol, TypeVar
 
 from dependency_injector import providers
 
@@ -14,7 +14,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.injection.container import MQContainer
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits, snake_case
-from mqtemplate.context.injection.marks import name_of, service_mark
+from mqtemplate.context.injection.marks import name_of, service_mark, type_hints
 from mqtemplate.context.injection.wiring import Wiring
 from mqtemplate.context.lifecycle import Lifecycle
 from mqtemplate.context.settings.app import AppSettings
@@ -88,10 +88,7 @@ class ApplicationContext:
     """
 
     def __init__(
-        self,
-        settings: AppSettings,
-        overrides: Mapping[type, object] | None = None,
-        components: tuple[object, ...] = (),
+        self, settings: AppSettings, overrides: Mapping[type, object] | None = None, components: tuple[object, ...] = ()
     ) -> None:
         self.settings = settings
         self.components = components
@@ -180,7 +177,7 @@ class ApplicationContext:
         Raises:
             DependencyError: There is none, several have the type, or building it failed.
         """
-        chosen = self._chosen(name, wanted)
+        chosen = self.definition_for(wanted, name)
         self._wiring.link(chosen)
         found: T = self.build(chosen)
         return found
@@ -212,7 +209,7 @@ class ApplicationContext:
         Raises:
             DependencyError: A dependency is missing or ambiguous, or part of a circle.
         """
-        chosen = {slot: self._chosen(slot, kind) for slot, kind in _SLOTS}
+        chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS}
         for slot in ("template", "listeners"):
             if chosen[slot].is_default:
                 self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"]])
@@ -227,13 +224,27 @@ class ApplicationContext:
         """Yield the definitions that are not built in, each after all that it uses."""
         return (definition for definition in self._wiring.in_order() if definition.origin != _BUILT_IN)
 
-    def definition_for(self, wanted: type) -> Definition:
+    def definition_for(self, wanted: type, name: str | None = None) -> Definition:
         """Return the definition whose object `get` returns.
 
         Raises:
             DependencyError: There is none, or several have the type.
         """
-        return self._chosen(None, wanted)
+        slot = next((slot for slot, kind in _SLOTS if kind is wanted), None)
+        chosen = self._wiring.choose(wanted, name or slot)
+        if chosen is not None:
+            return chosen
+        if wanted is Broker:
+            raise DependencyError(
+                "there is no Broker: no starter created one and the application has none. Is mqtemplate installed (its "
+                "starters are found through entry points), and is mqtemplate.embedded.enabled true? "
+                "Or give MQApplication an EmbeddedBroker"
+            )
+        there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions))
+        raise DependencyError(
+            f"no object here is a {name_of(wanted)}; there is: {there_is}. "
+            "Mark the class with @service and give it to MQApplication, or use context.register(...)"
+        )
 
     def definition_of(self, component: object) -> Definition | None:
         """Return the definition of a component; None if an override or another object replaces it."""
@@ -279,23 +290,6 @@ class ApplicationContext:
                 return True
         return False
 
-    def _chosen(self, name: str | None, wanted: type) -> Definition:
-        slot = next((slot for slot, kind in _SLOTS if kind is wanted), None)
-        chosen = self._wiring.choose(wanted, name or slot)
-        if chosen is not None:
-            return chosen
-        if wanted is Broker:
-            raise DependencyError(
-                "there is no Broker: no starter created one and the application has none. Is mqtemplate installed (its "
-                "starters are found through entry points), and is mqtemplate.embedded.enabled true? "
-                "Or give MQApplication an EmbeddedBroker"
-            )
-        there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions))
-        raise DependencyError(
-            f"no object here is a {name_of(wanted)}; there is: {there_is}. "
-            "Mark the class with @service and give it to MQApplication, or use context.register(...)"
-        )
-
 
 def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Callable[..., object] | None]:
     """Return the type by which a component is injected, and what builds it; None for a finished object."""
@@ -306,20 +300,10 @@ def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Cal
             )
         return as_type or component, component
     if inspect.isfunction(component):
-        kind = as_type or _return_type(component)
+        kind = as_type or type_hints(component).get("return")
         if not isinstance(kind, type) or kind is type(None):
             raise DependencyError(
                 f"{name_of(component)} builds an object, and its type is unknown: annotate its return type with a class"
             )
         return kind, component
     return as_type or type(component), None
-
-
-def _return_type(function: Callable[..., object]) -> Any:
-    try:
-        return get_type_hints(function).get("return")
-    except NameError as exc:
-        raise DependencyError(
-            f"{name_of(function)}: the return type names {exc.name!r}, which is not known at run time; "
-            "import it outside of 'if TYPE_CHECKING'"
-        ) from exc

@@ -132,7 +132,7 @@ def read_parameters(target: Callable[..., object], known: Mapping[str, type]) ->
         signature = inspect.signature(target)
     except (TypeError, ValueError) as exc:
         raise DependencyError(f"{name_of(target)} has no readable signature; register an object of it instead") from exc
-    hints = _type_hints(target, known)
+    hints = type_hints(target, known)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
         _read(target, parameter, hints.get(parameter.name, inspect.Parameter.empty))
@@ -141,7 +141,12 @@ def read_parameters(target: Callable[..., object], known: Mapping[str, type]) ->
     ]
 
 
-def _type_hints(target: Callable[..., object], known: Mapping[str, type]) -> dict[str, Any]:
+def type_hints(target: Callable[..., object], known: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """Return the annotations of a function or constructor; *known* as for `read_parameters`.
+
+    Raises:
+        DependencyError: An annotation cannot be read.
+    """
     holder: Any = target
     if inspect.isclass(target):
         holder = target.__init__ if target.__init__ is not object.__init__ else target.__new__
@@ -153,7 +158,7 @@ def _type_hints(target: Callable[..., object], known: Mapping[str, type]) -> dic
         return get_type_hints(holder, include_extras=True)
     except NameError:
         try:
-            return get_type_hints(holder, localns=dict(known), include_extras=True)
+            return get_type_hints(holder, localns=dict(known or {}), include_extras=True)
         except NameError as exc:
             raise DependencyError(
                 f"{name_of(target)}: the annotations name {exc.name!r}, which is not known at run time; import it "

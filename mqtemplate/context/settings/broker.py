@@ -60,9 +60,5 @@ class BrokerSettings(EmbeddedSettings):
         try:
             super().__post_init__()
         except ConfigurationError as exc:  # the disk ratios: pydantic has checked the other rules
-            ratios = (
-                "disk_max_used_space_ratio",
-                "disk_space_clean_forcibly_ratio",
-                "disk_space_warning_level_ratio",
-            )
+            ratios = ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio")
             raise ContradictionError(str(exc), *ratios) from exc

@@ -25,8 +25,7 @@ _NO_CLUSTER_TRACE = "this client writes no trace topic; its log events carry msg
 _NO_RETRY = "a send inside this process has a definite result, so there is nothing to retry"
 _IN_THE_DECORATOR = "each listener sets it; write ${{{key}}} in @message_listener to take it from here"
 
-# For each section: field -> reason. A field with its default value is allowed.
-_REFUSED_BY_EMBEDDED: dict[str, dict[str, str]] = {
+REFUSED_BY_EMBEDDED: dict[str, dict[str, str]] = {
     section: {
         "namespace": _NO_NAMESPACE,
         "namespace_v2": _NO_NAMESPACE,
@@ -38,14 +37,15 @@ _REFUSED_BY_EMBEDDED: dict[str, dict[str, str]] = {
     }
     for section in ("producer", "consumer", "pull_consumer")
 }
-_REFUSED_BY_EMBEDDED["pull_consumer"]["instance_name"] = "template.receive is one reader, and is always called DEFAULT"
+REFUSED_BY_EMBEDDED["pull_consumer"]["instance_name"] = "template.receive is one reader, and is always called DEFAULT"
+"""Section -> field -> reason. A field with its default value is allowed."""
 
 _REFUSED_BY_CLUSTER = {
     section: dict.fromkeys(("enable_msg_trace", "customized_trace_topic"), _NO_CLUSTER_TRACE)
-    for section in _REFUSED_BY_EMBEDDED
+    for section in REFUSED_BY_EMBEDDED
 }
 
-_UNNEEDED_BY_EMBEDDED = {
+UNNEEDED_BY_EMBEDDED = {
     "producer": {
         "compress_message_body_threshold": "bodies are not sent over a network, so they are not compressed",
         "retry_times_when_send_failed": _NO_RETRY,
@@ -59,19 +59,7 @@ _UNNEEDED_BY_EMBEDDED = {
         _IN_THE_DECORATOR,
     ),
 }
-
-
-def embedded_note(key: str) -> str:
-    """Return the note on a key in the reference: refused or not needed by the embedded broker; empty if it is used."""
-    if key == "rocketmq.access-channel":
-        return "refused, unless LOCAL"
-    root, section, field = [*key.replace("-", "_").split("."), "", ""][:3]
-    if root != "rocketmq":
-        return ""
-    if (reason := _UNNEEDED_BY_EMBEDDED.get(section, {}).get(field)) is not None:
-        return f"not needed: {reason.format(key=key)}"
-    refusal = _REFUSED_BY_EMBEDDED.get(section, {}).get(field)
-    return "" if refusal is None else f"refused: {refusal}"
+"""Section -> field -> reason, with ``{key}`` for the key."""
 
 
 def check_embedded_support(settings: AppSettings) -> None:
@@ -80,7 +68,7 @@ def check_embedded_support(settings: AppSettings) -> None:
     Raises:
         UnsupportedError: The first such key, with its origin, the reason, and what to do.
     """
-    _check(settings, _REFUSED_BY_EMBEDDED, "the embedded broker has no cloud provider")
+    _check(settings, REFUSED_BY_EMBEDDED, "the embedded broker has no cloud provider")
 
 
 def check_cluster_support(settings: AppSettings) -> None:
@@ -95,7 +83,7 @@ def check_cluster_support(settings: AppSettings) -> None:
 def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
     """Return the keys that are set and that the embedded broker does not need."""
     found = []
-    for section, reasons in _UNNEEDED_BY_EMBEDDED.items():
+    for section, reasons in UNNEEDED_BY_EMBEDDED.items():
         for field in sorted(_section(settings, section).model_fields_set & reasons.keys()):
             key = f"rocketmq.{kebab(section)}.{kebab(field)}"
             found.append(UnneededKey(key, reasons[field].format(key=key)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -15,16 +14,14 @@ from mqtemplate.context.config.schema import all_fields, fields_of
 from mqtemplate.context.settings.broker import BrokerSettings
 from mqtemplate.context.settings.cluster import ClusterSettings
 from mqtemplate.context.settings.properties import DeclaredIn
-from mqtemplate.context.settings.reference import configuration_reference, field_documentation
 from mqtemplate.context.settings.rocketmq import ProducerSettings
 from mqtemplate.context.settings.server import ServerSettings
 from mqtemplate.server import BrokerServerSettings
-
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+from tests.context.settings.reference import PAGE, configuration_reference, field_documentation
 
 
 def test_the_page_contains_the_current_reference() -> None:
-    """To update the page, replace the text below "All keys" by the result of ``configuration_reference()``."""
+    """To update the page, run ``python -m tests.context.settings.reference``."""
     assert configuration_reference() in PAGE.read_text("utf-8")
 
 

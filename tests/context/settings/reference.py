@@ -1,4 +1,7 @@
-"""The reference of all keys in Markdown, generated from the sections; ``docs/configuration.md`` contains it."""
+"""Generator of the reference of all keys in Markdown, which ``docs/configuration.md`` contains.
+
+``python -m tests.context.settings.reference`` writes it into the page.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
+from pathlib import Path
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -15,8 +19,10 @@ from pydantic_core import PydanticUndefined
 from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.config.schema import FieldShape, fields_of, shape_of
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.broker_support import embedded_note
+from mqtemplate.context.settings.broker_support import REFUSED_BY_EMBEDDED, UNNEEDED_BY_EMBEDDED
 from mqtemplate.context.settings.properties import DeclaredIn
+
+PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def configuration_reference() -> str:
@@ -65,6 +71,19 @@ def _section(section: type, prefix: str) -> Iterator[str]:
         yield from _section(inner, f"{key}.")
 
 
+def embedded_note(key: str) -> str:
+    """Return the note on a key: refused or not needed by the embedded broker; empty if the broker uses it."""
+    if key == "rocketmq.access-channel":
+        return "refused, unless LOCAL"
+    root, section, field = [*key.replace("-", "_").split("."), "", ""][:3]
+    if root != "rocketmq":
+        return ""
+    if (reason := UNNEEDED_BY_EMBEDDED.get(section, {}).get(field)) is not None:
+        return f"not needed: {reason.format(key=key)}"
+    refusal = REFUSED_BY_EMBEDDED.get(section, {}).get(field)
+    return "" if refusal is None else f"refused: {refusal}"
+
+
 def _row(key: str, field: FieldInfo, shape: FieldShape, text: str) -> str:
     name = key.rpartition(".")[2] + (".<group>.<topic>" if shape.map_depth == 2 else "")
     if note := embedded_note(key):
@@ -84,3 +103,8 @@ def _default(field: FieldInfo) -> str:
 
 def _for_a_cell(text: str) -> str:
     return text.replace("``", "`").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text("utf-8")
+    PAGE.write_text(text[: text.index("### `rocketmq`\n")] + configuration_reference(), "utf-8")
