@@ -59,7 +59,9 @@ def test_each_option_of_a_send_verb_has_a_name_and_a_type(template: RocketMQTemp
     template.sync_send("orders", b"body", **options)
     template.sync_send("orders", b"body", delay=timedelta(seconds=1), hash_key="customer-1")
     template.async_send("orders", b"body", 3_000, 3, keys="4466", on_success=print)
-    template.send_one_way("orders", b"body", deliver_at=datetime.fromtimestamp(0, UTC))
+    template.send_one_way(
+        "orders", b"body", deliver_at=datetime.fromtimestamp(template.broker.clock.now_ms() / 1_000, UTC)
+    )
     template.sync_send("orders", b"body", queue=template.broker.queues("orders")[0])
     with pytest.raises(TypeError):
         template.sync_send("orders", b"body", delya=1)  # type: ignore[call-arg]
