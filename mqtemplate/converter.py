@@ -105,7 +105,7 @@ def _decode(body: bytes) -> str:
         return body.decode()
     except UnicodeDecodeError as exc:
         raise ConversionError(
-            f"the body is no UTF-8 text: {exc.reason} at byte {exc.start}; ask for bytes instead"
+            f"the body is no UTF-8 text: {exc.reason} at byte {exc.start}; use the type bytes instead"
         ) from exc
 
 

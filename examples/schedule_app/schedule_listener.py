@@ -47,7 +47,7 @@ class ArrivalBook:
     topic="schedule-message-topic", consumer_group="schedule-consumer-group", selector_expression="sync-tags"
 )
 class ScheduleListener:
-    """Receives the messages of `ScheduleMessageService` when they are due."""
+    """Listener for the messages of `ScheduleMessageService`."""
 
     def __init__(self, book: ArrivalBook, clock: Clock) -> None:
         self._book = book

@@ -15,7 +15,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 @service
 class ScheduleMessageService:
-    """Sends delayed messages. The application injects the template by the type of the parameter."""
+    """Sender of delayed messages. The application injects the template by the type of the parameter."""
 
     def __init__(self, template: RocketMQTemplate) -> None:
         self._template = template

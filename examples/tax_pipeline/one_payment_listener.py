@@ -11,7 +11,7 @@ WATCHED_ID = "4466"
 
 @message_listener(topic="tax-data", consumer_group="one-payment-group", selector_expression="2021S4")
 class OnePaymentListener:
-    """Receives every payment of the quarter and prints one."""
+    """Listener for every payment of the quarter; it prints one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

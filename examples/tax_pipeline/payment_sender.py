@@ -17,7 +17,7 @@ LONGEST_MS = 10_000
 
 @service
 class PaymentSender:
-    """Sends payments asynchronously, so that the broker can write many of them to disk together."""
+    """Sender of payments. It is asynchronous, so that the broker can write many of them to disk together."""
 
     def __init__(self, template: RocketMQTemplate, clock: Clock) -> None:
         self._template = template

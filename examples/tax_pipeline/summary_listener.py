@@ -44,7 +44,7 @@ class Progress:
     include_properties=False,
 )
 class SummaryListener:
-    """Writes the sums by region and period, one folder for each batch.
+    """Spark listener that writes the sums by region and period, one folder for each batch.
 
     After a crash Spark repeats a batch with the same number and the same messages. The batch then overwrites its own
     folder, so each payment counts once.

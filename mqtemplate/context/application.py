@@ -130,7 +130,7 @@ class MQApplication:
         """Start everything and return. If something fails, stop what is open.
 
         Raises:
-            MQTemplateError: The application cannot start; the class of the error tells the cause.
+            MQTemplateError: The application cannot start; the class of the error names the cause.
         """
         with self._lock:
             if self._state != "new":

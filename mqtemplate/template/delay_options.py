@@ -26,13 +26,13 @@ _TWO_DELAYS = "{} and {} are two delays for one message; pass one of them"
 def delay_properties(
     delay_level: int, delay: timedelta | float | None, deliver_at: datetime | int | None, now_ms: int
 ) -> dict[str, str]:
-    """Return the property that asks the broker for the delay; empty for a message without a delay.
+    """Return the property that requests the delay from the broker; empty for a message without a delay.
 
     Args:
         delay_level: 0, or a position in the broker's level table.
         delay: A relative delay; a number is seconds. Fractions of a millisecond are rounded up: never early.
         deliver_at: An aware datetime, rounded up likewise, or epoch milliseconds.
-        now_ms: The current time. It only tells epoch seconds, given by mistake, from epoch milliseconds.
+        now_ms: The current time. It only serves to detect epoch seconds, given by mistake.
 
     Raises:
         DelayError: Two of the options are given, or one has an invalid value.

@@ -30,7 +30,7 @@ _NOT_GIVEN: Any = object()
 
 
 class RocketMQTemplate(SpringNames, PendingVerbs):
-    """Sends payloads of any type, at once or delayed, and receives messages on request.
+    """Sender of payloads of any type, at once or delayed, and receiver of messages on request.
 
     Threads may share it. It uses the interface `mqtemplate.broker.Broker` only: the same calls work with every broker.
     The method names of rocketmq-spring work too: `mqtemplate.template.spring_names`.

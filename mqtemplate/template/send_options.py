@@ -40,7 +40,7 @@ QUEUE_OPTIONS = frozenset({"hash_key", "queue"})
 
 
 class SendPlan(NamedTuple):
-    """What one call passes to the broker.
+    """Messages, queue and timeout that one call passes to the broker.
 
     Attributes:
         queue: The selected queue; None if the broker selects it.

@@ -34,20 +34,20 @@ def events() -> list[str]:
 @pytest.fixture
 def app_of() -> Iterator[Callable[..., MQApplication]]:
     """Function that creates applications with a virtual clock, a store in memory and the embedded starter only."""
-    made: list[MQApplication] = []
+    applications: list[MQApplication] = []
 
-    def make(*components: object, **options: object) -> MQApplication:
+    def create(*components: object, **options: object) -> MQApplication:
         given = {
             "settings": IN_MEMORY,
             "environment": {},
             "clock": VirtualClock(),
             "starters": [EmbeddedAutoConfiguration],
         }
-        made.append(MQApplication(*components, **{**given, **options}))  # type: ignore[arg-type]
-        return made[-1]
+        applications.append(MQApplication(*components, **{**given, **options}))  # type: ignore[arg-type]
+        return applications[-1]
 
-    yield make
-    for app in made:
+    yield create
+    for app in applications:
         app.stop()
 
 

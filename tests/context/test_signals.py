@@ -20,24 +20,24 @@ PROGRAM = """
     from mqtemplate import MQApplication, RocketMQTemplate
     from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 
-    def say(text):
+    def show(text):
         print(text, flush=True)
 
     class Service:
-        def on_start(self): say("started")
-        def on_stop(self): say("stopping"); HANG and sys.stdin.read()
-        def close(self): say("closed")
+        def on_start(self): show("started")
+        def on_stop(self): show("stopping"); HANG and sys.stdin.read()
+        def close(self): show("closed")
 
     def main(service: Service):
-        say("main"); sys.stdin.read()
+        show("main"); sys.stdin.read()
 
     app = MQApplication(Service, settings={"rocketmq.name-server": "embedded:memory",
         "mqtemplate.logging.enabled": False}, starters=[EmbeddedAutoConfiguration])
     class Ready(type(app.is_ready)):
-        def set(self): super().set(); say("ready")
+        def set(self): super().set(); show("ready")
     app.is_ready = Ready()
     app.run(MAIN)
-    say("returned")
+    show("returned")
     """
 
 

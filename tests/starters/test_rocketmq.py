@@ -42,9 +42,9 @@ def app_with(*components: object, **keys: object) -> MQApplication:
 
 
 def test_the_addresses_are_the_only_required_key() -> None:
-    made = remote_settings(settings_with())
+    remote = remote_settings(settings_with())
 
-    assert made == RemoteSettings(name_servers=("127.0.0.1:1", "127.0.0.1:2"))
+    assert remote == RemoteSettings(name_servers=("127.0.0.1:1", "127.0.0.1:2"))
 
 
 def test_the_error_for_an_unreachable_cluster_contains_its_addresses() -> None:
@@ -53,7 +53,7 @@ def test_the_error_for_an_unreachable_cluster_contains_its_addresses() -> None:
 
 
 def test_the_keys_of_the_producer_are_used() -> None:
-    made = remote_settings(
+    remote = remote_settings(
         settings_with(
             **{
                 "rocketmq.producer.group": "shop",
@@ -66,13 +66,13 @@ def test_the_keys_of_the_producer_are_used() -> None:
         )
     )
 
-    assert (made.producer_group, made.retry_next_server) == ("shop", True)
-    assert (made.retry_times_when_send_failed, made.retry_times_when_send_async_failed) == (5, 6)
-    assert (made.compress_threshold, made.max_message_size) == (100, 1_000)
+    assert (remote.producer_group, remote.retry_next_server) == ("shop", True)
+    assert (remote.retry_times_when_send_failed, remote.retry_times_when_send_async_failed) == (5, 6)
+    assert (remote.compress_threshold, remote.max_message_size) == (100, 1_000)
 
 
 def test_the_keys_of_the_client_are_used(tmp_path: Path) -> None:
-    made = remote_settings(
+    remote = remote_settings(
         settings_with(
             **{
                 "mqtemplate.cluster.offset-path": str(tmp_path),
@@ -83,19 +83,19 @@ def test_the_keys_of_the_client_are_used(tmp_path: Path) -> None:
         )
     )
 
-    assert made.offset_path == tmp_path
-    assert (made.heartbeat_broker_interval_ms, made.poll_name_server_interval_ms) == (1_000, 2_000)
-    assert made.persist_consumer_offset_interval_ms == 3_000
+    assert remote.offset_path == tmp_path
+    assert (remote.heartbeat_broker_interval_ms, remote.poll_name_server_interval_ms) == (1_000, 2_000)
+    assert remote.persist_consumer_offset_interval_ms == 3_000
 
 
 @pytest.mark.parametrize("section", ["producer", "consumer", "pull-consumer"])
 def test_identity_and_tls_may_be_set_in_any_section(section: str) -> None:
     keys = {"access-key": "me", "secret-key": "hush", "namespace": "prod", "tls-enable": True}
 
-    made = remote_settings(settings_with(**{f"rocketmq.{section}.{key}": value for key, value in keys.items()}))
+    remote = remote_settings(settings_with(**{f"rocketmq.{section}.{key}": value for key, value in keys.items()}))
 
-    assert made.credentials == Credentials(access_key="me", secret_key="hush")
-    assert (made.namespace, made.tls) == ("prod", ClientTls())
+    assert remote.credentials == Credentials(access_key="me", secret_key="hush")
+    assert (remote.namespace, remote.tls) == ("prod", ClientTls())
 
 
 def test_two_sections_must_not_set_different_namespaces() -> None:
@@ -113,9 +113,9 @@ def test_the_section_of_the_cluster_sets_the_certificates() -> None:
         **{f"mqtemplate.cluster.{key}": value for key, value in keys.items()}, **{"rocketmq.producer.tls-enable": True}
     )
 
-    made = remote_settings(settings).tls
+    remote = remote_settings(settings).tls
 
-    assert made == ClientTls(trust_cert_path="ca.pem", cert_path="me.pem", key_path="me.key", insecure=True)
+    assert remote == ClientTls(trust_cert_path="ca.pem", cert_path="me.pem", key_path="me.key", insecure=True)
 
 
 def test_a_certificate_needs_its_private_key() -> None:

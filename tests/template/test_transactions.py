@@ -26,7 +26,7 @@ class Order(BaseModel):
 
 @transaction_listener()
 class Ledger:
-    """Returns the states that the test chose, and records the calls."""
+    """A listener that returns the states of the test, and records the calls."""
 
     def __init__(self, execute: object = COMMIT, check: object = COMMIT) -> None:
         self.execute, self.check = execute, check

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.relaxed_keys import shown, variable_name
+from mqtemplate.context.config.relaxed_keys import dotted, variable_name
 from mqtemplate.context.config.schema import (
     FieldShape,
     Location,
@@ -53,7 +53,7 @@ class Binding:
 
     def name_of(self, location: Location) -> str:
         """Return the key at a location, as a file writes it."""
-        return shown((*self.prefix, *as_written(self.section, location)))
+        return dotted((*self.prefix, *as_written(self.section, location)))
 
     def _line(self, problem: ErrorDetails) -> str:
         location = problem["loc"]
@@ -92,11 +92,11 @@ class Binding:
         section = as_written(self.section, location[:-1])
         siblings = {str(path[-1]): path for path in known if path[:-1] == section}
         if close := difflib.get_close_matches(str(location[-1]), siblings, 1):
-            return f"; did you mean '{shown((*self.prefix, *siblings[close[0]]))}'?"
-        wanted = shown(as_written(self.section, location))
-        anywhere = {key: path for path in known if not wanted.startswith(key := shown(path))}
+            return f"; did you mean '{dotted((*self.prefix, *siblings[close[0]]))}'?"
+        wanted = dotted(as_written(self.section, location))
+        anywhere = {key: path for path in known if not wanted.startswith(key := dotted(path))}
         if close := difflib.get_close_matches(wanted, anywhere, 1, cutoff=0.75):
-            return f"; did you mean '{shown((*self.prefix, *anywhere[close[0]]))}'?"
+            return f"; did you mean '{dotted((*self.prefix, *anywhere[close[0]]))}'?"
         return f"; here may stand: {', '.join(siblings)}" if siblings else ""
 
 
@@ -120,6 +120,7 @@ class _Reader:
         self._placeholders = placeholders
 
     def section(self, node: ConfigNode, section: type, at: Location) -> dict[str, Any]:
+        """Return the values of a section by field name."""
         self._binding.origins[at] = node.origin
         if node.value is not UNSET:
             name = self._binding.name_of(at)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from mqtemplate.context.config.relaxed_keys import same_key, shown, squash, variable_name
+from mqtemplate.context.config.relaxed_keys import canonical_key, dotted, same_key, variable_name
 from mqtemplate.context.config.schema import FieldShape, all_fields
 from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.errors import ConfigurationError
@@ -41,22 +41,22 @@ def bind_environment(section: type, environment: Mapping[str, str], prefix: tupl
         ConfigurationError: Two spellings of one variable have different values.
     """
     shapes = {(*prefix, *path): shape for path, shape in all_fields(section) if shape.section is None}
-    by_squashed = {squash("".join(path)): path for path in shapes}
+    by_canonical = {canonical_key("".join(path)): path for path in shapes}
     maps = {path: shape for path, shape in shapes.items() if shape.map_depth}
-    first_words = {squash(path[0]) for path in shapes}
+    first_words = {canonical_key(path[0]) for path in shapes}
     bound = BoundEnvironment()
     by_path: dict[tuple[str, ...], str] = {}
     for name, value in sorted(environment.items()):
         first, separator, _ = name.replace(".", "_").partition("_")
-        if not separator or squash(first) not in first_words or name.upper() in _NOT_OURS:
+        if not separator or canonical_key(first) not in first_words or name.upper() in _NOT_OURS:
             continue
-        path = by_squashed.get(squash(name.replace(".", ""))) or next(_map_entries(name, maps), None)
+        path = by_canonical.get(canonical_key(name.replace(".", ""))) or next(_map_entries(name, maps), None)
         if path is None:
             bound.unused[name] = _nearest(name, shapes)
             continue
         if (twin := by_path.setdefault(path, name)) != name and environment[twin] != value:
             raise ConfigurationError(
-                f"environment: {twin} and {name} both set {shown(path)}, to different values; keep one"
+                f"environment: {twin} and {name} both set {dotted(path)}, to different values; keep one"
             )
         bound.root.put(path, value, f"environment {name}")
     return bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def squash(key: str) -> str:
+def canonical_key(key: str) -> str:
     """Return the part that all spellings of a key have in common: its letters and digits, in lower case.
 
     The rule is Spring's: dashes, underscores and case have no meaning, so an environment variable can name any key
@@ -16,7 +16,7 @@ def squash(key: str) -> str:
 
 def same_key(one: str, other: str) -> bool:
     """Return True if both are spellings of one key."""
-    return one == other or squash(one) == squash(other)
+    return one == other or canonical_key(one) == canonical_key(other)
 
 
 def kebab(field_name: str) -> str:
@@ -29,7 +29,7 @@ def variable_name(path: Iterable[str]) -> str:
     return "_".join(path).replace("-", "_").upper()
 
 
-def shown(path: Iterable[object]) -> str:
+def dotted(path: Iterable[object]) -> str:
     """Return a path as a person writes it: ``a.b-c[0].d``. Numbers are positions in a list."""
     text = ""
     for part in path:

@@ -111,7 +111,7 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 class _TreeBuilder:
-    """Converts the YAML nodes of one document to config nodes."""
+    """Converter of the YAML nodes of one document to config nodes."""
 
     def __init__(self, loader: _Loader, file: str) -> None:
         self._loader = loader
@@ -119,6 +119,7 @@ class _TreeBuilder:
         self._open: set[int] = set()  # mappings and lists around the current node: an alias may refer to one
 
     def add_mapping(self, node: yaml.MappingNode, parent: ConfigNode) -> None:
+        """Add the keys of a mapping below *parent*."""
         self._enter(node)
         for key_node, value_node in self._pairs(node):
             below = tuple(self._key(key_node).split("."))

@@ -45,7 +45,7 @@ class Arguments:
 
 
 class Wiring:
-    """Connects the providers of definitions by the types of the parameters.
+    """Resolver of dependencies: it connects the providers of definitions by the types of the parameters.
 
     Args:
         definitions: All definitions of the application.
@@ -195,18 +195,18 @@ class Wiring:
         )
 
     def _circle(self, definition: Definition, above: list[Definition]) -> str:
-        ring = [*above[above.index(definition) :], definition]
-        steps = [self._step(upper, lower) for upper, lower in itertools.pairwise(ring)]
+        circle = [*above[above.index(definition) :], definition]
+        steps = [self._step(user, used) for user, used in itertools.pairwise(circle)]
         return (
             f"these need each other to be built: {' -> '.join([*steps, definition.title])}; "
             "break the circle: move what both need into a third service, or pass it later by a method"
         )
 
-    def _step(self, upper: Definition, lower: Definition) -> str:
+    def _step(self, user: Definition, used: Definition) -> str:
         """Return ``Orders(audit)``: the definition, and the parameter that needs the next one."""
-        parameters = [] if upper.target is None else self._parameters(upper.target)
-        names = [parameter.name for parameter in parameters if fits(lower.kind, parameter.wanted)]
-        return f"{upper.title}({names[0]})" if names else upper.title
+        parameters = [] if user.target is None else self._parameters(user.target)
+        names = [parameter.name for parameter in parameters if fits(used.kind, parameter.wanted)]
+        return f"{user.title}({names[0]})" if names else user.title
 
 
 def _list(definitions: Iterable[Definition]) -> str:

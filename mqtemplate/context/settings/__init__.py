@@ -1,1 +1,1 @@
-"""Typed settings: the sections ``rocketmq.*`` and ``mqtemplate.*``, and what the brokers make of them."""
+"""Typed settings: the sections ``rocketmq.*`` and ``mqtemplate.*``, and their support by the brokers."""

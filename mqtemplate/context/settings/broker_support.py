@@ -12,7 +12,7 @@ from mqtemplate.errors import UnsupportedError
 
 
 class UnneededKey(NamedTuple):
-    """A key that is set, and that the broker does not need for what the key asks for."""
+    """A key that is set and that the broker does not need."""
 
     key: str
     reason: str

@@ -31,7 +31,7 @@ class RemoteCluster:
 
 
 def parse_name_server(text: str) -> EmbeddedStore | RemoteCluster:
-    """Return the choice that the value of the key makes.
+    """Return the broker that the value of the key chooses.
 
     Raises:
         ValueError: The value has none of the allowed forms.

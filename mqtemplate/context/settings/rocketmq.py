@@ -27,7 +27,7 @@ class ClientSettings(Properties):
     namespace: OptionalText = None
     """Prefix that separates the topics and groups of several users of one cluster, the older form."""
     namespace_v2: OptionalText = None
-    """The newer form of a namespace, which the cluster knows. Not together with ``namespace``."""
+    """The newer form of a namespace, which the cluster resolves. Not together with ``namespace``."""
     access_key: OptionalSecret = None
     """Access key of the account on a cluster with access control."""
     secret_key: OptionalSecret = None

@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.context import AppSettings
-from mqtemplate.context.config.relaxed_keys import squash
+from mqtemplate.context.config.relaxed_keys import canonical_key
 from mqtemplate.context.config.schema import all_fields
 from mqtemplate.store.settings import FlushDiskType
 from tests.context.loading import Load, Refusal
@@ -76,7 +76,7 @@ def test_a_variable_with_our_prefix_that_sets_no_key_is_reported(load: Load) -> 
 
 def test_no_two_keys_share_an_environment_name() -> None:
     """Underscores have no meaning in a variable, so it could not distinguish two keys that differ only by them."""
-    names = [squash("".join(path)) for path, shape in all_fields(AppSettings) if shape.section is None]
+    names = [canonical_key("".join(path)) for path, shape in all_fields(AppSettings) if shape.section is None]
 
     assert [one for one, other in itertools.pairwise(sorted(names)) if one == other] == []
 
