@@ -81,15 +81,10 @@ def epoch_ms(name: str, time: datetime | int | None) -> int | None:
 
 
 def _check_level(delay_level: object) -> None:
-    if not isinstance(delay_level, int) or isinstance(delay_level, bool):
+    if not isinstance(delay_level, int) or isinstance(delay_level, bool) or delay_level < 0:
         raise DelayError(
-            f"delay_level must be a whole number, a position in the level table (1 = 1s … 18 = 2h by default), "
+            f"delay_level must be 0 (no delay) or a position in the level table (1 = 1s … 18 = 2h by default), "
             f"got {type(delay_level).__name__} {delay_level!r}; for other delays pass delay= or deliver_at="
-        )
-    if delay_level < 0:
-        raise DelayError(
-            f"delay_level must be 0 (at once) or a position in the level table (1 = 1s … 18 = 2h by default), "
-            f"got {delay_level}; for other delays pass delay= or deliver_at="
         )
 
 

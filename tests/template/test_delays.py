@@ -182,9 +182,9 @@ NAIVE = datetime(2026, 1, 1, 10)  # noqa: DTZ001 - the naive datetime is the poi
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"delay_level": -1}, "delay_level must be 0 (at once) or a position in the level table"),
-        ({"delay_level": 2.5}, "delay_level must be a whole number"),
-        ({"delay_level": "3"}, "delay_level must be a whole number"),
+        ({"delay_level": -1}, "delay_level must be 0 (no delay) or a position in the level table (1 = 1s"),
+        ({"delay_level": 2.5}, "got float 2.5; for other delays pass delay= or deliver_at="),
+        ({"delay_level": "3"}, "delay_level must be 0 (no delay) or a position in the level table"),
         ({"delay_level": True}, "got bool True"),
         ({"delay_level": 3, "delay": 10}, "delay_level=3 and delay are two delays for one message"),
         ({"delay_level": 3, "deliver_at": NOW}, "delay_level=3 and deliver_at are two delays for one message"),
@@ -202,7 +202,7 @@ NAIVE = datetime(2026, 1, 1, 10)  # noqa: DTZ001 - the naive datetime is the poi
         ({"deliver_at": NOW_MS // 1_000}, f"looks like seconds; it takes epoch milliseconds: {NOW_MS}"),
         ({"deliver_at": -1}, "must not be before 1970, got -1"),
         ({"headers": {"DELAY": "soon"}}, "header DELAY must be a whole number (a level), got 'soon'"),
-        ({"headers": {"DELAY": -1}}, "delay_level must be 0 (at once) or a position in the level table"),
+        ({"headers": {"DELAY": -1}}, "delay_level must be 0 (no delay) or a position in the level table"),
         ({"headers": {"TIMER_DELAY_SEC": "1.5"}}, "header TIMER_DELAY_SEC must be a whole number (seconds), got '1.5'"),
         ({"headers": {"TIMER_DELAY_MS": -5}}, "header TIMER_DELAY_MS must not be negative, got -5"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -12,6 +13,8 @@ Found: TypeAlias = tuple[object, str]
 
 Lookup: TypeAlias = Callable[[str], Found | None]
 """Finds a key; None if it has no value."""
+
+_BRACES = re.compile(r"\$\{|\}")
 
 
 class Placeholders:
@@ -84,17 +87,10 @@ class Placeholders:
 def _closing_brace(text: str, start: int, origin: str) -> int:
     """Return the position of the brace that closes the placeholder at *start*; placeholders may be nested."""
     depth = 0
-    at = start
-    while at < len(text):
-        if text.startswith("${", at):
-            depth += 1
-            at += 2
-            continue
-        if text[at] == "}":
-            depth -= 1
-            if depth == 0:
-                return at
-        at += 1
+    for brace in _BRACES.finditer(text, start):
+        depth += 1 if brace[0] == "${" else -1
+        if depth == 0:
+            return brace.start()
     raise ConfigurationError(f"{origin}: a placeholder is not closed: add '}}', or write $${{ for a literal ${{")
 
 

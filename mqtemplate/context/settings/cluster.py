@@ -9,7 +9,7 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from mqtemplate.brokers.remote.settings import ClientIntervals
-from mqtemplate.context.config.contradiction import ContradictionError
+from mqtemplate.context.config.contradiction import check_both_or_none
 from mqtemplate.context.settings.properties import SECTION_CONFIG, OptionalSecret, OptionalText
 
 
@@ -40,7 +40,5 @@ class ClusterSettings(ClientIntervals):
 
     @model_validator(mode="after")
     def _check_pair(self) -> Self:
-        if (self.tls_cert_path is None) != (self.tls_key_path is None):
-            given, absent = ("cert", "key") if self.tls_cert_path else ("key", "cert")
-            raise ContradictionError(f"needs 'tls-{absent}-path' beside it; give both or none", f"tls_{given}_path")
+        check_both_or_none(self, "tls_cert_path", "tls_key_path")
         return self

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.brokers.remote.settings import RemoteSettings
-from mqtemplate.context.config.contradiction import ContradictionError
+from mqtemplate.context.config.contradiction import ContradictionError, check_both_or_none
 from mqtemplate.context.settings.properties import OptionalSecret, OptionalText, Properties, UpperCase, same_as
 from mqtemplate.selectors.tags import SelectorType
 
@@ -47,9 +47,7 @@ class ClientSettings(Properties):
             raise ContradictionError(
                 "says the same as 'namespace' in a newer form; keep one of the two", "namespace_v2", "namespace"
             )
-        if (self.access_key is None) != (self.secret_key is None):
-            given, absent = ("access", "secret") if self.access_key else ("secret", "access")
-            raise ContradictionError(f"needs '{absent}-key' beside it; give both or none", f"{given}_key")
+        check_both_or_none(self, "access_key", "secret_key")
         return self
 
 
@@ -88,9 +86,7 @@ class PullConsumerSettings(_ConsumerKeys):
 
     @model_validator(mode="after")
     def _check_pair(self) -> Self:
-        if (self.group is None) != (self.topic is None):
-            given, absent = ("group", "topic") if self.group else ("topic", "group")
-            raise ContradictionError(f"needs '{absent}' beside it: receive() reads one topic for one group", given)
+        check_both_or_none(self, "group", "topic", ": receive() reads one topic for one group")
         return self
 
 
