@@ -1,4 +1,4 @@
-"""Payload <-> body: what a sender passes and a handler gets, and the bytes that travel."""
+"""Conversion of payloads to message bodies, and of bodies to the types that handlers take."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import ValidationError, to_jsonable_python
 
 from mqtemplate.errors import ConversionError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = ["CONTENT_TYPE", "JSON", "JsonMessageConverter", "MessageConverter"]
 
 CONTENT_TYPE: Final = "contentType"
-"""The user property that names a body's format, as rocketmq-spring sets it."""
+"""User property with the format of the body, as rocketmq-spring sets it."""
 
 JSON: Final = "application/json"
+"""Content type of bodies in JSON."""
 
 _ALLOWED = (
     "allowed are bytes, str, dict, list, tuple, int, float, bool, dataclasses, pydantic models, "
@@ -29,34 +32,37 @@ _ALLOWED = (
 
 
 class MessageConverter(Protocol):
-    """Turns payloads into bodies and bodies into what handlers ask for."""
+    """Interface of converters between payloads and message bodies."""
 
     def to_body(self, payload: object) -> tuple[bytes, str | None]:
-        """The body, and its content type where a reader needs to know one.
+        """Return the body, and its content type if a consumer needs it.
 
         Raises:
-            ConversionError: The payload is empty, or nothing this converter can write.
+            ConversionError: The payload is empty, or this converter does not support its type.
         """
         ...
 
     def from_body(self, body: bytes, target_type: Any, properties: Mapping[str, str]) -> object:
-        """The body as *target_type*: a class, or a form such as ``list[Order]``.
+        """Return the body as *target_type*: a class, or a generic type such as ``list[Order]``.
 
         Raises:
-            ConversionError: The body is not one.
+            ConversionError: The body cannot be converted.
         """
         ...
 
 
 class JsonMessageConverter:
-    """Bytes as they are, text as UTF-8, everything else as JSON. The default.
+    """The default converter: bytes unchanged, text as UTF-8, everything else as JSON.
 
-    What is written for a payload is the same with and without orjson, which only makes it faster (extra ``speed``).
+    The body is the same with and without orjson (extra ``speed``), which only makes it faster.
 
-    - Models and dataclasses are written by their aliases, and read by them.
-    - ``NaN`` and infinities have no JSON and are refused.
-    - Asked for ``object`` or ``Any``, a body that says it is JSON is parsed; another is text if UTF-8, else bytes.
+    - The fields of models and dataclasses have their aliases as names.
+    - ``NaN`` and infinities do not exist in JSON and are refused.
+    - As ``object`` or ``Any``, a body with the content type JSON is parsed. Any other is text if UTF-8, else bytes.
     """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     def to_body(self, payload: object) -> tuple[bytes, str | None]:
         if isinstance(payload, bytes):
@@ -84,7 +90,7 @@ class JsonMessageConverter:
         try:
             return adapter.validate_json(body)
         except ValidationError as exc:
-            raise ConversionError(f"the body is no {_name_of(target_type)}: {_first_faults(exc)}") from exc
+            raise ConversionError(f"the body is no {_name_of(target_type)}: {_first_errors(exc)}") from exc
 
 
 def _encode(text: str) -> bytes:
@@ -99,14 +105,14 @@ def _decode(body: bytes) -> str:
         return body.decode()
     except UnicodeDecodeError as exc:
         raise ConversionError(
-            f"the body is no UTF-8 text: {exc.reason} at byte {exc.start}; ask for bytes instead"
+            f"the body is no UTF-8 text: {exc.reason} at byte {exc.start}; use the type bytes instead"
         ) from exc
 
 
 # --- JSON ---------------------------------------------------------------------------------------------
 
 _plain = partial(to_jsonable_python, by_alias=True)
-"""What JSON has no word for, as something it has: models, dataclasses, times, decimals, ids, enums, sets."""
+"""Converts types that JSON does not have: models, dataclasses, times, decimals, UUIDs, enums, sets."""
 
 _encode_json = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
@@ -116,7 +122,7 @@ _encode_json = json.JSONEncoder(
 def _to_json(payload: object) -> bytes:
     try:
         return _dump(payload)
-    except (TypeError, ValueError, RecursionError, PydanticSerializationError) as exc:
+    except (TypeError, ValueError, RecursionError) as exc:  # pydantic's PydanticSerializationError is a ValueError
         raise ConversionError(
             f"a payload of type {_name_of(type(payload))} cannot be written as JSON: {exc}; {_ALLOWED}"
         ) from exc
@@ -127,7 +133,7 @@ def _dump_with_json(payload: object) -> bytes:
 
 
 def _fast_dump() -> Callable[[object], bytes]:
-    """Orjson where it is installed. Whatever it cannot do, or does in another way, is left to `json`."""
+    """Return the encoder: orjson if installed, with `json` for values that orjson writes differently or refuses."""
     if find_spec("orjson") is None:
         return _dump_with_json
     orjson = import_module("orjson")
@@ -138,7 +144,7 @@ def _fast_dump() -> Callable[[object], bytes]:
             body: bytes = orjson.dumps(payload, _plain, options)
         except TypeError:
             return _dump_with_json(payload)
-        # It writes NaN as null; only json tells a true null from a lost number.
+        # orjson writes NaN as null. json refuses NaN, so it decides whether each null is a real one.
         return _dump_with_json(payload) if b"null" in body else body
 
     return dump
@@ -152,7 +158,7 @@ def _read_untyped(body: bytes, properties: Mapping[str, str]) -> object:
         try:
             return json.loads(body)
         except ValueError as exc:
-            raise ConversionError(f"the body says it is JSON and is not: {exc}") from exc
+            raise ConversionError(f"the content type of the body is JSON, and it cannot be parsed: {exc}") from exc
     try:
         return body.decode()
     except UnicodeDecodeError:
@@ -162,32 +168,30 @@ def _read_untyped(body: bytes, properties: Mapping[str, str]) -> object:
 def _adapter_of(target_type: Any) -> TypeAdapter[Any]:
     try:
         return _cached_adapter(target_type)
-    except TypeError:  # a type whose annotations cannot be hashed has no place in the cache
-        return _make_adapter(target_type)
+    except TypeError:  # a type with unhashable annotations cannot be a key of the cache
+        return _create_adapter(target_type)
 
 
-@lru_cache(maxsize=1_024)
-def _cached_adapter(target_type: Any) -> TypeAdapter[Any]:
-    return _make_adapter(target_type)
+def _create_adapter(target_type: Any) -> TypeAdapter[Any]:
+    # Imported here: an application that sends and receives bytes and text only does not need it.
+    from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
 
-
-def _make_adapter(target_type: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(target_type)
     except (PydanticSchemaGenerationError, PydanticUserError, NameError) as exc:
         raise ConversionError(f"a body cannot become a {_name_of(target_type)}: {_ALLOWED}") from exc
 
 
+_cached_adapter = lru_cache(maxsize=1_024)(_create_adapter)
+
+
 def _name_of(target_type: Any) -> str:
-    return (
-        target_type.__name__
-        if isinstance(target_type, type) and not hasattr(target_type, "__args__")
-        else str(target_type)
-    )
+    is_generic = not isinstance(target_type, type) or hasattr(target_type, "__args__")
+    return str(target_type) if is_generic else str(target_type.__name__)
 
 
-def _first_faults(error: ValidationError, count: int = 3) -> str:
-    """The first few faults, without the input, which may be secret."""
-    faults = error.errors(include_url=False, include_input=False, include_context=False)
-    told = [f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:count]]
-    return "; ".join(told) + (f"; and {len(faults) - count} more" if len(faults) > count else "")
+def _first_errors(error: ValidationError, count: int = 3) -> str:
+    """Return the first few errors, without the input, which may be secret."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    shown = [f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in errors[:count]]
+    return "; ".join(shown) + (f"; and {len(errors) - count} more" if len(errors) > count else "")

@@ -1,4 +1,4 @@
-"""What the documents show works when it is pasted into an empty folder."""
+"""The programs in the documents work when they are pasted into an empty folder, and links have targets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ QUICKSTART = ROOT / "docs" / "quickstart.md"
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
+    """Return the fenced blocks of one language, in order."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
 def pasted(tmp_path: Path) -> Path:
-    """A folder with nothing in it but the two files that the README shows."""
+    """Folder with only the two files of the README."""
     (tmp_path / "application.yml").write_text(blocks(README, "yaml")[0], encoding="utf-8")
     (tmp_path / "app.py").write_text(blocks(README, "python")[0], encoding="utf-8")
     return tmp_path
@@ -30,7 +30,7 @@ def pasted(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quickstart(tmp_path: Path) -> Path:
-    """The folder that a reader of the quickstart has after three sections."""
+    """Folder with the files of the first three sections of the quickstart."""
     reminders, main, _, test, *_ = blocks(QUICKSTART, "python")
     (tmp_path / "application.yml").write_text(blocks(QUICKSTART, "yaml")[0], encoding="utf-8")
     (tmp_path / "reminders.py").write_text(reminders, encoding="utf-8")
@@ -39,19 +39,30 @@ def quickstart(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_readme_example_works_when_pasted_into_an_empty_folder(pasted: Path) -> None:
-    """It runs as a program of its own, with warnings as errors, and prints what the README says it prints."""
-    promised = blocks(README, "text")[0].splitlines()[1:]
-
+def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder; raise an error with its output if it fails."""
     run = subprocess.run(
-        [sys.executable, "-W", "error", "app.py"], cwd=pasted, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=90, check=False
     )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run
 
-    assert run.returncode == 0, run.stderr
-    assert [line for line in run.stdout.splitlines() if line in promised] == promised
+
+def run_pytest(folder: Path) -> str:
+    """Run the tests in a folder and return the output."""
+    return run_python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider").stdout
 
 
-def test_the_readme_example_is_fifteen_lines() -> None:
+def test_the_readme_example_works_when_pasted_into_an_empty_folder(pasted: Path) -> None:
+    """With warnings as errors it prints the lines that the README shows."""
+    shown = blocks(README, "text")[0].splitlines()[1:]
+
+    run = run_python(pasted, "-W", "error", "app.py")
+
+    assert [line for line in run.stdout.splitlines() if line in shown] == shown
+
+
+def test_the_readme_example_has_at_most_fifteen_lines() -> None:
     lines = [line for line in blocks(README, "python")[0].splitlines() if line.strip()]
 
     assert len(lines) <= 15
@@ -62,29 +73,37 @@ def test_the_quickstart_application_runs_until_ctrl_c(quickstart: Path) -> None:
         [sys.executable, "-u", "-W", "error", "main.py"], cwd=quickstart, stdout=subprocess.PIPE, text=True
     ) as program:
         assert program.stdout is not None
-        told = program.stdout.readline()
+        line = program.stdout.readline()
         program.send_signal(signal.SIGINT)
 
-    assert (told, program.returncode) == ("order A-1 is not paid: 30 EUR\n", 0)
+    assert (line, program.returncode) == ("order A-1 is not paid: 30 EUR\n", 0)
 
 
 @pytest.mark.feature("C9")
 def test_the_quickstart_test_passes(quickstart: Path) -> None:
-    """The fixtures are found by an installed pytest without any import."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=quickstart,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert "1 passed" in run.stdout, run.stdout
+    """Pytest finds the fixtures without an import."""
+    assert "1 passed" in run_pytest(quickstart)
 
 
-def test_links_lead_somewhere() -> None:
-    """Relative links of the README and of everything under docs/ point to files that exist."""
+@pytest.mark.parametrize("page", ["transactions.md", "request-reply.md", "selectors.md"])
+def test_the_example_of_a_page_prints_the_shown_text(page: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    [program, shown] = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    (tmp_path / "app.py").write_text(program, "utf-8")
+
+    assert shown.strip() in run_python(tmp_path, "-W", "error", "app.py").stdout
+
+
+def test_the_test_of_the_page_on_requests_passes(tmp_path: Path) -> None:
+    program, test = blocks(ROOT / "docs" / "request-reply.md", "python")
+    declarations = program.partition("with MQApplication")[0]
+    (tmp_path / "test_prices.py").write_text(declarations + test, "utf-8")
+
+    assert "1 passed" in run_pytest(tmp_path)
+
+
+def test_relative_links_have_targets() -> None:
+    """In the README, the changelog, and everything under docs/."""
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
     dead = [
         f"{page.relative_to(ROOT)} -> {target}"
@@ -96,7 +115,7 @@ def test_links_lead_somewhere() -> None:
     assert dead == []
 
 
-def test_every_bench_says_in_the_table_what_it_measures() -> None:
+def test_every_bench_has_a_row_in_the_table_of_benches() -> None:
     programs = [path.name for path in ROOT.glob("bench/*.py") if "__main__" in path.read_text(encoding="utf-8")]
     table = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
 

@@ -1,1 +1,1 @@
-"""The Spring-like application: a service sends a delayed message, a listener receives it ten seconds later."""
+"""An application as in Spring: a service sends a delayed message, and a listener receives it ten seconds later."""

@@ -1,4 +1,4 @@
-"""The program: start the application, send one message, wait until it has come, tell what happened."""
+"""The program: start the application, send one message, wait for its delivery, and print the times."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ COMPONENTS = (ScheduleMessageService, ScheduleListener, ArrivalBook)
 
 TIMEOUT_MS = 100
 DELAY_LEVEL = 3  # the third of the broker's levels: ten seconds
-PATIENCE_S = 60
+MAX_WAIT_S = 60
 
 
 def main() -> int:
     """Run the example.
 
     Returns:
-        The exit code: 0 if the message came, 1 if it did not, 130 after Ctrl-C.
+        The exit code: 0 if the message arrived, 1 if it did not, 130 after Ctrl-C.
     """
     code = MQApplication(*COMPONENTS, config_folder=HERE).run(send_and_wait)
     if code is None:
-        print("Stopped before the message was due. It is safe in the folder, and comes at the next start.")
+        print("Stopped before the message was due. It is stored, and will be delivered after the next start.")
         return 130
     return code
 
 
 def send_and_wait(service: ScheduleMessageService, book: ArrivalBook) -> int:
-    """What the application does between start and stop; the two objects come by their types."""
+    """Send a message and wait for it. The application injects the arguments by their types."""
     uuid = str(uuid4())
     result = service.send_sync_schedule_message(uuid, "hello" + uuid, TIMEOUT_MS, DELAY_LEVEL)
     print(f"Sent 'hello{uuid}' with delay level {DELAY_LEVEL}: {result.send_status.name}. Waiting for it ...")
-    if not book.wait_for(uuid, PATIENCE_S):
-        print(f"It did not come within {PATIENCE_S} s.")
+    if not book.wait_for(uuid, MAX_WAIT_S):
+        print(f"It did not arrive within {MAX_WAIT_S} s.")
         return 1
-    for line in story(book.arrivals):
+    for line in report(book.arrivals):
         print(line)
     return 0
 
 
-def story(arrivals: Iterable[Arrival]) -> list[str]:
-    """When each message was sent, due and received. There is more than one if an earlier run was stopped early."""
+def report(arrivals: Iterable[Arrival]) -> list[str]:
+    """Return the times of each message. There are several if an earlier run was stopped before its delivery."""
     lines = []
     for arrival in arrivals:
         lines += [
@@ -60,5 +60,5 @@ def story(arrivals: Iterable[Arrival]) -> list[str]:
 
 
 def clock_time(epoch_ms: int) -> str:
-    """The local time of day, to the millisecond."""
+    """Return the local time of day, to the millisecond."""
     return datetime.fromtimestamp(epoch_ms / 1_000).astimezone().strftime("%H:%M:%S.%f")[:-3]

@@ -1,4 +1,4 @@
-"""The listener that receives, and where it writes down what came."""
+"""The listener, and the record of what it received."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqtemplate import Clock, MessageExt, message_listener, service
 
 
 class Arrival(NamedTuple):
-    """One message as it reached the handler; times are milliseconds since the epoch."""
+    """One received message; times are in epoch milliseconds."""
 
     text: str
     keys: str | None
@@ -19,38 +19,41 @@ class Arrival(NamedTuple):
 
     @property
     def late_ms(self) -> int:
+        """Milliseconds from the due time to the arrival."""
         return self.received_ms - self.due_ms
 
 
 @service
 class ArrivalBook:
-    """What has arrived. One object, shared by the listener that writes and the program that waits."""
+    """The received messages. The listener adds them, and the program waits for them."""
 
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []
         self._changed = Condition()
 
     def add(self, arrival: Arrival) -> None:
+        """Add a message."""
         with self._changed:
             self.arrivals.append(arrival)
             self._changed.notify_all()
 
-    def wait_for(self, keys: str, patience_s: float) -> bool:
-        """Wait until the message with these keys is here; False if it did not come in time."""
+    def wait_for(self, keys: str, timeout_s: float) -> bool:
+        """Wait for the message with these keys; return False if it does not arrive in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: any(arrival.keys == keys for arrival in self.arrivals), patience_s)
+            return self._changed.wait_for(lambda: any(arrival.keys == keys for arrival in self.arrivals), timeout_s)
 
 
 @message_listener(
     topic="schedule-message-topic", consumer_group="schedule-consumer-group", selector_expression="sync-tags"
 )
 class ScheduleListener:
-    """Receives what `ScheduleMessageService` sent, when it is due."""
+    """Listener for the messages of `ScheduleMessageService`."""
 
     def __init__(self, book: ArrivalBook, clock: Clock) -> None:
         self._book = book
         self._clock = clock
 
     def on_message(self, text: str, message: MessageExt) -> None:
-        due_ms = message.deliver_timestamp or message.store_timestamp  # a RocketMQ broker does not tell the former
+        """Record the message."""
+        due_ms = message.deliver_timestamp or message.store_timestamp  # a RocketMQ broker does not set the former
         self._book.add(Arrival(text, message.keys, message.born_timestamp, due_ms, self._clock.now_ms()))

@@ -1,4 +1,4 @@
-"""The service that sends."""
+"""The service that sends delayed messages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ log = structlog.stdlib.get_logger(__name__)
 
 @service
 class ScheduleMessageService:
-    """Sends messages that shall arrive later. The template is injected, because the constructor asks for its type."""
+    """Sender of delayed messages. The application injects the template by the type of the parameter."""
 
     def __init__(self, template: RocketMQTemplate) -> None:
         self._template = template
 
     def send_sync_schedule_message(self, id: str, message: str, timeout: int, delay_level: int) -> SendResult:
-        """Send *message* and wait for the broker's answer.
+        """Send *message* and wait until the broker has stored it.
 
         Args:
-            id: The business key, by which the message can be found again.
+            id: The business key, by which the message can be found.
             timeout: Milliseconds for the call.
             delay_level: Position in the broker's level table: 1 is 1s, 2 is 5s, 3 is 10s …
         """

@@ -1,1 +1,1 @@
-"""Delayed messages in batches to Spark: tax payments become a Parquet table of sums by region and period."""
+"""Delayed messages in batches to Spark: from tax payments to a Parquet table of sums by region and period."""

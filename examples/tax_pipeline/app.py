@@ -1,4 +1,4 @@
-"""The program: write the input, send it, let Spark add it up, compare with the input."""
+"""The program: write the input, send it, add it up with Spark, and compare the sums with the input."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from .tax_data import read_payments, sums_by_region_and_period, write_payments
 
 HERE = Path(__file__).parent
 COMPONENTS = (PaymentSender, OnePaymentListener, SummaryListener, Progress)
-PATIENCE_S = 60
+MAX_WAIT_S = 60
 
 
 def main() -> int:
     """Run the example.
 
     Returns:
-        The exit code: 0 if Spark's sums are those of the input, 1 if not, 130 after Ctrl-C.
+        The exit code: 0 if Spark's sums equal those of the input, 1 if not, 130 after Ctrl-C.
     """
     application = MQApplication(*COMPONENTS, config_folder=HERE)
     settings = application.settings.bind("tax-pipeline", PipelineSettings)
     shutil.rmtree(settings.folder, ignore_errors=True)
     write_payments(settings.input_file, settings.payments)
-    print(f"{settings.payments} payments written to {settings.input_file}. Starting the application, Spark with it ...")
+    print(f"{settings.payments} payments written to {settings.input_file}. Starting the application and Spark ...")
     is_complete = application.run(send_and_wait)
     print("The application is closed.")
     if is_complete is None:
         return 130
-    return 0 if is_complete and tell_and_compare(settings) else 1
+    return 0 if is_complete and print_and_compare(settings) else 1
 
 
 def send_and_wait(
     settings: Annotated[PipelineSettings, Section("tax-pipeline")], sender: PaymentSender, progress: Progress
 ) -> bool:
-    """What the application does between start and stop; its arguments come by their types.
+    """Send all payments and wait for Spark. The application injects the arguments by their types.
 
     Returns:
-        Whether Spark saw every payment.
+        True if Spark received every payment.
     """
     payments = read_payments(settings.input_file)
     watched = next(payment for payment in payments if payment.id == WATCHED_ID)
     result = sender.send_at_level_5(watched)
     print(f"Payment {watched.id} sent with level {LEVEL_5}: {result.send_status.name}, message id {result.msg_id}")
-    answers = sender.send([payment for payment in payments if payment is not watched])
-    statuses = Counter(answer.result().send_status.name for answer in answers)
-    told = ", ".join(f"{count} {status}" for status, count in statuses.items())
-    print(f"The others sent, a third by level, a third after a span, a third at an instant: {told}.")
-    print(f"All are due within {LONGEST_MS / 1_000:g} s; Spark takes what is there about once a second ...")
-    is_complete = progress.wait_for(len(payments), PATIENCE_S)
-    print(f"Spark has seen {progress.messages} messages in {progress.batches} batches.")
+    results = sender.send([payment for payment in payments if payment is not watched])
+    statuses = Counter(result.result().send_status.name for result in results)
+    counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    print(f"The others sent, by delay level, by relative delay and by deliver time: {counts}.")
+    print(f"All are due within {LONGEST_MS / 1_000:g} s; Spark reads a batch about once a second ...")
+    is_complete = progress.wait_for(len(payments), MAX_WAIT_S)
+    print(f"Spark has received {progress.messages} messages in {progress.batches} batches.")
     return is_complete
 
 
-def tell_and_compare(settings: PipelineSettings) -> bool:
-    """Print the table that Spark made; whether it is what the input file adds up to."""
+def print_and_compare(settings: PipelineSettings) -> bool:
+    """Print the table of Spark; return True if it has the sums of the input file."""
     sums = read_sums(settings.result_folder)
     print(f"Sums by region and period, from {settings.result_folder}:")
     for line in table(sums):
         print(line)
     is_right = sums == sums_by_region_and_period(read_payments(settings.input_file))
-    print("They are the sums of the input file, to the cent." if is_right else "They are not those of the input file.")
+    print("They equal the sums of the input file." if is_right else "They differ from the sums of the input file.")
     return is_right

@@ -1,4 +1,4 @@
-"""The single-message side: somebody waits for one payment."""
+"""A listener for single messages, which reports one payment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ WATCHED_ID = "4466"
 
 @message_listener(topic="tax-data", consumer_group="one-payment-group", selector_expression="2021S4")
 class OnePaymentListener:
-    """Reads every payment of the quarter and tells of one."""
+    """Listener for every payment of the quarter; it prints one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     def on_message(self, payment: TaxPayment, message: MessageExt) -> None:
+        """Print the payment with the watched id."""
         if payment.id != WATCHED_ID:
             return
         due_ms = message.deliver_timestamp or message.born_timestamp

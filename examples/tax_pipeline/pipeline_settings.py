@@ -8,15 +8,17 @@ from pydantic import BaseModel
 
 
 class PipelineSettings(BaseModel, frozen=True):
-    """Where the pipeline works, and on how much."""
+    """Working directory and size of the pipeline."""
 
     folder: Path
     payments: int
 
     @property
     def input_file(self) -> Path:
+        """File with the payments."""
         return self.folder / "tax-data-2021S4.jsonl"
 
     @property
     def result_folder(self) -> Path:
+        """Directory of the Parquet files."""
         return self.folder / "sums.parquet"

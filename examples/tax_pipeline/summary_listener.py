@@ -1,4 +1,4 @@
-"""The batch side: Spark adds the payments up and writes Parquet."""
+"""The Spark listener: it adds the payments of each batch and writes Parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @service
 class Progress:
-    """How many messages Spark has worked on; the program waits for it."""
+    """Number of messages and batches that Spark has processed. The program waits for it."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -24,14 +24,16 @@ class Progress:
         self._changed = Condition()
 
     def add(self, messages: int) -> None:
+        """Add a batch."""
         with self._changed:
             self.batches += 1
             self.messages += messages
             self._changed.notify_all()
 
-    def wait_for(self, messages: int, patience_s: float) -> bool:
+    def wait_for(self, messages: int, timeout_s: float) -> bool:
+        """Wait until Spark has processed so many messages; return False if it does not in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.messages >= messages, patience_s)
+            return self._changed.wait_for(lambda: self.messages >= messages, timeout_s)
 
 
 @spark_listener(
@@ -42,10 +44,10 @@ class Progress:
     include_properties=False,
 )
 class SummaryListener:
-    """Sums by region and period, one folder for each batch.
+    """Spark listener that writes the sums by region and period, one folder for each batch.
 
-    A batch that Spark repeats after a crash has the same number and the same messages, and overwrites its own
-    folder: so each payment is counted once.
+    After a crash Spark repeats a batch with the same number and the same messages. The batch then overwrites its own
+    folder, so each payment counts once.
     """
 
     def __init__(self, settings: Annotated[PipelineSettings, Section("tax-pipeline")], progress: Progress) -> None:
@@ -53,6 +55,7 @@ class SummaryListener:
         self._progress = progress
 
     def on_batch(self, messages: DataFrame, batch: SparkBatch) -> None:
+        """Add the payments of a batch."""
         from pyspark.sql import functions as f
 
         sums = messages.groupBy("payload.region", "payload.period").agg(

@@ -1,4 +1,4 @@
-"""The result: read from Parquet, without Spark, and laid out as a table."""
+"""The result as a table, read from Parquet without Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .tax_data import PERIODS, REGIONS
 
 
 def read_sums(folder: Path) -> Counter[tuple[str, str]]:
-    """Cents by region and period, over all batches."""
+    """Return the cents by region and period, over all batches."""
     import pyarrow.parquet
 
     sums: Counter[tuple[str, str]] = Counter()
@@ -19,7 +19,7 @@ def read_sums(folder: Path) -> Counter[tuple[str, str]]:
 
 
 def table(sums: Counter[tuple[str, str]]) -> list[str]:
-    """Regions down, periods across, totals at both ends."""
+    """Return the lines of a table with a row for each region, a column for each period, and totals."""
     rows = {region: [sums[region, period] for period in PERIODS] for region in REGIONS}
     rows["all"] = [sum(cents) for cents in zip(*rows.values(), strict=True)]
     lines = ["".join(f"{head:>16}" for head in ["region", *PERIODS, "2021S4"])]

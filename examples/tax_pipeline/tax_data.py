@@ -1,4 +1,4 @@
-"""The input: made-up tax payments of the last quarter of 2021, written to a file before anything else happens."""
+"""The input: a file with invented tax payments of the last quarter of 2021."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TaxPayment(BaseModel, frozen=True):
 
 
 def write_payments(path: Path, count: int = 4_000, seed: int = 2021) -> None:
-    """Write *count* payments, one JSON object a line; equal seeds make equal files."""
-    chance = random.Random(seed)
+    """Write *count* payments, one JSON object per line; equal seeds give equal files."""
+    generator = random.Random(seed)
     payments = (
         TaxPayment(
             id=str(FIRST_ID + number),
-            region=chance.choice(REGIONS),
-            period=chance.choice(PERIODS),
-            amount_cents=chance.randint(1_00, 5_000_00),
+            region=generator.choice(REGIONS),
+            period=generator.choice(PERIODS),
+            amount_cents=generator.randint(1_00, 5_000_00),
         )
         for number in range(count)
     )
@@ -39,12 +39,13 @@ def write_payments(path: Path, count: int = 4_000, seed: int = 2021) -> None:
 
 
 def read_payments(path: Path) -> list[TaxPayment]:
+    """Read the payments from a file."""
     with path.open(encoding="utf-8") as lines:
         return [TaxPayment.model_validate_json(line) for line in lines]
 
 
 def sums_by_region_and_period(payments: list[TaxPayment]) -> Counter[tuple[str, str]]:
-    """Cents by region and period, added up without broker or Spark: what the pipeline must arrive at."""
+    """Return the cents by region and period, added without broker and Spark: the expected result of the pipeline."""
     sums: Counter[tuple[str, str]] = Counter()
     for payment in payments:
         sums[payment.region, payment.period] += payment.amount_cents

@@ -6,7 +6,7 @@ import dataclasses
 import ipaddress
 import socket
 
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.context import AppSettings
 from mqtemplate.context.settings.server import (
     AccountSettings,
@@ -20,6 +20,7 @@ from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.server.acl_settings import Account, AclSettings, Right
+from mqtemplate.server.settings import ServerOptions
 
 
 def cluster_of(settings: AppSettings) -> LocalCluster:
@@ -29,7 +30,7 @@ def cluster_of(settings: AppSettings) -> LocalCluster:
         ConfigurationError: They contradict each other.
     """
     server = settings.mqtemplate.server
-    server = server.model_copy(update={"listen": _with_port(server.listen)})
+    server = dataclasses.replace(server, listen=_with_port(server.listen))
     return LocalCluster(
         _engine(settings, server),
         _server_settings(server),
@@ -54,10 +55,8 @@ def open_doors(server: ServerSettings) -> list[HostAddress]:
 
 
 def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
-    own = dict(settings.mqtemplate.broker)
-    del own["store_path"]
-    own["listen_host"] = _told(server)
-    return EmbeddedBroker(settings.store_path, EmbeddedSettings(**own))
+    own = dataclasses.replace(settings.mqtemplate.broker, listen_host=_told(server))
+    return EmbeddedBroker(settings.store_path, own)
 
 
 def _told(server: ServerSettings) -> HostAddress:
@@ -69,8 +68,7 @@ def _told(server: ServerSettings) -> HostAddress:
 
 def _server_settings(server: ServerSettings) -> BrokerServerSettings:
     """Those that both have, under the same names."""
-    shared = {field.name for field in dataclasses.fields(BrokerServerSettings)} & set(ServerSettings.model_fields)
-    return BrokerServerSettings(**{name: getattr(server, name) for name in shared})
+    return BrokerServerSettings(**{each.name: getattr(server, each.name) for each in dataclasses.fields(ServerOptions)})
 
 
 def _tls(tls: ServerTlsSettings) -> ServerTls | None:

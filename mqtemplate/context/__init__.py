@@ -1,4 +1,4 @@
-"""The application: configuration, injection, starters, life cycle."""
+"""The application: configuration, dependency injection, starters, life cycle."""
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.autoconfigure import AutoConfiguration
@@ -9,8 +9,8 @@ from mqtemplate.context.injection.container import MQContainer
 from mqtemplate.context.injection.marks import Section, Value, service
 from mqtemplate.context.logging import configure_logging
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.embedded_support import check_embedded_support, unneeded_keys
-from mqtemplate.context.settings.remote_support import remote_settings
+from mqtemplate.context.settings.broker_support import check_embedded_support, unneeded_keys
+from mqtemplate.context.settings.remote_settings import remote_settings
 
 __all__ = [
     "SPARK_LISTENER_ATTRIBUTE",

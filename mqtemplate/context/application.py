@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -13,18 +12,19 @@ import structlog
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.autoconfigure import AutoConfiguration
+from mqtemplate.context.autoconfigure import StarterSource, apply_starters, find_starters
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import collect_components
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
-from mqtemplate.context.startup import start
+from mqtemplate.context.startup import link, open_all, register_components
 from mqtemplate.errors import ConfigurationError, DependencyError
-from mqtemplate.listener import ListenerContainer, ListenerRegistry
+from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.services import Service
-from mqtemplate.template import RocketMQTemplate
+from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _log = structlog.stdlib.get_logger("mqtemplate.context")
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class MQApplication:
-    """Puts an application together from its configuration and its components, and runs it.
+    """An application, assembled from its configuration and its components.
 
     ::
 
@@ -40,24 +40,24 @@ class MQApplication:
         with MQApplication(__name__) as app:  # scripts and tests
             app.template.sync_send("orders:paid", order)
 
-    Start: settings, starters, all wiring, then the broker, the services in the order of their dependencies
-    (``on_start``), what starters run beside (Spark), and the listeners last but those. Stop is the reverse:
-    listeners first, the broker last; every stop is tried. An application is used once.
+    The start reads the settings, runs the starters and resolves all dependencies. Then it starts the broker, the
+    services in the order of their dependencies (``on_start``), the listeners, and the parts of starters (Spark). The
+    stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once.
 
     Args:
         components: Classes and ``@service`` functions to build, ``@message_listener`` classes and functions,
-            finished objects (the application stops them too), modules or their names to look into.
-        config_folder: Where ``application.yml`` is; the working directory if not given.
-        profiles: Profiles in force; else those of ``MQTEMPLATE_PROFILES_ACTIVE``.
-        environment: Variables instead of the process's own.
-        overrides: Type -> object or class in its place, for tests. Its objects are not stopped.
+            finished objects (the application stops them too), modules or their names to search.
+        config_folder: Folder of ``application.yml``; by default the working directory.
+        profiles: Active profiles; by default those of ``MQTEMPLATE_PROFILES_ACTIVE``.
+        environment: Environment variables, instead of those of the process.
+        overrides: Type -> object or class that replaces it, for tests. The application does not stop its objects.
         settings: Keys that win over files and environment (``{"rocketmq.name-server": "embedded:memory"}``), or
             finished `AppSettings`; then nothing else is read.
-        clock: The time to live by. On a `VirtualClock` nothing starts a thread: a harness steps `services`.
-        starters: Starters instead of those that are installed.
+        clock: The clock of all components. With a `VirtualClock` nothing starts a thread: a harness steps `services`.
+        starters: Starters, instead of those that are installed.
 
     Raises:
-        ConfigurationError: The configuration cannot be used.
+        ConfigurationError: The configuration is invalid.
     """
 
     def __init__(
@@ -69,11 +69,10 @@ class MQApplication:
         overrides: Mapping[type, object] | None = None,
         settings: AppSettings | Mapping[str, object] | None = None,
         clock: Clock | None = None,
-        starters: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None = None,
+        starters: Iterable[StarterSource] | None = None,
     ) -> None:
         self.settings = _settings(settings, config_folder, profiles, environment)
-        self.context = ApplicationContext(self.settings, overrides)
-        self.context.components = collect_components(components)
+        self.context = ApplicationContext(self.settings, overrides, collect_components(components))
         self.is_ready = threading.Event()
         self._clock = clock or _clock_of_broker((*self.context.components, *(overrides or {}).values()))
         self._starters = starters
@@ -82,25 +81,33 @@ class MQApplication:
         self._state = "new"
         self._runner: threading.Thread | None = None
 
-    # --- what is in it -------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
+        names = ", ".join(map(name_of, components))
+        return f"<{type(self).__name__}({names}): {self._state}, broker {self.settings.rocketmq.name_server}>"
+
+    # --- objects -------------------------------------------------------------------------------
 
     @property
     def template(self) -> RocketMQTemplate:
+        """The application's template."""
         return self.get(RocketMQTemplate)
 
     @property
     def broker(self) -> Broker:
-        return self.get(Broker)  # type: ignore[type-abstract]  # asked for by its base, whichever it is
+        """The application's broker."""
+        return self.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
 
     @property
     def listeners(self) -> ListenerRegistry:
+        """The registry of the listeners."""
         return self.get(ListenerRegistry)
 
     def get(self, wanted: type[T], name: str | None = None) -> T:
-        """The object of a type; *name* tells two apart.
+        """Return the object of a type, or among several the one with this name.
 
         Raises:
-            DependencyError: There is none or several, or the application was not started.
+            DependencyError: There is none, several have the type, or the application was not started.
         """
         if self._state == "new":
             raise DependencyError(
@@ -114,23 +121,26 @@ class MQApplication:
         return self.listeners.containers
 
     def services(self) -> Sequence[Service]:
-        """Whatever works by itself, in the order in which a harness steps it: the broker's, then the listeners."""
+        """Return the services in the order in which a harness steps them: those of the broker, then the listeners."""
         return (*self.broker.services(), *self.containers)
 
-    # --- life ----------------------------------------------------------------------------------
+    # --- life cycle ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything and return. What is open is closed again if something fails on the way.
+        """Start everything and return. If something fails, stop what is open.
 
         Raises:
-            MQTemplateError: It cannot start; the kinds in `errors` say why.
+            MQTemplateError: The application cannot start; the class of the error names the cause.
         """
         with self._lock:
             if self._state != "new":
-                raise DependencyError("an application is started once; make another MQApplication")
+                raise DependencyError("an application is started once; create another MQApplication")
             self._state = "started"
             try:
-                start(self.context, self._clock, self._starters)
+                register_components(self.context, self._clock)
+                apply_starters(find_starters(self._starters), self.context)
+                link(self.context)
+                open_all(self.context)
             except BaseException as exc:
                 self._stop_after(exc)
                 raise
@@ -138,13 +148,13 @@ class MQApplication:
         _log.info("application.ready", listeners=len(self.listeners.containers), broker=self.broker.name)
 
     def stop(self) -> None:
-        """Stop everything, listeners first, the broker last. Stopping twice is harmless.
+        """Stop everything: the listeners first, the broker last. Stopping twice has no effect.
 
-        While another thread is in `run`, that thread does it and this call only asks for it, so that a handler may
-        call it as well.
+        While another thread is in `run`, that thread stops the application and this call only requests it, so a handler
+        may call it too.
 
         Raises:
-            ExceptionGroup: What could not stop cleanly; everything else did.
+            ExceptionGroup: The errors of the stops that failed; all others succeeded.
         """
         if self._runner is not None and self._runner is not threading.current_thread():
             self._stop_requests.request("stop()")
@@ -160,24 +170,24 @@ class MQApplication:
     def run(self, main: Callable[..., T] | None = None, *, keep_running: bool = False) -> T | None:
         """Start, work, and stop in order.
 
-        Without *main* it works until SIGINT, SIGTERM or `stop`. With *main* it calls that when everything is ready,
-        with arguments found by their types, and ends when it returns; a signal interrupts it. A second signal ends
-        the process at once.
+        Without *main* it works until SIGINT, SIGTERM or `stop`. With *main* it calls the function when everything is
+        ready, with arguments by the types of its parameters, and stops when it returns; a signal interrupts it. A
+        second signal ends the process at once.
 
         Args:
-            keep_running: Go on after *main* returned, until a signal or `stop`.
+            keep_running: True: after *main* returned, work until a signal or `stop`.
 
         Returns:
-            What *main* returned.
+            The result of *main*.
 
         Raises:
-            MQTemplateError: It cannot start.
-            Exception: What *main* raised, after the stop.
+            MQTemplateError: The application cannot start.
+            Exception: The exception of *main*, after the stop.
         """
         if self._clock is not None and self._clock.is_virtual:
             raise ConfigurationError(
-                "run() waits, and on a virtual clock nothing moves by itself; use 'with MQApplication(...) as app:' "
-                "and step it by the test harness"
+                "run() waits, and nothing advances a virtual clock; use 'with MQApplication(...) as app:' "
+                "and a harness that steps the application"
             )
         self._runner = threading.current_thread()
         result: T | None = None
@@ -201,21 +211,20 @@ class MQApplication:
         else:
             self._stop_after(error)
 
-    # --- inside --------------------------------------------------------------------------------
-
     def _call(self, main: Callable[..., T] | None) -> tuple[T | None, bool]:
-        """What *main* returned, and whether a signal cut it short."""
+        """Return the result of *main*, and True if a signal interrupted it."""
         if main is None:
             return None, False
         try:
             with self._stop_requests.interrupting():
+                # A signal may have arrived during the start, before it could interrupt anything.
                 return (None, True) if self._stop_requests.signalled else (self.context.call(main), False)
         except KeyboardInterrupt:
             _log.info("application.interrupted", main=name_of(main))
             return None, True
 
     def _stop_after(self, error: BaseException) -> None:
-        """Stop because of an error, which stays the one that is raised."""
+        """Stop because of an error. Errors of the stop are added to it as notes."""
         try:
             self.stop()
         except ExceptionGroup as group:
@@ -240,5 +249,5 @@ def _settings(
 
 
 def _clock_of_broker(given: Iterable[object]) -> Clock | None:
-    """The time of a broker that was made before the application; two times in one application would confuse both."""
+    """Return the clock of a broker among the components: an application has one clock."""
     return next((component.clock for component in given if isinstance(component, Broker)), None)

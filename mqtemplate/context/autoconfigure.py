@@ -1,15 +1,14 @@
-"""Starters: packages that add to an application by themselves, and the report of what each did."""
+"""Starters: packages that add objects to an application, and the report of what each one did."""
 
 from __future__ import annotations
 
 import difflib
 import graphlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome
 from mqtemplate.context.injection.definitions import snake_case
@@ -17,80 +16,69 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
 
 GROUP = "mqtemplate.autoconfigure"
-"""The entry-point group in which a distribution names its starters."""
-
-
-NOT_INSTALLED = "not installed"
-"""How the reason begins if a starter lacks what it is for."""
+"""Entry-point group in which a distribution names its starters."""
 
 
 class AutoConfiguration(ABC):
-    """What a starter is: when it acts, and what it adds.
+    """Base class of starters: the condition under which a starter acts, and what it adds.
 
-    The module that an entry point names imports only the standard library and mqtemplate; what the starter is
-    for is imported in `contribute`, when it is known to be there.
+    The module that an entry point names imports only the standard library and mqtemplate. `contribute` imports the
+    library that the starter is for, which is known to be installed then.
 
     Attributes:
-        requires: Modules that must be installed, tested without importing them.
-        after: Names of starters to apply earlier, if they are there.
+        requires: Modules that must be installed; the check does not import them.
+        after: Names of starters that act earlier, if they are installed.
     """
 
     requires: ClassVar[Sequence[str]] = ()
     after: ClassVar[Sequence[str]] = ()
 
     def condition(self, settings: AppSettings) -> bool | str:
-        """True to act; else False, or better a text that says why not."""
+        """Return True to act; else False, or better the reason as text."""
         return True
 
     @abstractmethod
     def contribute(self, context: ApplicationContext) -> None:
-        """Register objects. Those that the user gave already stay: ``context.register`` backs off."""
+        """Register objects. ``context.register`` backs off for objects of the application."""
 
 
-@dataclass(frozen=True, slots=True)
-class Starter:
-    """A starter by name: the entry point's; of a class given by hand, ``MyAutoConfiguration`` is ``my``."""
-
-    name: str
-    configuration: AutoConfiguration
+StarterSource: TypeAlias = EntryPoint | type[AutoConfiguration] | AutoConfiguration
 
 
-def find_starters(
-    given: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None = None,
-) -> list[Starter]:
-    """The starters of all installed distributions, or those *given*.
+def find_starters(given: Iterable[StarterSource] | None = None) -> dict[str, AutoConfiguration]:
+    """Return the starters of all installed distributions, or those *given*, by name.
+
+    The name is that of the entry point; without one, the name of ``MyAutoConfiguration`` is ``my``.
 
     Raises:
-        ConfigurationError: One cannot be loaded, is no `AutoConfiguration`, or two have one name.
+        ConfigurationError: A starter cannot be loaded, is not an `AutoConfiguration`, or two have the same name.
     """
-    sources = entry_points(group=GROUP) if given is None else given
-    starters: dict[str, Starter] = {}
-    for source in sources:
-        starter = _load(source)
-        if starter.name in starters:
-            raise ConfigurationError(
-                f"two starters are called {starter.name!r}; uninstall one, or rename its entry point"
-            )
-        starters[starter.name] = starter
-    return list(starters.values())
+    starters: dict[str, AutoConfiguration] = {}
+    for source in entry_points(group=GROUP) if given is None else given:
+        name, starter = _load(source)
+        if name in starters:
+            raise ConfigurationError(f"two starters are called {name!r}; uninstall one, or rename its entry point")
+        starters[name] = starter
+    return starters
 
 
-def apply_starters(starters: Sequence[Starter], context: ApplicationContext) -> list[ConditionOutcome]:
-    """Let each act whose condition holds, in the order that ``after`` asks for.
+def apply_starters(starters: Mapping[str, AutoConfiguration], context: ApplicationContext) -> None:
+    """Run each starter whose condition holds, in the order of ``after``, and add the outcomes to the context.
 
     Raises:
-        ConfigurationError: ``mqtemplate.autoconfigure.exclude`` names none of them, or they wait for each other.
+        ConfigurationError: ``mqtemplate.autoconfigure.exclude`` names an unknown starter, or the order has a circle.
     """
     excluded = context.settings.mqtemplate.autoconfigure.exclude
-    _check_excluded(excluded, starters, context.settings)
-    return [_apply(starter, starter.name in excluded, context) for starter in _in_order(starters)]
+    _check_excluded(excluded, sorted(starters), context.settings)
+    for name in _in_order(starters):
+        context.conditions.append(_apply(name, starters[name], name in excluded, context))
 
 
-def _load(source: EntryPoint | type[AutoConfiguration] | AutoConfiguration) -> Starter:
+def _load(source: StarterSource) -> tuple[str, AutoConfiguration]:
     if not isinstance(source, EntryPoint):
         configuration = source() if isinstance(source, type) else source
         name = snake_case(type(configuration).__name__).removesuffix("_auto_configuration")
-        return Starter(name, configuration)
+        return name, configuration
     origin = f"starter {source.name!r} ({source.value}{f', of {source.dist.name}' if source.dist else ''})"
     try:
         loaded = source.load()
@@ -103,16 +91,13 @@ def _load(source: EntryPoint | type[AutoConfiguration] | AutoConfiguration) -> S
         raise ConfigurationError(
             f"{origin} is no AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration"
         )
-    return Starter(source.name, configuration)
+    return source.name, configuration
 
 
-def _in_order(starters: Sequence[Starter]) -> list[Starter]:
-    by_name = {starter.name: starter for starter in starters}
-    graph = graphlib.TopologicalSorter(
-        {name: [other for other in by_name[name].configuration.after if other in by_name] for name in sorted(by_name)}
-    )
+def _in_order(starters: Mapping[str, AutoConfiguration]) -> list[str]:
+    after = {name: [other for other in starters[name].after if other in starters] for name in sorted(starters)}
     try:
-        return [by_name[name] for name in graph.static_order()]
+        return list(graphlib.TopologicalSorter(after).static_order())
     except graphlib.CycleError as exc:
         chain = " -> ".join(reversed(exc.args[1]))
         raise ConfigurationError(
@@ -120,33 +105,31 @@ def _in_order(starters: Sequence[Starter]) -> list[Starter]:
         ) from exc
 
 
-def _check_excluded(excluded: Sequence[str], starters: Sequence[Starter], settings: AppSettings) -> None:
-    names = [starter.name for starter in starters]
+def _check_excluded(excluded: Sequence[str], names: Sequence[str], settings: AppSettings) -> None:
     for name in excluded:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(sorted(names)) or 'none'}"
+            hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names) or 'none'}"
             key = "mqtemplate.autoconfigure.exclude"
             raise ConfigurationError(f"{settings.origins.of(key)}: {key}: there is no starter {name!r}; {hint}")
 
 
-def _apply(starter: Starter, is_excluded: bool, context: ApplicationContext) -> ConditionOutcome:
-    configuration = starter.configuration
+def _apply(name: str, starter: AutoConfiguration, is_excluded: bool, context: ApplicationContext) -> ConditionOutcome:
     if is_excluded:
-        return ConditionOutcome(starter.name, False, "excluded by mqtemplate.autoconfigure.exclude")
-    missing = [module for module in configuration.requires if not _is_installed(module)]
+        return ConditionOutcome(name, False, "excluded by mqtemplate.autoconfigure.exclude")
+    missing = [module for module in starter.requires if not _is_installed(module)]
     if missing:
-        return ConditionOutcome(starter.name, False, f"{NOT_INSTALLED}: {', '.join(missing)}")
-    verdict = configuration.condition(context.settings)
+        return ConditionOutcome(name, False, f"not installed: {', '.join(missing)}", is_installed=False)
+    verdict = starter.condition(context.settings)
     if verdict is not True:
-        return ConditionOutcome(starter.name, False, verdict or "its condition does not hold")
-    with context.contributions(f"starter {starter.name}") as notes:
-        configuration.contribute(context)
-    return ConditionOutcome(starter.name, True, "; ".join(notes) or "acted")
+        return ConditionOutcome(name, False, verdict or "its condition does not hold")
+    with context.contributions(f"starter {name}") as notes:
+        starter.contribute(context)
+    return ConditionOutcome(name, True, "; ".join(notes) or "acted")
 
 
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is missing
+    except ModuleNotFoundError:  # the package that contains it is missing
         return False

@@ -1,4 +1,4 @@
-"""Start in order, stop in reverse order, and let no stop keep another from happening."""
+"""Stops of everything that an application started, in reverse order."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ _log = structlog.stdlib.get_logger("mqtemplate.context")
 
 
 class Lifecycle:
-    """Remembers how to undo what was started.
-
-    Each stop is tried even if others fail; the errors come together in one group.
-    """
+    """A stack of stops. Every stop runs, even if another one fails."""
 
     def __init__(self) -> None:
-        self._undo: list[tuple[str, Callable[[], object]]] = []
+        self._stops: list[tuple[str, Callable[[], object]]] = []
 
     def push(self, name: str, stop: Callable[[], object]) -> None:
-        """Remember a stop; the last one remembered runs first."""
-        self._undo.append((name, stop))
+        """Add a stop; the last one added runs first."""
+        self._stops.append((name, stop))
 
     def stop(self) -> None:
-        """Stop everything, once.
+        """Run all stops, once.
 
         Raises:
-            ExceptionGroup: What could not stop cleanly. Everything else did.
+            ExceptionGroup: The errors of the stops that failed. All others succeeded.
         """
         errors: list[Exception] = []
-        while self._undo:
-            name, stop = self._undo.pop()
+        while self._stops:
+            name, stop = self._stops.pop()
             try:
                 stop()
             except Exception as exc:
@@ -45,40 +42,37 @@ class Lifecycle:
 
 
 def hook_of(instance: object, name: str) -> Callable[[], object] | None:
-    """A service's ``on_start`` or ``on_stop``.
+    """Return the method ``on_start`` or ``on_stop`` of a service; None if it has none.
 
     Raises:
-        DependencyError: It is ``async`` or wants arguments.
+        DependencyError: The method is ``async`` or needs arguments.
     """
-    method = _plain_method(instance, name)
+    method = _method_of(instance, name)
     if method is None:
         return None
+    title = f"{type(instance).__qualname__}.{name}"
     if inspect.iscoroutinefunction(method):
-        raise DependencyError(
-            f"{type(instance).__qualname__}.{name} is async; hooks are called from a plain thread, make it def"
-        )
-    if not _needs_nothing(method):
-        raise DependencyError(
-            f"{type(instance).__qualname__}.{name} is called without arguments; give its parameters defaults"
-        )
+        raise DependencyError(f"{title} is async; hooks are called from a plain thread, make it def")
+    if not _needs_no_arguments(method):
+        raise DependencyError(f"{title} is called without arguments; give its parameters defaults")
     return method
 
 
 def closing_of(instance: object) -> Callable[[], object] | None:
-    """How to end an object that the application built: ``close()``, else ``stop()``, if it can be called so."""
+    """Return the method that ends an object: ``close()``, else ``stop()``; None if neither works without arguments."""
     for name in ("close", "stop"):
-        method = _plain_method(instance, name)
-        if method is not None and not inspect.iscoroutinefunction(method) and _needs_nothing(method):
+        method = _method_of(instance, name)
+        if method is not None and not inspect.iscoroutinefunction(method) and _needs_no_arguments(method):
             return method
     return None
 
 
-def _plain_method(instance: object, name: str) -> Callable[[], object] | None:
+def _method_of(instance: object, name: str) -> Callable[[], object] | None:
     method = getattr(instance, name, None) if hasattr(type(instance), name) else None
     return method if callable(method) else None
 
 
-def _needs_nothing(method: Callable[..., object]) -> bool:
+def _needs_no_arguments(method: Callable[..., object]) -> bool:
     try:
         parameters = inspect.signature(method).parameters.values()
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Logs of an application: structlog and the standard library through one formatter.
+"""Logging of an application: structlog and the standard library through one formatter.
 
-The library itself only writes events and configures nothing. `configure_logging` is for whoever owns the program:
-the logging starter calls it unless somebody has set structlog up already.
+The library itself writes events and configures nothing. The logging starter calls `configure_logging` unless the
+program has configured structlog itself.
 """
 
 from __future__ import annotations
@@ -14,35 +14,31 @@ from typing import TextIO
 import structlog
 from structlog.typing import Processor
 
-from mqtemplate.context.settings.mqtemplate import LogFormat, LoggingSettings
-from mqtemplate.listener import add_current_message
+from mqtemplate.context.settings.starters import LogFormat, LoggingSettings
+from mqtemplate.listener.current import add_current_message
 
-_CHATTY = ("py4j",)  # tells about each of its sockets at INFO
+_VERBOSE = ("py4j",)  # logs each of its sockets at INFO
 
 
 def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:
-    """Write all events of structlog and of the standard library to *stream*, a line each.
+    """Write all events of structlog and of the standard library to *stream*, one line each.
 
-    - Whatever is bound in structlog's context variables is on each line, those of other libraries too.
-    - A line written while a handler runs has the topic, tag, group and msg_id of its message.
-    - Tracebacks do not show local variables: they hold payloads and passwords.
+    - Each line contains structlog's context variables, the lines of other libraries too.
+    - A line that is written while a handler runs contains the topic, tag, group and msg_id of its message.
+    - Tracebacks do not show local variables, which may contain payloads and passwords.
 
     Args:
-        stream: Standard error if not given, so that a program's output stays its own.
+        stream: By default standard error: standard output belongs to the program.
 
     Returns:
-        A function that takes all of it back.
+        A function that restores the previous configuration.
     """
     shared = _shared_processors()
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,  # a logger that is kept would go on with an earlier set-up
+        cache_logger_on_first_use=False,  # a cached logger would keep an earlier configuration
     )
     target = stream or sys.stderr
     handler = logging.StreamHandler(target)
@@ -56,10 +52,10 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
         )
     )
     root = logging.getLogger()
-    before = {logger: logger.level for logger in (root, *map(logging.getLogger, _CHATTY))}
+    before = {logger: logger.level for logger in (root, *map(logging.getLogger, _VERBOSE))}
     root.addHandler(handler)
     root.setLevel(settings.level.value)
-    for name in _CHATTY:
+    for name in _VERBOSE:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
     def undo() -> None:
@@ -85,10 +81,5 @@ def _shared_processors() -> list[Processor]:
 def _renderers(log_format: LogFormat, stream: TextIO) -> list[Processor]:
     if log_format is LogFormat.JSON:
         without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
-        return [
-            structlog.processors.ExceptionRenderer(without_locals),
-            structlog.processors.JSONRenderer(default=str),
-        ]
-    return [
-        structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback),
-    ]
+        return [structlog.processors.ExceptionRenderer(without_locals), structlog.processors.JSONRenderer(default=str)]
+    return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly stop, the second ends the process at once."""
+"""Ctrl-C and SIGTERM: the first signal requests an orderly stop, the second one ends the process at once."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequests:
-    """Where everybody who wants the application to end says so, and where it waits for that.
+    """Requests to stop the application, from threads and signals, and the wait for the first one.
 
     Attributes:
-        signalled: Whether a signal came.
+        signalled: True after a signal.
     """
 
     def __init__(self) -> None:
-        # Unlike an Event, a SimpleQueue may be used by a signal handler while the same thread waits on it.
+        # Not an Event: a signal handler may put into a SimpleQueue while the thread that it interrupts waits on it.
         self._reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.signalled = False
         self._interrupts_main = False
 
     def request(self, reason: str) -> None:
-        """Ask for the end; from any thread, more than once if need be."""
+        """Request the stop; any thread may call this, several times too."""
         self._reasons.put(reason)
 
     def wait(self) -> str:
-        """Wait for the first request; returns its reason."""
+        """Wait for the first request and return its reason."""
         return self._reasons.get()
 
     @contextmanager
     def from_signals(self) -> Iterator[None]:
-        """Take the signals while inside. Only the main thread can; from another one they stay as they are."""
+        """Handle the signals inside the context. Only the main thread can; in another one their handlers stay."""
         if threading.current_thread() is not threading.main_thread():
             _log.debug("application.no_signals", reason="not in the main thread; end it with stop()")
             yield
             return
-        before = {number: signal.signal(number, self._take) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         try:
             yield
         finally:
@@ -53,14 +53,14 @@ class StopRequests:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Inside, the first signal raises KeyboardInterrupt, since the main thread is in code that is not ours."""
+        """Raise KeyboardInterrupt at the first signal inside the context: the main thread runs the user's code."""
         self._interrupts_main = True
         try:
             yield
         finally:
             self._interrupts_main = False
 
-    def _take(self, number: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.signalled:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -1,39 +1,52 @@
-"""The start of an application, step by step; each step leaves behind how to undo it."""
+"""The steps of an application's start. Each step adds the stop that undoes it to the context's life cycle."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from importlib.metadata import EntryPoint
 
 import structlog
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.autoconfigure import NOT_INSTALLED, AutoConfiguration, apply_starters, find_starters
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition, snake_case
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
 from mqtemplate.errors import ConfigurationError, DependencyError
-from mqtemplate.listener import ListenerRegistry
-from mqtemplate.template import RocketMQTemplate, TransactionListenerSpec, transaction_listener_spec
+from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.template.rocketmq_template import RocketMQTemplate
+from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
 
 _log = structlog.stdlib.get_logger("mqtemplate.context")
 
 
-def start(
-    context: ApplicationContext,
-    clock: Clock | None,
-    starters: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None,
-) -> None:
-    """Wire everything, then open it: broker, template, services, listeners, what starters run beside.
+def register_components(context: ApplicationContext, clock: Clock | None) -> None:
+    """Register the clock, if there is one, and the components that can be injected."""
+    if clock is not None:
+        context.register(clock, name="clock")
+    for component in context.components:
+        if is_injectable(component):
+            context.register(component)
+
+
+def link(context: ApplicationContext) -> None:
+    """Log what was read and what the starters did, and resolve all dependencies. Nothing is opened yet.
 
     Raises:
-        MQTemplateError: It cannot start. What is open by then is for the caller to stop: ``context.lifecycle``.
+        DependencyError: A dependency is missing, or a Spark listener would never run.
     """
-    _assemble(context, clock, starters)
+    _log_sources(context)
+    _check_spark_listeners(context)
+    context.link()
+
+
+def open_all(context: ApplicationContext) -> None:
+    """Start the broker, the template, the services, the listeners, and the parts of starters.
+
+    Raises:
+        MQTemplateError: Something cannot start. The caller then stops what is open: ``context.lifecycle``.
+    """
     _start_broker(context)
     for definition in context.in_order():
         _start_object(definition, context)
@@ -42,23 +55,6 @@ def start(
     for part in context.parts:
         context.lifecycle.push(part.name, part.stop)
         part.start()
-
-
-def _assemble(
-    context: ApplicationContext,
-    clock: Clock | None,
-    starters: Iterable[EntryPoint | type[AutoConfiguration] | AutoConfiguration] | None,
-) -> None:
-    """Settle what there is and who gets it; nothing is opened yet."""
-    if clock is not None:
-        context.register(clock, name="clock")
-    for component in context.components:
-        if is_injectable(component):
-            context.register(component)
-    context.conditions = tuple(apply_starters(find_starters(starters), context))
-    _report(context)
-    _check_spark_listeners(context)
-    context.link()
 
 
 def _start_broker(context: ApplicationContext) -> None:
@@ -73,14 +69,14 @@ def _start_broker(context: ApplicationContext) -> None:
 
 
 def _start_object(definition: Definition, context: ApplicationContext) -> None:
-    """Build one object and call its hook. Who was opened is closed, who was started is also told the end."""
+    """Build one object and call its ``on_start``. ``close`` undoes the first, ``on_stop`` the second."""
     instance = context.build(definition)
     if not definition.is_owned or definition is context.definition_for(Broker):
         return
     name = definition.title
     if (close := closing_of(instance)) is not None:
         context.lifecycle.push(name, close)
-    if isinstance(instance, Broker):  # a second one, beside the application's own
+    if isinstance(instance, Broker):  # a second broker, beside the application's own
         instance.start()
     on_start, on_stop = hook_of(instance, "on_start"), hook_of(instance, "on_stop")
     if on_start is not None:
@@ -90,7 +86,7 @@ def _start_object(definition: Definition, context: ApplicationContext) -> None:
 
 
 def _add_transaction_listeners(context: ApplicationContext) -> None:
-    """Give each to the template whose transactions it answers for; a template closes what it was given."""
+    """Add each transaction listener to the template that its decorator names."""
     for component in context.components:
         kind = component if inspect.isclass(component) else type(component)
         spec = transaction_listener_spec(kind)
@@ -105,11 +101,11 @@ def _add_transaction_listeners(context: ApplicationContext) -> None:
 
 
 def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemplate:
-    """The template that a decorator names, in Java's form or ours; the default name means the only one, too."""
+    """Return the template with a name in Java's form or in ours. The default name also selects the only template."""
     names = (bean_name, snake_case(bean_name))
     templates = [each for each in context.in_order() if issubclass(each.kind, RocketMQTemplate)]
     named = next((each for each in templates if each.name in names), None)
-    if named is None and bean_name == TransactionListenerSpec().rocketmq_template_bean_name:
+    if named is None and bean_name == DEFAULT_TEMPLATE_BEAN_NAME:
         return context.get(RocketMQTemplate)
     if named is None:
         known = ", ".join(sorted(each.name for each in templates)) or "only the application's own, rocketmqTemplate"
@@ -133,7 +129,7 @@ def _start_listeners(context: ApplicationContext) -> None:
 
 
 def _listener_of(component: object, context: ApplicationContext) -> object | None:
-    """The object whose methods are called: built for a class, the function itself for a function."""
+    """Return the object whose methods are called: built for a class, the function itself for a function."""
     if inspect.isroutine(component) and is_listener(component):
         return component
     definition = context.definition_of(component)
@@ -141,23 +137,23 @@ def _listener_of(component: object, context: ApplicationContext) -> object | Non
 
 
 def _check_spark_listeners(context: ApplicationContext) -> None:
-    """A function that waits for batches must not wait in silence."""
+    """Raise an error if a Spark listener would never run; log a warning if the configuration switched it off."""
     marked = [component for component in context.components if is_spark_listener(component)]
     outcome = next((outcome for outcome in context.conditions if outcome.starter == "spark"), None)
     if not marked or (outcome is not None and outcome.applied):
         return
-    if outcome is not None and not outcome.reason.startswith(NOT_INSTALLED):
+    if outcome is not None and outcome.is_installed:
         _log.warning("spark.not_run", listeners=[name_of(each) for each in marked], reason=outcome.reason)
         return
-    reason = outcome.reason if outcome is not None else "the starter 'spark' is not there"
+    reason = outcome.reason if outcome is not None else "the starter 'spark' is missing"
     raise DependencyError(
         f"{name_of(marked[0])} is a Spark listener, and nothing would run it ({reason}); "
         "pip install 'mqtemplate[spark]', or set mqtemplate.spark.enabled: false"
     )
 
 
-def _report(context: ApplicationContext) -> None:
-    """Say once what was read and who acts; the logs are set up by now, if a starter did that."""
+def _log_sources(context: ApplicationContext) -> None:
+    """Log the files that were read and the outcome of each starter. A starter may have configured logging by now."""
     origins = context.settings.origins
     _log.info("config.loaded", files=list(origins.files), profiles=list(origins.profiles))
     for profile in origins.unmatched_profiles:

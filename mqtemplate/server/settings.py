@@ -1,55 +1,79 @@
-"""What a broker server can be told, beside what its engine was."""
+"""Settings of a broker server, beside those of its embedded broker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le, MinLen
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerServerSettings:
-    """Sizes in bytes, times in milliseconds. Names are those of RocketMQ's ``BrokerConfig`` where it has the thing.
+class ServerOptions:
+    """Settings of a server that an operator chooses. The names are those of RocketMQ's ``BrokerConfig``.
 
-    The address that clients are told is the engine's ``listen_host``: it stands in routes, records and message ids.
-    Where its port is 0, or the one of *listen* is, routes tell the port that the server really has.
-
-    Attributes:
-        listen: Where the server waits for clients; port 0 lets the system choose.
-        cluster_name: Goes into the property ``CLUSTER`` of each message, and into routes.
-        auto_create_topic_enable: Whether a first message makes its topic.
-        default_topic_queue_nums: Queues of such a topic; the client may ask for fewer.
-        auto_create_subscription_group: Whether a first heartbeat makes its group.
-        enable_property_filter: Whether consumers may select by SQL92.
-        recall_message_enable: Whether producers may call waiting messages back.
-        trace_on: Whether clients that trace their messages are to do so.
-        max_pull_count: Messages in one answer, whatever the client wishes.
-        max_pull_bytes: Bytes in one answer; one message is given in any case.
-        max_held_pulls: Pulls that may wait for messages at one time; one more is told that the broker is busy.
-        client_expire_ms: A client that is silent for so long is no member of its groups any more.
-        client_scan_interval_ms: How often that is looked at.
-        rebalance_lock_max_live_ms: A queue's lock ends so long after it was last taken.
-
-    Raises:
-        ConfigurationError: One of them cannot be.
+    The ranges in the types apply to values from ``application.yml``.
     """
 
     listen: HostAddress = HostAddress("127.0.0.1", 10911)
-    cluster_name: str = "DefaultCluster"
+    """Address of the listener socket; with port 0 the operating system chooses the port."""
+
+    cluster_name: Annotated[str, MinLen(1)] = "DefaultCluster"
+    """Name of the cluster in routes and in the property ``CLUSTER`` of messages."""
+
     auto_create_topic_enable: bool = True
-    default_topic_queue_nums: int = 8
+    """True: the first message to a topic creates it."""
+
+    default_topic_queue_nums: Annotated[int, Ge(1), Le(1_024)] = 8
+    """Most queues of a topic that the first message of a client creates. Java clients request 4."""
+
     auto_create_subscription_group: bool = True
+    """True: the first heartbeat of a consumer creates its group."""
+
     enable_property_filter: bool = True
+    """True: consumers may select messages by SQL92."""
+
     recall_message_enable: bool = True
+    """True: producers may recall delayed messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerServerSettings(ServerOptions):
+    """All settings of a broker server. Sizes are in bytes, times in milliseconds.
+
+    Routes, records and message ids contain the embedded broker's ``listen_host``. Where its port is 0 or the port of
+    *listen*, routes contain the port that the server really has.
+
+    Raises:
+        ConfigurationError: A setting has an invalid value.
+    """
+
     region_id: str = "DefaultRegion"
+    """Region in answers to sends, for clients that trace their messages."""
+
     trace_on: bool = True
+    """True: answers allow clients to trace their messages."""
+
     max_pull_count: int = 32
+    """Most messages in one answer, whatever the client requests."""
+
     max_pull_bytes: int = 256 << 10
+    """Most bytes in one answer. An answer may always contain one message."""
+
     max_held_pulls: int = 100_000
+    """Most pulls that wait for messages at one time. One more is answered as busy."""
+
     client_expire_ms: int = 120_000
+    """A client without a heartbeat for so long is removed from its groups."""
+
     client_scan_interval_ms: int = 10_000
+    """Time between two scans for such clients."""
+
     rebalance_lock_max_live_ms: int = 60_000
+    """Time after which the lock of a queue ends without a renewal."""
 
     def __post_init__(self) -> None:
         for name in (

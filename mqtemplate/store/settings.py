@@ -1,19 +1,22 @@
-"""What a store can be told."""
+"""Settings of a store."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt, MultipleOf
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 
 
 class FlushDiskType(Enum):
-    """When a message counts as stored: on the disk (sync), or in the operating system's cache (async).
+    """When a message counts as stored: on disk (sync), or in the operating system's cache (async).
 
-    What was acknowledged survives a killed process either way. A machine that loses power may lose,
-    with ``ASYNC_FLUSH``, what came in the last half second.
+    An acknowledged message survives a killed process with both. After a power failure ``ASYNC_FLUSH`` may lose the
+    messages of the last half second.
     """
 
     SYNC_FLUSH = "SYNC_FLUSH"
@@ -22,38 +25,59 @@ class FlushDiskType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Sizes in bytes, times in milliseconds. Names are those of RocketMQ's ``MessageStoreConfig``.
+    """Settings of a store. Sizes are in bytes; the names are those of RocketMQ's ``MessageStoreConfig``.
 
-    Attributes:
-        max_hash_slot_num: Slots of an index file. A folder keeps it, and the next one.
-        max_index_num: Keys an index file has room for, and one. With 21 MB a file is in proportion to a log file of
-            64 MiB; RocketMQ's 5,000,000 and 20,000,000 make 420 MB.
-        file_reserved_time: Hours that a commit log file is kept after its newest record.
-        delete_when: The hours of the day, local time, in which older files are deleted; see `parse_delete_when`.
-        disk_max_used_space_ratio: Percent of the disk above which they are deleted at any hour. This ratio and the next
-            two count only where there is no room for 16 more commit log files.
-        disk_space_clean_forcibly_ratio: Percent above which the oldest files are deleted whatever their age.
-        disk_space_warning_level_ratio: Percent above which no new message is taken; 100 switches a ratio off.
-        clean_file_forcibly_enable: Whether files may be deleted that are not old.
+    The ranges in the types apply to values from ``application.yml``.
 
     Raises:
-        ConfigurationError: One of those contradicts another, or cannot be.
+        ConfigurationError: Two settings contradict each other, or one has an invalid value.
     """
 
+    listen_host: HostAddress = HostAddress("127.0.0.1", 10911)
+    """Address in records and message ids; nothing listens there. A server has its own instead."""
+
     flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH
-    mapped_file_size_commit_log: int = 64 << 20
-    mapped_file_size_consume_queue: int = 600_000
-    max_hash_slot_num: int = 250_000
-    max_index_num: int = 1_000_000
-    flush_interval_commit_log_ms: int = 500
-    checkpoint_interval_ms: int = 1_000
-    store_host: HostAddress = HostAddress("127.0.0.1", 10911)
-    file_reserved_time: int = 72
+    """SYNC_FLUSH: a message is on disk before it is acknowledged. ASYNC_FLUSH: a power failure may lose it."""
+
+    mapped_file_size_commit_log: Annotated[int, Gt(0)] = 64 << 20
+    """Size of one commit log file. A store directory keeps the size with which it was created."""
+
+    mapped_file_size_consume_queue: Annotated[int, Gt(0), MultipleOf(20)] = 600_000
+    """Size of one consume queue file, a multiple of its 20-byte units."""
+
+    max_hash_slot_num: Annotated[int, Gt(0), Lt(1 << 31)] = 250_000
+    """Slots of one index file, 4 bytes each. A store directory keeps the number with which it was created."""
+
+    # With the slots, an index file has 21 MB: in proportion to a commit log file of 64 MiB. RocketMQ's 5,000,000 slots
+    # and 20,000,000 keys have 420 MB.
+    max_index_num: Annotated[int, Gt(1), Lt(1 << 31)] = 1_000_000
+    """Entries of one index file, 20 bytes each; one is unused. A store directory keeps the number of its creation."""
+
+    flush_interval_commit_log_ms: Annotated[int, Gt(0)] = 500
+    """With ASYNC_FLUSH: milliseconds between two flushes."""
+
+    checkpoint_interval_ms: Annotated[int, Gt(0)] = 1_000
+    """Milliseconds between two checkpoints. After a crash the store reads the commit log again from the last one."""
+
+    file_reserved_time: Annotated[int, Ge(1)] = 72
+    """Hours that a commit log file is kept after its newest message. Pending messages are kept until their delivery."""
+
     delete_when: str = "04"
+    """Hours of the day, local time, in which older files are deleted; several as ``04;16``."""
+
     disk_max_used_space_ratio: int = 75
+    """Percent of the disk above which older files are deleted at any hour. This ratio and the next two apply only if
+    the disk has no room for 16 more commit log files."""
+
     disk_space_clean_forcibly_ratio: int = 85
+    """Percent of the disk above which the oldest files are deleted whatever their age."""
+
     disk_space_warning_level_ratio: int = 90
+    """Percent of the disk above which the store refuses new messages. None of the three ratios may be above the next;
+    100 switches one off."""
+
     clean_file_forcibly_enable: bool = True
+    """True: files that are not old may be deleted when the disk is that full."""
 
     def __post_init__(self) -> None:
         if self.file_reserved_time < 1:
@@ -61,16 +85,24 @@ class StoreSettings:
                 f"file-reserved-time: files are kept for 1 hour or more, got {self.file_reserved_time}"
             )
         parse_delete_when(self.delete_when)
-        check_disk_ratios(
-            self.disk_max_used_space_ratio, self.disk_space_clean_forcibly_ratio, self.disk_space_warning_level_ratio
+        ratios = (
+            self.disk_max_used_space_ratio,
+            self.disk_space_clean_forcibly_ratio,
+            self.disk_space_warning_level_ratio,
         )
+        if not 1 <= ratios[0] <= ratios[1] <= ratios[2] <= 100:
+            raise ConfigurationError(
+                "disk-max-used-space-ratio, disk-space-clean-forcibly-ratio and disk-space-warning-level-ratio are "
+                "percent of the disk, 1 to 100, none above the next; "
+                f"got {ratios[0]}, {ratios[1]} and {ratios[2]}"
+            )
 
 
 def parse_delete_when(text: str) -> frozenset[int]:
-    """The hours of the day that ``delete-when`` names: ``04``, or several as in ``04;16``.
+    """Return the hours of the day that ``delete-when`` names: ``04``, or several as in ``04;16``.
 
     Raises:
-        ConfigurationError: It names something else, or none.
+        ConfigurationError: It names something else, or no hour.
     """
     hours = [hour.strip() for hour in text.split(";") if hour.strip()]
     for hour in hours or [text]:
@@ -80,16 +112,3 @@ def parse_delete_when(text: str) -> frozenset[int]:
                 "such as 04 or 04;16"
             )
     return frozenset(map(int, hours))
-
-
-def check_disk_ratios(max_used: int, clean_forcibly: int, warning_level: int) -> None:
-    """See that the three percentages ascend.
-
-    Raises:
-        ConfigurationError: They do not, or one is no percentage.
-    """
-    if not 1 <= max_used <= clean_forcibly <= warning_level <= 100:
-        raise ConfigurationError(
-            "disk-max-used-space-ratio, disk-space-clean-forcibly-ratio and disk-space-warning-level-ratio are percent "
-            f"of the disk, 1 to 100, none above the next; got {max_used}, {clean_forcibly} and {warning_level}"
-        )

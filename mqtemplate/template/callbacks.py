@@ -1,4 +1,4 @@
-"""Callbacks beside a future, for who does not wait for it."""
+"""Callbacks of an asynchronous send or request."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ _log = structlog.stdlib.get_logger("mqtemplate.template")
 T = TypeVar("T")
 
 
-def report_to(
+def add_callbacks(
+    future: Future[T],
     on_success: Callable[[T], object] | None,
     on_error: Callable[[BaseException], object] | None,
+    *,
+    kind: str,
     destination: str,
-    what: str,
-) -> Callable[[Future[T]], None]:
-    """Calls the one callback or the other; an error that nobody else would see is logged.
+) -> None:
+    """Call one of the callbacks when the future is done. An error without *on_error* is logged.
 
     Args:
-        what: Begins the name of the event: ``send`` or ``request``.
+        kind: First part of the names of log events: ``send`` or ``request``.
     """
 
-    def report(future: Future[T]) -> None:
-        error = CancelledError() if future.cancelled() else future.exception()
+    def report(done: Future[T]) -> None:
+        error = CancelledError() if done.cancelled() else done.exception()
         try:
             if error is None and on_success is not None:
-                on_success(future.result())
+                on_success(done.result())
             elif error is not None and on_error is not None:
                 on_error(error)
             elif error is not None:
-                _log.error(f"{what}.failed", destination=destination, exc_info=error)
+                _log.error(f"{kind}.failed", destination=destination, exc_info=error)
         except Exception:
-            _log.exception(f"{what}.callback_failed", destination=destination)
+            _log.exception(f"{kind}.callback_failed", destination=destination)
 
-    return report
+    if on_success is not None or on_error is not None:
+        future.add_done_callback(report)

@@ -1,6 +1,6 @@
-"""When a message shall arrive: what a sender may say, as the properties that a broker reads.
+"""Delay options as message properties.
 
-A level and a relative delay are counted by the broker's clock from the arrival there; a deliver time is taken as it is.
+The broker's clock counts delay levels and relative delays, from the arrival at the broker. Deliver times are absolute.
 """
 
 from __future__ import annotations
@@ -15,31 +15,35 @@ from mqtemplate.message import DELAY_PROPERTIES, Property
 _ABSOLUTE = frozenset({Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME})
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
-# Epoch seconds stay below this until the year 5138, epoch milliseconds are above it since 1973.
+# A smaller number is epoch seconds until the year 5138; epoch milliseconds have been larger since 1973.
 _SECONDS_BELOW = 100_000_000_000
+
+_TWO_DELAYS = "{} and {} are two delays for one message; pass one of them"
 
 
 def delay_properties(
     delay_level: int, delay: timedelta | float | None, deliver_at: datetime | int | None, now_ms: int
 ) -> dict[str, str]:
-    """The property that says it to the broker; none for a message that shall go at once.
+    """Return the property that requests the delay from the broker; empty for a message without a delay.
 
     Args:
         delay_level: 0, or a position in the broker's level table.
-        delay: How long; a number is seconds. Fractions of a millisecond are rounded up, since early is wrong.
-        deliver_at: When: an aware datetime, rounded up likewise, or epoch milliseconds.
-        now_ms: The time, only to tell seconds given by mistake from milliseconds.
+        delay: A relative delay; a number is seconds. Fractions of a millisecond are rounded up: never early.
+        deliver_at: An aware datetime, rounded up likewise, or epoch milliseconds.
+        now_ms: The current time. It only serves to detect epoch seconds, given by mistake.
 
     Raises:
-        DelayError: More than one of them, or one that is not what it must be.
+        DelayError: Two of the options are given, or one has an invalid value.
     """
     _check_level(delay_level)
     if delay_level and (delay is not None or deliver_at is not None):
-        other = "delay" if delay is not None else "deliver_at"
-        raise DelayError(f"delay_level={delay_level} and {other} are two answers to one question; pass one of them")
+        raise DelayError(
+            _TWO_DELAYS.format(f"delay_level={delay_level}", "delay" if delay is not None else "deliver_at")
+        )
     if delay is not None and deliver_at is not None:
-        raise DelayError("delay and deliver_at are two answers to one question; pass one of them")
+        raise DelayError(_TWO_DELAYS.format("delay", "deliver_at"))
     if delay_level:
         return {Property.DELAY: str(int(delay_level))}
     if delay is not None:
@@ -51,53 +55,48 @@ def delay_properties(
 
 
 def deliver_time(delay: timedelta | float | None, deliver_at: datetime | int | None, now_ms: int) -> int:
-    """When (epoch ms), for a message that waits already; now, if neither says it.
+    """Return the new deliver time (epoch ms) of a pending message: *now_ms* if neither option is given.
 
     Raises:
-        DelayError: Both of them, or one that is not what it must be.
+        DelayError: Both are given, or one has an invalid value.
     """
     if delay is not None and deliver_at is not None:
-        raise DelayError("delay and deliver_at are two answers to one question; pass one of them")
+        raise DelayError(_TWO_DELAYS.format("delay", "deliver_at"))
     if deliver_at is not None:
         return _deliver_ms(deliver_at, now_ms)
     return now_ms if delay is None else now_ms + _delay_ms(delay)
 
 
 def epoch_ms(name: str, time: datetime | int | None) -> int | None:
-    """A time that *name* was given, in epoch milliseconds.
+    """Return the value of the option *name* in epoch milliseconds.
 
     Raises:
-        DelayError: It is naive, or no time.
+        DelayError: It is a naive datetime, or not a time.
     """
     if time is None or (isinstance(time, int) and not isinstance(time, bool)):
         return time
     if isinstance(time, datetime) and time.utcoffset() is not None:
-        return (time.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+        return (time.astimezone(UTC) - _EPOCH) // _MILLISECOND
     raise DelayError(f"{name} must be an aware datetime or epoch milliseconds, got {type(time).__name__} {time!r}")
 
 
 def _check_level(delay_level: object) -> None:
-    if not isinstance(delay_level, int) or isinstance(delay_level, bool):
+    if not isinstance(delay_level, int) or isinstance(delay_level, bool) or delay_level < 0:
         raise DelayError(
-            f"delay_level must be a whole number, a position in the level table (1 = 1s … 18 = 2h by default), "
+            f"delay_level must be 0 (no delay) or a position in the level table (1 = 1s … 18 = 2h by default), "
             f"got {type(delay_level).__name__} {delay_level!r}; for other delays pass delay= or deliver_at="
-        )
-    if delay_level < 0:
-        raise DelayError(
-            f"delay_level must be 0 (at once) or a position in the level table (1 = 1s … 18 = 2h by default), "
-            f"got {delay_level}; for other delays pass delay= or deliver_at="
         )
 
 
 def _delay_ms(delay: object) -> int:
     if isinstance(delay, timedelta):
         negative = delay < timedelta(0)
-        delay_ms = -(-delay // timedelta(milliseconds=1))
+        delay_ms = -(-delay // _MILLISECOND)  # rounded up
     elif isinstance(delay, int | float) and not isinstance(delay, bool):
         if not math.isfinite(delay):
             raise DelayError(f"delay must be a finite number of seconds, got {delay!r}")
         negative = delay < 0
-        # Rounded first, so that the last bits of 0.1 + 0.2 do not cost a millisecond.
+        # Rounded first: the binary error of 0.1 + 0.2 must not add a millisecond.
         delay_ms = math.ceil(round(delay * 1_000, 6))
     else:
         raise DelayError(f"delay must be a timedelta or a number of seconds, got {type(delay).__name__} {delay!r}")
@@ -110,35 +109,34 @@ def _deliver_ms(deliver_at: object, now_ms: int) -> int:
     if isinstance(deliver_at, datetime):
         if deliver_at.utcoffset() is None:
             raise DelayError(
-                f"deliver_at={deliver_at.isoformat()} is a naive datetime, which is another instant in another place; "
-                "give it a time zone: datetime(..., tzinfo=UTC), or .astimezone() for this machine's own"
+                f"deliver_at={deliver_at.isoformat()} is a naive datetime: another time in each time zone; "
+                "give it a time zone: datetime(..., tzinfo=UTC), or .astimezone() for the zone of this machine"
             )
         since_epoch = deliver_at.astimezone(UTC) - _EPOCH
-        return _check_deliver_ms("deliver_at", -(-since_epoch // timedelta(milliseconds=1)), now_ms)
+        return _check_deliver_ms("deliver_at", -(-since_epoch // _MILLISECOND), now_ms)
     if isinstance(deliver_at, int) and not isinstance(deliver_at, bool):
         return _check_deliver_ms("deliver_at", deliver_at, now_ms)
-    hint = "; datetime.fromisoformat(...) reads a text" if isinstance(deliver_at, str) else ""
-    hint = "; of time.time() take int(seconds * 1000)" if isinstance(deliver_at, float) else hint
+    hints = {str: "; datetime.fromisoformat(...) parses text", float: "; for time.time() pass int(seconds * 1000)"}
     raise DelayError(
         f"deliver_at must be an aware datetime or whole epoch milliseconds, "
-        f"got {type(deliver_at).__name__} {deliver_at!r}{hint}"
+        f"got {type(deliver_at).__name__} {deliver_at!r}{hints.get(type(deliver_at), '')}"
     )
 
 
 def _check_deliver_ms(name: str, deliver_ms: int, now_ms: int) -> int:
-    """Refuse what would silently be a time in 1970. Other past times are the broker's: it delivers at once."""
+    """Refuse epoch seconds, which would be a time in 1970. The broker handles other past times: it delivers at once."""
     if deliver_ms < 0:
-        raise DelayError(f"{name} must not lie before 1970, got {deliver_ms}")
+        raise DelayError(f"{name} must not be before 1970, got {deliver_ms}")
     if deliver_ms < _SECONDS_BELOW <= now_ms:
         raise DelayError(f"{name}={deliver_ms} looks like seconds; it takes epoch milliseconds: {deliver_ms * 1_000}")
     return deliver_ms
 
 
 def delay_header(name: str, value: object, now_ms: int) -> dict[str, str]:
-    """A delay given as a header, ``DELAY`` or ``TIMER_…``: as effective as the option of the same meaning.
+    """Return the property for a delay header, ``DELAY`` or ``TIMER_…``, with the effect of the option it equals.
 
     Raises:
-        DelayError: The value is not a whole number, or not one that the header may have.
+        DelayError: The value is not a whole number, or is out of range.
     """
     text = str(value).strip()
     if isinstance(value, bool) or not text.removeprefix("-").isdecimal():
@@ -155,9 +153,7 @@ def delay_header(name: str, value: object, now_ms: int) -> dict[str, str]:
 
 
 def check_one_delay(names: Iterable[str]) -> None:
-    """Refuse a message whose options and headers ask for several delays at once."""
+    """Raise `DelayError` if the properties of one message contain several delays."""
     delays = [name for name in names if name in DELAY_PROPERTIES]
     if len(delays) > 1:
-        raise DelayError(
-            f"{' and '.join(delays)} are several answers to one question, when to deliver; give one of them"
-        )
+        raise DelayError(f"{' and '.join(delays)} are {len(delays)} delays for one message; give one of them")

@@ -1,4 +1,4 @@
-"""Where a message goes: ``topic:tag``, and which queue of the topic."""
+"""Destinations ``topic`` and ``topic:tag``, and the queue of a hash key."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.topics import check_topic
 
 MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, str], MessageQueue]
-"""Chooses the queue of a message that is ordered by a key: (queues of the topic, message, key) -> one of the queues."""
+"""Selects the queue for a message with a hash key: (queues of the topic, message, hash key) -> one of the queues."""
 
 
 class Destination(NamedTuple):
-    """A destination, read once and kept.
+    """A parsed destination.
 
     Attributes:
-        properties: What the tag adds to a message. It is shared by all messages that go there: copy, never change.
+        properties: Message properties that the tag sets. Messages share them: copy before a change.
     """
 
     topic: str
@@ -28,14 +28,14 @@ class Destination(NamedTuple):
 
 
 def parse_destination(destination: str) -> Destination:
-    """Read ``"topic"`` or ``"topic:tag"``; the first colon splits, so a tag may hold further ones.
+    """Parse ``"topic"`` or ``"topic:tag"``; the first colon separates them, so a tag may contain colons.
 
     Raises:
         DestinationError: It is not text, a part is empty, or a part is not a legal name.
     """
     try:
         return _parse(destination)
-    except TypeError:  # what cannot be a key of the cache, a dict for example, is no text either
+    except TypeError:  # an unhashable argument, a dict for example, cannot be a key of the cache
         raise _not_text(destination) from None
 
 
@@ -54,19 +54,19 @@ def _parse(destination: str) -> Destination:
 
 
 def _check_tag(destination: str, topic: str, tag: str) -> None:
-    """A tag that no selector expression can name would be a message that nobody can ask for."""
+    """Refuse a tag that no selector expression can name: no consumer could select the message."""
     if not tag:
         raise DestinationError(f"destination {destination!r} has an empty tag; without a tag write {topic!r}")
     if tag != tag.strip():
         raise DestinationError(
-            f"destination {destination!r}: the tag begins or ends with a blank; write {tag.strip()!r}"
+            f"destination {destination!r}: the tag starts or ends with a blank; write {tag.strip()!r}"
         )
     if "||" in tag:
-        raise DestinationError(
-            f"destination {destination!r}: a message has one tag; '||' belongs into a listener's selector"
-        )
+        raise DestinationError(f"destination {destination!r}: a message has one tag; use '||' in a listener's selector")
     if "\x01" in tag or "\x02" in tag:
-        raise DestinationError(f"destination {destination!r}: a tag cannot hold the control characters \\x01 and \\x02")
+        raise DestinationError(
+            f"destination {destination!r}: a tag cannot contain the control characters \\x01 and \\x02"
+        )
 
 
 def _not_text(destination: object) -> DestinationError:
@@ -77,6 +77,7 @@ def _not_text(destination: object) -> DestinationError:
 
 
 def check_hash_key(hash_key: str) -> None:
+    """Raise `MessageError` if the hash key is not text, or is empty."""
     if not isinstance(hash_key, str):
         raise MessageError(f"hash_key must be text, got {type(hash_key).__name__} {hash_key!r}; pass str(...) of it")
     if not hash_key:
@@ -84,9 +85,9 @@ def check_hash_key(hash_key: str) -> None:
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, hash_key: str) -> MessageQueue:
-    """The queue that a Java client chooses for this key: ``|hashCode % queues|``.
+    """Return the queue that a Java client selects for this key: ``|hashCode % queues|``.
 
-    Java's remainder takes the sign of the dividend and loses it here again: it is the remainder of the absolute value.
+    Java's remainder has the sign of the dividend, so its absolute value is the remainder of the absolute value.
 
     Source: RocketMQ ``SelectMessageQueueByHash``.
     """

@@ -1,4 +1,4 @@
-"""Messages on request: what stands behind ``template.receive``."""
+"""The consumer behind ``template.receive``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mqtemplate.topics import check_topic
 
 _log = structlog.stdlib.get_logger("mqtemplate.template")
 
-_STRAIGHT_TO_DEAD_LETTERS = -1
+_STRAIGHT_TO_DEAD_LETTERS = -1  # see `Consumer.send_back`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSettings:
-    """What a template receives, and as whom. One group reads one topic; see ``rocketmq.pull-consumer.*``.
+    """Consumer group and subscription of ``template.receive``: one topic. See ``rocketmq.pull-consumer.*``.
 
     Attributes:
-        consume_from_where: Where the group starts the first time. The first offset is the default, since a program
-            that asks for messages now and then would else miss what came before its first question.
+        consume_from_where: Start of a new group. The default is the first offset: a program that receives from time to
+            time would otherwise miss the messages before its first call.
     """
 
     group: str
@@ -35,30 +35,25 @@ class PullSettings:
     selector_expression: str = "*"
     message_model: MessageModel = MessageModel.CLUSTERING
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-    consume_timestamp: int | None = None
-    max_reconsume_times: int = 16
-    instance_name: str = "DEFAULT"
 
     def spec(self) -> ConsumerSpec:
+        """Return the subscription as the broker takes it."""
         return ConsumerSpec(
             group=self.group,
             subscriptions={check_topic(self.topic): make_selector(self.selector_type, self.selector_expression)},
             message_model=self.message_model,
             consume_from_where=self.consume_from_where,
-            consume_timestamp=self.consume_timestamp,
-            max_reconsume_times=self.max_reconsume_times,
-            instance_name=self.instance_name,
         )
 
 
 class LitePullConsumer:
-    """A member of a group that reads when it is asked.
+    """A member of a consumer group that polls when the application calls ``receive``.
 
-    What one ``receive`` returned counts as done when the next one begins, or at ``close``. A process that dies in
-    between gets it again: at least once. Several threads may take turns, but the next one's question confirms what
-    the one before was given; a program that works on messages in several threads is better served by a listener.
-
-    It joins the group with the first ``receive``, and belongs to one template.
+    - Delivery is at least once: the messages of one ``receive`` are committed by the next one, or by `close`. If the
+      process dies before that, the group receives them again.
+    - Threads may share it, but a call commits what another thread received before. To process messages in several
+      threads use a listener.
+    - It joins the group with the first ``receive``.
     """
 
     def __init__(self, broker: Broker, settings: PullSettings, converter: MessageConverter) -> None:
@@ -66,33 +61,33 @@ class LitePullConsumer:
         self._settings = settings
         self._converter = converter
         self._consumer: Consumer | None = None
-        self._unconfirmed: dict[MessageQueue, int] = {}
+        self._uncommitted: dict[MessageQueue, int] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def receive(self, target_type: Any, max_count: int, timeout_ms: int) -> list[Any]:
-        """Up to *max_count* messages, each as *target_type*; an empty list if none came within *timeout_ms*.
+        """Return up to *max_count* messages, each as *target_type*; empty if none arrives within *timeout_ms*.
 
-        A message that is no *target_type* goes to ``%DLQ%group`` and into the log: asking again could not help it,
-        and it must not stand in the way of the others. (A broadcasting group has no dead letters, only the log.)
+        A message that cannot be converted goes to ``%DLQ%group`` and into the log: a retry would fail too, and it must
+        not block the other messages. (A broadcasting group has no dead-letter topic, only the log.)
         """
         with self._lock:
             consumer = self._open()
-            self._confirm(consumer)
+            self._commit(consumer)
             messages = consumer.poll(max_count, timeout_ms)
-            self._unconfirmed = {queue: consumer.position(queue) for queue in consumer.assignment()}
+            self._uncommitted = {queue: consumer.position(queue) for queue in consumer.assignment()}
             return [payload for message in messages for payload in self._convert(consumer, message, target_type)]
 
     def close(self) -> None:
-        """Confirm what was received, and leave the group. A ``receive`` that waits in another thread ends."""
+        """Commit what was received, and leave the group. A ``receive`` that waits in another thread ends."""
         self._closed = True
-        waiting = self._consumer
-        if waiting is not None:
-            waiting.wake()
+        polling = self._consumer
+        if polling is not None:
+            polling.wake()  # before the lock: a waiting `receive` holds it
         with self._lock:
             consumer, self._consumer = self._consumer, None
             if consumer is not None:
-                self._confirm(consumer)
+                self._commit(consumer)
                 consumer.close()
 
     def _open(self) -> Consumer:
@@ -102,13 +97,13 @@ class LitePullConsumer:
             self._consumer = self._broker.subscribe(self._settings.spec())
         return self._consumer
 
-    def _confirm(self, consumer: Consumer) -> None:
-        """Commit what was returned. A queue that another member has now is read there again from its last commit."""
-        mine = consumer.assignment()
-        for queue, queue_offset in self._unconfirmed.items():
-            if queue in mine:
+    def _commit(self, consumer: Consumer) -> None:
+        """Commit what the last call returned. The new owner of a reassigned queue reads on from the last commit."""
+        assigned = consumer.assignment()
+        for queue, queue_offset in self._uncommitted.items():
+            if queue in assigned:
                 consumer.commit(queue, queue_offset)
-        self._unconfirmed = {}
+        self._uncommitted = {}
 
     def _convert(self, consumer: Consumer, message: MessageExt, target_type: Any) -> list[Any]:
         if target_type is MessageExt or target_type is Message:

@@ -1,47 +1,122 @@
-"""From what a sender passes to the messages that a broker takes."""
+"""Messages from payloads, destinations and options."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from mqtemplate.clock import Clock
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import ConversionError, DestinationError, MessageError
-from mqtemplate.message import Message, MessageExt, Property
+from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, Property
+from mqtemplate.template.delay_options import check_one_delay, delay_header, delay_properties
 from mqtemplate.template.destination import Destination, parse_destination
-from mqtemplate.template.headers import NO_EXTRAS, Extras, header_extras, merge_extras
+from mqtemplate.template.headers import FLAG, HEADER_PREFIX, checked_flag, header_property, joined_keys
+from mqtemplate.template.send_options import SendOptions
+
+
+class Extras(NamedTuple):
+    """Properties and flag of a message beside payload and tag. Messages share them: copy before a change."""
+
+    properties: dict[str, str]
+    flag: int | None
+
+
+NO_EXTRAS = Extras({}, None)
+"""The extras of a plain send. They are this very object, so that a plain send builds nothing."""
+
+
+def read_options(delay_level: int, options: SendOptions, now_ms: Callable[[], int]) -> Extras:
+    """Return the options of one call as properties and flag.
+
+    Raises:
+        MessageError: A header is reserved, given twice, or has an invalid value.
+        DelayError: Two delays are given, or one has an invalid value.
+    """
+    delay, deliver_at = options.get("delay"), options.get("deliver_at")
+    keys, headers = options.get("keys", ()), options.get("headers")
+    if not (delay_level or delay is not None or deliver_at is not None or keys or headers):
+        return NO_EXTRAS
+    properties = delay_properties(delay_level, delay, deliver_at, now_ms())
+    if joined := joined_keys(keys):
+        properties[Property.KEYS] = joined
+    own = Extras(properties, None)
+    return _merged(own, _read_headers(headers, now_ms())) if headers else own
+
+
+def _read_headers(headers: Mapping[str, object], now_ms: int) -> Extras:
+    """Read headers as rocketmq-spring does, with or without its prefix. What it drops silently is refused here."""
+    if not isinstance(headers, Mapping):
+        raise MessageError(f"headers must be a mapping of names to values, got {type(headers).__name__}")
+    properties: dict[str, str] = {}
+    flag: int | None = None
+    for given, value in headers.items():
+        if not isinstance(given, str):
+            raise MessageError(f"header names must be text, got {type(given).__name__} {given!r}")
+        name = given.removeprefix(HEADER_PREFIX)
+        if name == FLAG:
+            if flag is not None:
+                raise _given_twice(name)
+            flag = checked_flag(value)
+            continue
+        is_delay = name in DELAY_PROPERTIES
+        entry = delay_header(name, value, now_ms) if is_delay else header_property(given, name, value)
+        for twice in entry.keys() & properties.keys():
+            raise _given_twice(twice)
+        properties |= entry
+    return Extras(properties, flag)
+
+
+def _given_twice(name: str) -> MessageError:
+    return MessageError(f"header {name} is given twice, plain and as {HEADER_PREFIX}{name}; give it once")
+
+
+def _merged(first: Extras, second: Extras) -> Extras:
+    """Return both together; raise `MessageError` if they contradict each other."""
+    check_one_delay(dict.fromkeys((*first.properties, *second.properties)))
+    for name, value in second.properties.items():
+        if first.properties.get(name, value) != value:
+            raise MessageError(f"{name} is given twice: {first.properties[name]!r} and {value!r}; give it once")
+    if first.flag is not None and second.flag is not None and first.flag != second.flag:
+        raise MessageError(f"{FLAG} is given twice: {first.flag} and {second.flag}; give it once")
+    return Extras({**first.properties, **second.properties}, second.flag if first.flag is None else first.flag)
 
 
 class MessageFactory:
-    """Makes messages of payloads.
+    """Factory of messages from payloads.
 
-    A payload may be a `Message` already: then its properties are read as headers are, and it must name the topic
-    that it is sent to.
+    A payload may be a `Message` already. Its properties are then read like headers, and its topic must be the topic of
+    the destination.
+
+    Args:
+        max_body_bytes: Largest body; None for no limit but the broker's.
     """
 
-    def __init__(self, converter: MessageConverter, clock: Clock, max_body_bytes: int | None = None) -> None:
+    def __init__(
+        self, converter: MessageConverter, now_ms: Callable[[], int], max_body_bytes: int | None = None
+    ) -> None:
         self._to_body = converter.to_body
-        self._clock = clock
+        self._now_ms = now_ms
         self._max_body_bytes = sys.maxsize if max_body_bytes is None else max_body_bytes
 
     def one(self, destination: str, payload: object, extras: Extras) -> Message:
-        return self._make(parse_destination(destination), payload, extras)
+        """Return the message for one payload."""
+        return self._create(parse_destination(destination), payload, extras)
 
     def batch(self, destination: str, payloads: Sequence[object], extras: Extras) -> list[Message]:
-        """One message an item. What is wrong with an item is told with its place in the list."""
+        """Return one message for each item. An error names the position of the item in the list."""
         target = parse_destination(destination)
         if not payloads:
             raise MessageError(f"the list for {destination!r} is empty; a batch has at least one message")
         messages = []
         for payload in payloads:
             try:
-                messages.append(self._make(target, payload, extras))
+                messages.append(self._create(target, payload, extras))
             except MessageError as exc:
                 raise type(exc)(f"item {len(messages)} of the list: {exc}") from exc
         return messages
 
-    def _make(self, target: Destination, payload: object, extras: Extras) -> Message:
+    def _create(self, target: Destination, payload: object, extras: Extras) -> Message:
         if isinstance(payload, Message):
             return self._from_message(target, payload, extras)
         body, content_type = self._to_body(payload)
@@ -55,25 +130,26 @@ class MessageFactory:
     def _from_message(self, target: Destination, message: Message, extras: Extras) -> Message:
         if isinstance(message, MessageExt):
             raise MessageError(
-                "a received message cannot be sent as it is, since much of it is the broker's; "
+                "a received message cannot be sent as it is, since the broker has set much of it; "
                 "send message.body with headers=message.user_properties"
             )
         if message.topic != target.topic:
             raise DestinationError(
-                f"the message names the topic {message.topic!r} and the destination {target.topic!r}; they must be one"
+                f"the message names the topic {message.topic!r} and the destination {target.topic!r}; "
+                "they must be the same"
             )
         if not message.body:
             raise ConversionError("the message has an empty body; it needs at least one byte")
         if len(message.body) > self._max_body_bytes:
             raise self._too_large(message.body, target.topic)
-        own = header_extras(message.properties, self._clock.now_ms())
-        merged = merge_extras(extras, own._replace(flag=message.flag or own.flag))
+        own = _read_headers(message.properties, self._now_ms())
+        merged = _merged(extras, own._replace(flag=message.flag or own.flag))
         return Message(target.topic, message.body, _with_tag(target, merged), merged.flag or 0)
 
     def _too_large(self, body: bytes, topic: str) -> MessageError:
         return MessageError(
             f"the body for {topic!r} has {len(body)} bytes, allowed are {self._max_body_bytes}; send less, "
-            "keep the data elsewhere and send where it is, or raise rocketmq.producer.max-message-size"
+            "store the data elsewhere and send a reference, or raise rocketmq.producer.max-message-size"
         )
 
 

@@ -1,61 +1,54 @@
-"""The template: what an application sends with, and receives with when it asks."""
+"""The template: the class with which an application sends messages, and receives them on request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from datetime import datetime, timedelta
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
-from mqtemplate.errors import (
-    ConfigurationError,
-    DestinationError,
-    MessageError,
-    MQTemplateError,
-    SendTimeoutError,
-)
+from mqtemplate.errors import ConfigurationError, DestinationError, MessageError, MQTemplateError, SendTimeoutError
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.results import SendResult
+from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.callbacks import report_to
+from mqtemplate.template.callbacks import add_callbacks
 from mqtemplate.template.destination import MessageQueueSelector, check_hash_key, select_queue_by_hash
-from mqtemplate.template.headers import Extras, make_extras
 from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings
-from mqtemplate.template.outbound import MessageFactory
-from mqtemplate.template.requests import RequestVerbs
+from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
+from mqtemplate.template.pending_verbs import PendingVerbs
+from mqtemplate.template.requests import Requests
+from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOptions, SendPlan, unknown_option
 from mqtemplate.template.spring_names import SpringNames
-from mqtemplate.template.transactions import TransactionListeners, TransactionVerbs
-from mqtemplate.template.waiting_verbs import WaitingVerbs
+from mqtemplate.template.transactions import Transactions
 
 T = TypeVar("T")
 
 _NOT_GIVEN: Any = object()
 
 
-class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs):
-    """Sends payloads of any kind, at once or later, and receives on request.
+class RocketMQTemplate(SpringNames, PendingVerbs):
+    """Sender of payloads of any type, at once or delayed, and receiver of messages on request.
 
-    It may be used from many threads. It knows the port only, so the same calls work over every broker.
-    The names of rocketmq-spring work too: `mqtemplate.template.spring_names`.
+    Threads may share it. It uses the interface `mqtemplate.broker.Broker` only: the same calls work with every broker.
+    The method names of rocketmq-spring work too: `mqtemplate.template.spring_names`.
 
     Args:
-        broker: Where to; started and closed by who made it.
-        converter: Payload <-> body; bytes, text and JSON by default.
-        send_message_timeout: Milliseconds for a call that names no timeout.
-        max_message_size: Bytes a body may have here, where the broker would take more.
-        default_destination: For ``convert_and_send`` with a payload alone.
-        message_queue_selector: Chooses the queue for a ``hash_key``; a Java client's choice by default.
-        producer_group: Whom the broker asks what became of transactions.
-        consumer_group: As whom ``receive`` reads.
-        consumer_topic: What ``receive`` reads.
-        selector_type: How *selector_expression* is to be read.
-        selector_expression: Which messages of it: ``*``, tags as ``a || b``, or by SQL92.
-        message_model: Whether the group's members share the messages out or each get all.
-        consume_from_where: Where a new group begins.
+        broker: The broker to use. Its creator starts and closes it.
+        converter: Converts payloads to bodies and back: bytes, text and JSON by default.
+        send_message_timeout: Milliseconds for a call without a timeout of its own.
+        max_message_size: Largest body in bytes, if it is to be smaller than the broker's limit.
+        default_destination: Destination of ``convert_and_send`` with a payload alone.
+        message_queue_selector: Selects the queue for a ``hash_key``; by default as a Java client does.
+        producer_group: Producer group whose transactions the broker checks here.
+        consumer_group: Consumer group of ``receive``.
+        consumer_topic: Topic of ``receive``.
+        selector_type: Language of *selector_expression*.
+        selector_expression: Messages that ``receive`` selects: ``*``, tags as ``a || b``, or SQL92.
+        message_model: ``CLUSTERING``: each message goes to one member of the group. ``BROADCASTING``: to all members.
+        consume_from_where: Start of a new consumer group.
     """
 
     def __init__(
@@ -80,9 +73,10 @@ class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs
         self.send_message_timeout = _check_timeout(send_message_timeout)
         self.default_destination = default_destination
         self.message_queue_selector = message_queue_selector
-        self._messages = MessageFactory(self.converter, broker.clock, max_message_size)
         self._now_ms = broker.clock.now_ms
-        self._transactions = TransactionListeners(broker, self.converter, producer_group)
+        self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
+        self._requests = Requests(broker, self.converter)
+        self._transactions = Transactions(broker, self.converter, producer_group)
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
             settings = PullSettings(
@@ -95,6 +89,9 @@ class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs
             )
             self._pull = LitePullConsumer(broker, settings, self.converter)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(broker={self.broker.name!r}, converter={self.converter!r})"
+
     # --- sending -------------------------------------------------------------------------------
 
     def sync_send(
@@ -103,45 +100,34 @@ class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs
         payload: object,
         timeout: int | None = None,
         delay_level: int = 0,
-        *,
-        delay: timedelta | float | None = None,
-        deliver_at: datetime | int | None = None,
-        hash_key: str | None = None,
-        keys: str | Sequence[str] = (),
-        headers: Mapping[str, object] | None = None,
-        queue: MessageQueue | None = None,
+        **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Send, and wait until the broker has it.
+        """Send, and wait until the broker has stored the message.
 
         Args:
             destination: ``"topic"`` or ``"topic:tag"``.
-            payload: Anything the converter takes. A list is a batch: its items are messages of their own, stored
-                together, in one queue and in this order, and all get the same options. An item (or the payload) may
-                be a `Message`, with properties of its own. To send one JSON array pass a tuple.
+            payload: Any type that the converter takes. A list is a batch: each item is a message of its own, all are
+                stored together, in one queue and in this order, and all get the same options. An item (or the payload)
+                may be a `Message`, with properties of its own. To send one JSON array pass a tuple.
             timeout: Milliseconds for the whole call, retries included.
-            delay_level: 0 for now, or a position in the broker's level table (1 = 1s … 18 = 2h by default).
-            delay: How long to wait, any length; a number is seconds. Counted by the broker's clock.
-            deliver_at: When to deliver: an aware datetime, or epoch milliseconds.
-            hash_key: Messages with equal keys go to one queue, in the order sent.
-            keys: Business keys, to find the message by; a text is one, or several separated by blanks.
-            headers: ``KEYS``, ``TAGS``, ``FLAG``, ``WAIT_STORE_MSG_OK``, ``DELAY`` and ``TIMER_…`` with or without
-                the prefix ``rocketmq_``; every other name is a property of yours.
-            queue: This queue of the topic, instead of one by turns.
+            delay_level: 0 for no delay, or a position in the broker's level table (1 = 1s … 18 = 2h by default).
+            options: *delay*, *deliver_at*, *hash_key*, *keys*, *headers*, *queue*; see `SendOptions`.
 
         Raises:
             MessageError: The message itself cannot be sent (`DestinationError`, `ConversionError`, `DelayError`);
                 a retry cannot help.
-            SendTimeoutError: No answer in time; the broker may have stored it all the same.
-            SendError: The broker did not take it; a retry may help.
+            SendTimeoutError: No answer in time; the broker may have stored the message all the same.
+            SendError: The broker did not store the message; a retry may help.
         """
-        extras = make_extras(delay_level, delay, deliver_at, keys, headers, self._now_ms)
-        limit = self.send_message_timeout if timeout is None else _check_timeout(timeout)
-        if isinstance(payload, list) or hash_key is not None or queue is not None:
-            messages, queue, limit = self._prepare(destination, payload, extras, hash_key, queue, limit)
-            if isinstance(payload, list):
-                return self.broker.send_batch(messages, queue, limit)
-            return self.broker.send(messages[0], queue, limit)
-        return self.broker.send(self._messages.one(destination, payload, extras), None, limit)
+        extras = self._extras("sync_send", delay_level, options)
+        timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
+        is_batch = isinstance(payload, list)
+        if is_batch or not QUEUE_OPTIONS.isdisjoint(options):
+            plan = self._prepared(destination, payload, extras, options, timeout_ms)
+            if is_batch:
+                return self.broker.send_batch(*plan)
+            return self.broker.send(plan.messages[0], plan.queue, plan.timeout_ms)
+        return self.broker.send(self._messages.one(destination, payload, extras), None, timeout_ms)
 
     def async_send(
         self,
@@ -150,59 +136,41 @@ class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs
         timeout: int | None = None,
         delay_level: int = 0,
         *,
-        delay: timedelta | float | None = None,
-        deliver_at: datetime | int | None = None,
-        hash_key: str | None = None,
-        keys: str | Sequence[str] = (),
-        headers: Mapping[str, object] | None = None,
-        queue: MessageQueue | None = None,
         on_success: Callable[[SendResult], object] | None = None,
         on_error: Callable[[BaseException], object] | None = None,
+        **options: Unpack[SendOptions],
     ) -> Future[SendResult]:
-        """Send without waiting; ``asyncio.wrap_future`` makes the answer awaitable. Arguments as `sync_send`.
+        """Send without waiting; ``asyncio.wrap_future`` makes the result awaitable. Other arguments as `sync_send`.
 
         Args:
-            on_success: Called with the result, in whichever thread brings it. What it raises is logged.
-            on_error: Called with what went wrong instead. Without it a failure beside *on_success* is logged.
+            on_success: Called with the result, in the thread that receives it. An exception in it is logged.
+            on_error: Called with the error of a failed send. Without it, a failure beside *on_success* is logged.
 
         Raises:
-            MessageError: At once, for what is wrong with the call. What the broker says comes with the future.
+            MessageError: At once, for an invalid call. Errors of the broker are in the future.
         """
-        extras = make_extras(delay_level, delay, deliver_at, keys, headers, self._now_ms)
-        limit = self.send_message_timeout if timeout is None else _check_timeout(timeout)
         try:
-            messages, queue, limit = self._prepare(destination, payload, extras, hash_key, queue, limit)
-            future = self.broker.send_async(messages, queue, limit)
+            plan = self._plan("async_send", destination, payload, timeout, delay_level, options)
+            future = self.broker.send_async(*plan)
         except MessageError:
             raise
         except MQTemplateError as exc:
             future = Future()
             future.set_exception(exc)
-        if on_success is not None or on_error is not None:
-            future.add_done_callback(report_to(on_success, on_error, destination, "send"))
+        add_callbacks(future, on_success, on_error, kind="send", destination=destination)
         return future
 
     def send_one_way(
-        self,
-        destination: str,
-        payload: object,
-        *,
-        delay_level: int = 0,
-        delay: timedelta | float | None = None,
-        deliver_at: datetime | int | None = None,
-        hash_key: str | None = None,
-        keys: str | Sequence[str] = (),
-        headers: Mapping[str, object] | None = None,
-        queue: MessageQueue | None = None,
+        self, destination: str, payload: object, *, delay_level: int = 0, **options: Unpack[SendOptions]
     ) -> None:
-        """Hand over and ask for no answer: the fastest way over a network, and one that may lose messages.
+        """Send without an answer from the broker: the fastest way over a network, and messages may be lost.
 
-        Arguments as `sync_send`. A list goes message by message; with *hash_key* or *queue* it stays in one queue.
+        Arguments as `sync_send`. The messages of a list are sent one by one; *hash_key* or *queue* keeps them in one
+        queue.
         """
-        extras = make_extras(delay_level, delay, deliver_at, keys, headers, self._now_ms)
-        messages, queue, _ = self._prepare(destination, payload, extras, hash_key, queue, self.send_message_timeout)
-        for message in messages:
-            self.broker.send_one_way(message, queue)
+        plan = self._plan("send_one_way", destination, payload, None, delay_level, options)
+        for message in plan.messages:
+            self.broker.send_one_way(message, plan.queue)
 
     @overload
     def convert_and_send(
@@ -229,10 +197,10 @@ class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs
         headers: Mapping[str, object] | None = None,
         post_processor: Callable[[Message], Message] | None = None,
     ) -> SendResult:
-        """Send a payload with headers, to a destination or, given a payload alone, to the default one.
+        """Send a payload with headers. Without a destination, the payload goes to the default destination.
 
         Args:
-            post_processor: Gets the finished message and returns the one to send, the same or another.
+            post_processor: Gets the finished message and returns the message to send, the same or another one.
         """
         if payload is _NOT_GIVEN:
             destination, payload = self._default_destination(), destination
@@ -240,40 +208,136 @@ class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs
             return self.sync_send(destination, payload, headers=headers)
         if isinstance(payload, list):
             raise MessageError("a post_processor takes one message, got a list; send the batch with sync_send")
-        extras = make_extras(0, None, None, (), headers, self._now_ms)
+        extras = self._extras("sync_send", 0, {"headers": headers})
         message = post_processor(self._messages.one(destination, payload, extras))
         if not isinstance(message, Message):
             raise MessageError(f"the post_processor must return a Message, it returned {type(message).__name__}")
         return self.sync_send(destination, message)
 
+    # --- requests ------------------------------------------------------------------------------
+
+    def send_and_receive(
+        self,
+        destination: str,
+        payload: object,
+        reply_type: type[T],
+        timeout: int | None = None,
+        delay_level: int = 0,
+        **options: Unpack[SendOptions],
+    ) -> T:
+        """Send a request, and wait for the reply: the value that a listener of the topic returned.
+
+        Args:
+            reply_type: Type of the reply; `MessageExt` for the whole message.
+            timeout: Milliseconds until the reply must arrive, a delay included.
+
+        Other arguments as `sync_send`.
+
+        Raises:
+            RequestTimeoutError: No reply arrived in time.
+            ConversionError: The reply cannot be converted to *reply_type*.
+            MessageError, SendError: As `sync_send`.
+        """
+        answer = self.async_send_and_receive(destination, payload, reply_type, timeout, delay_level, **options)
+        return self._requests.result(answer)
+
+    def async_send_and_receive(
+        self,
+        destination: str,
+        payload: object,
+        reply_type: type[T],
+        timeout: int | None = None,
+        delay_level: int = 0,
+        *,
+        on_success: Callable[[T], object] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
+        **options: Unpack[SendOptions],
+    ) -> Future[T]:
+        """Send a request without waiting; the future has the reply. Other arguments as `send_and_receive`.
+
+        Args:
+            on_success: Called with the reply, in the thread that receives it. An exception in it is logged.
+            on_error: Called with the error of a failed request. Without it, a failure beside *on_success* is logged.
+
+        Raises:
+            MessageError: At once, for an invalid call.
+        """
+        if isinstance(payload, list):
+            raise MessageError("a request is one message, got a list; pass a tuple to send one JSON array")
+        plan = self._plan("async_send_and_receive", destination, payload, timeout, delay_level, options)
+        answer = self._requests.send(plan, reply_type)
+        add_callbacks(answer, on_success, on_error, kind="request", destination=destination)
+        return answer
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def add_transaction_listener(self, listener: object) -> None:
+        """Register an object of a class marked ``@transaction_listener`` for its transactions.
+
+        An application does this for the classes that it is given.
+
+        Raises:
+            ListenerError: It is not a transaction listener, or its destination has a listener already.
+            ConfigurationError: The template has no producer group.
+        """
+        self._transactions.add(listener)
+
+    def send_in_transaction(
+        self,
+        destination: str,
+        payload: object,
+        arg: object = None,
+        timeout: int | None = None,
+        delay_level: int = 0,
+        **options: Unpack[SendOptions],
+    ) -> TransactionSendResult:
+        """Send a message that is delivered if the local transaction commits, and dropped if it rolls back.
+
+        The broker first stores the message invisibly. Then the listener's ``execute_local_transaction`` runs in this
+        thread, with the message and *arg*. Then the broker gets the transaction's state. If it is ``UNKNOWN``, or is
+        lost on the way, the broker calls ``check_local_transaction`` later. An exception in the listener is logged and
+        counts as ``UNKNOWN``.
+
+        A delay counts from the commit. The other arguments, and the errors before the broker has the message, are those
+        of `sync_send`; a list is refused.
+
+        Returns:
+            The result with ``local_transaction_state``. The state is ``ROLLBACK``, without a call of the listener, if
+            the broker cannot guarantee that the message is stored (`SendResult.send_status`).
+        """
+        if isinstance(payload, list):
+            raise MessageError("a transaction has one message, got a list; pass a tuple to send one JSON array")
+        plan = self._plan("send_in_transaction", destination, payload, timeout, delay_level, options)
+        return self._transactions.send(plan, destination, arg)
+
     # --- receiving -----------------------------------------------------------------------------
 
     def receive(self, target_type: type[T], max_count: int = 32, timeout: int = 3_000) -> list[T]:
-        """Up to *max_count* messages of the consumer group, waiting up to *timeout* ms for the first.
+        """Return up to *max_count* messages of the consumer group; wait up to *timeout* ms for the first.
 
-        At least once: what a call returned is confirmed by the next call, or by `close`; a program that ends without
-        either gets it again. `mqtemplate.template.lite_pull` says more.
+        Delivery is at least once: the next call, or `close`, commits the messages of this one. If the program ends
+        without either, the group receives them again. See `mqtemplate.template.lite_pull`.
 
         Args:
-            target_type: What each message shall be; `MessageExt` for the whole of it. A body that is none goes to
-                the group's dead letters.
+            target_type: Type of each payload; `MessageExt` for the whole message. A body that cannot be converted goes
+                to the group's dead-letter topic.
 
         Raises:
-            ConfigurationError: The template was given no group or no topic.
+            ConfigurationError: The template has no consumer group or no topic.
         """
         if self._pull is None:
             raise ConfigurationError(
-                "receive needs to know as whom and what: give the template consumer_group and consumer_topic, "
+                "receive needs a consumer group and a topic: give the template consumer_group and consumer_topic, "
                 "in application.yml rocketmq.pull-consumer.group and rocketmq.pull-consumer.topic"
             )
         if type(max_count) is not int or max_count < 1:
-            raise MessageError(f"max_count must be a whole number from 1 on, got {max_count!r}")
+            raise MessageError(f"max_count must be a whole number, 1 or more, got {max_count!r}")
         return self._pull.receive(target_type, max_count, 0 if timeout == 0 else _check_timeout(timeout))
 
     def close(self) -> None:
-        """Confirm what was received, leave the group, and answer for no transaction any more.
+        """Commit what was received, leave the consumer group, and answer no more transaction checks.
 
-        The broker stays open: who made it closes it.
+        The broker stays open: its creator closes it.
         """
         self._transactions.close()
         if self._pull is not None:
@@ -285,61 +349,52 @@ class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    # --- what the verbs share ------------------------------------------------------------------
+    # --- preparation, which the verbs share ----------------------------------------------------
 
-    def _single_message(
-        self,
-        destination: str,
-        payload: object,
-        timeout: int | None,
-        delay_level: int,
-        delay: timedelta | float | None,
-        deliver_at: datetime | int | None,
-        hash_key: str | None,
-        keys: str | Sequence[str],
-        headers: Mapping[str, object] | None,
-        queue: MessageQueue | None,
-    ) -> tuple[Message, MessageQueue | None, int]:
-        """One message made of the arguments of a verb, its queue, and the milliseconds that are left."""
-        extras = make_extras(delay_level, delay, deliver_at, keys, headers, self._now_ms)
-        limit = self.send_message_timeout if timeout is None else _check_timeout(timeout)
-        [message], queue, limit = self._prepare(destination, payload, extras, hash_key, queue, limit)
-        return message, queue, limit
+    def _extras(self, verb: str, delay_level: int, options: SendOptions) -> Extras:
+        """Return the properties and the flag that the options of a call set."""
+        if not options and not delay_level:
+            return NO_EXTRAS
+        if not options.keys() <= SEND_OPTIONS:
+            raise unknown_option(getattr(RocketMQTemplate, verb), options, SEND_OPTIONS)
+        return read_options(delay_level, options, self._now_ms)
 
-    def _prepare(
-        self,
-        destination: str,
-        payload: object,
-        extras: Extras,
-        hash_key: str | None,
-        queue: MessageQueue | None,
-        timeout_ms: int,
-    ) -> tuple[list[Message], MessageQueue | None, int]:
-        """The messages, their queue, and the milliseconds that are left after the work of finding both."""
+    def _plan(
+        self, verb: str, destination: str, payload: object, timeout: int | None, delay_level: int, options: SendOptions
+    ) -> SendPlan:
+        """Return the plan of one call."""
+        extras = self._extras(verb, delay_level, options)
+        timeout_ms = self.send_message_timeout if timeout is None else _check_timeout(timeout)
+        return self._prepared(destination, payload, extras, options, timeout_ms)
+
+    def _prepared(
+        self, destination: str, payload: object, extras: Extras, options: SendOptions, timeout_ms: int
+    ) -> SendPlan:
+        """Return the messages, their queue, and the rest of the timeout after the time that finding both took."""
         started = monotonic()
         if isinstance(payload, list):
             messages = self._messages.batch(destination, payload, extras)
         else:
             messages = [self._messages.one(destination, payload, extras)]
-        if hash_key is not None or queue is not None:
-            queue = self._choose_queue(messages[0], hash_key, queue)
+        queue = self._selected_queue(messages[0], options) if options else None
         left_ms = timeout_ms - int((monotonic() - started) * 1_000)
         if left_ms <= 0:
             raise SendTimeoutError(
                 f"the timeout of {timeout_ms} ms was over before the message reached the broker; nothing was sent"
             )
-        return messages, queue, left_ms
+        return SendPlan(messages, queue, left_ms)
 
-    def _choose_queue(self, message: Message, hash_key: str | None, queue: MessageQueue | None) -> MessageQueue:
-        if queue is not None:
-            if hash_key is not None:
-                raise MessageError("hash_key and queue both choose the queue; pass one of them")
-            if queue.topic != message.topic:
+    def _selected_queue(self, message: Message, options: SendOptions) -> MessageQueue | None:
+        """Return the queue that the caller chose, directly or by a key; None if the broker selects it."""
+        hash_key, queue = options.get("hash_key"), options.get("queue")
+        if hash_key is None:
+            if queue is not None and queue.topic != message.topic:
                 raise DestinationError(
-                    f"the queue is one of topic {queue.topic!r}, the destination says {message.topic!r}"
+                    f"the queue belongs to topic {queue.topic!r}, the destination to topic {message.topic!r}"
                 )
             return queue
-        assert hash_key is not None
+        if queue is not None:
+            raise MessageError("hash_key and queue both choose the queue; pass one of them")
         check_hash_key(hash_key)
         return self.message_queue_selector(self.broker.queues(message.topic), message, hash_key)
 
@@ -354,5 +409,5 @@ class RocketMQTemplate(SpringNames, TransactionVerbs, RequestVerbs, WaitingVerbs
 
 def _check_timeout(timeout: int) -> int:
     if type(timeout) is not int or timeout < 1:
-        raise MessageError(f"timeout must be a whole number of milliseconds from 1 on, got {timeout!r}")
+        raise MessageError(f"timeout must be a whole number of milliseconds, 1 or more, got {timeout!r}")
     return timeout

@@ -1,6 +1,6 @@
-"""The names of rocketmq-spring's ``RocketMQTemplate``, each one line over ours.
+"""The method names of rocketmq-spring's ``RocketMQTemplate``, each in terms of our verbs.
 
-Every ``delayLevel``, ``timeout`` and so on is optional and stands where its Java overload has it.
+Optional Java parameters such as ``timeout`` and ``delayLevel`` have the position of the Java overload.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Protocol, get_type_hints
 
 from mqtemplate.message import Message, MessageExt
@@ -17,109 +17,64 @@ from mqtemplate.template.destination import MessageQueueSelector
 
 
 class SendCallback(Protocol):
-    """Who wants to hear how an asynchronous send went."""
+    """Callback of an asynchronous send, with Spring's method names."""
 
-    def onSuccess(self, result: SendResult) -> object: ...
+    def onSuccess(self, result: SendResult) -> object:
+        """Handle the result of the send."""
 
-    def onException(self, error: BaseException) -> object: ...
+    def onException(self, error: BaseException) -> object:
+        """Handle the error of a failed send."""
 
 
 class LocalRequestCallback(Protocol):
-    """Who wants to hear the reply to a request. The type that ``onSuccess`` names is what the reply becomes."""
+    """Callback of a request, with Spring's method names. The annotation of ``message`` is the type of the reply."""
 
-    def onSuccess(self, message: Any) -> object: ...
+    def onSuccess(self, message: Any) -> object:
+        """Handle the reply."""
 
-    def onException(self, error: BaseException) -> object: ...
+    def onException(self, error: BaseException) -> object:
+        """Handle the error of a failed request."""
 
 
 class _Verbs(Protocol):
-    """What the names below stand for: the verbs of `mqtemplate.template.RocketMQTemplate`."""
+    """The verbs of `mqtemplate.template.RocketMQTemplate` that the names below call; ``Any`` are their options."""
 
     message_queue_selector: MessageQueueSelector
 
-    def sync_send(
-        self,
-        destination: str,
-        payload: object,
-        timeout: int | None = None,
-        delay_level: int = 0,
-        *,
-        delay: timedelta | float | None = None,
-        deliver_at: datetime | int | None = None,
-        hash_key: str | None = None,
-    ) -> SendResult: ...
-
-    def async_send(
-        self,
-        destination: str,
-        payload: object,
-        timeout: int | None = None,
-        delay_level: int = 0,
-        *,
-        delay: timedelta | float | None = None,
-        deliver_at: datetime | int | None = None,
-        hash_key: str | None = None,
-        on_success: Callable[[SendResult], object] | None = None,
-        on_error: Callable[[BaseException], object] | None = None,
-    ) -> Future[SendResult]: ...
-
-    def send_one_way(self, destination: str, payload: object, *, hash_key: str | None = None) -> None: ...
-
-    def send_in_transaction(self, destination: str, payload: object, arg: object = None) -> TransactionSendResult: ...
-
-    def send_and_receive(
-        self,
-        destination: str,
-        payload: object,
-        reply_type: type[Any],
-        timeout: int | None = None,
-        delay_level: int = 0,
-        *,
-        hash_key: str | None = None,
-    ) -> Any: ...
-
-    def async_send_and_receive(
-        self,
-        destination: str,
-        payload: object,
-        reply_type: type[Any],
-        timeout: int | None = None,
-        delay_level: int = 0,
-        *,
-        hash_key: str | None = None,
-        on_success: Callable[[Any], object] | None = None,
-        on_error: Callable[[BaseException], object] | None = None,
-    ) -> Future[Any]: ...
-
-    def convert_and_send(
-        self,
-        destination: str,
-        payload: object,
-        headers: Mapping[str, object] | None = None,
-        post_processor: Callable[[Message], Message] | None = None,
-    ) -> SendResult: ...
+    def sync_send(self, *args: Any, **options: Any) -> SendResult: ...
+    def async_send(self, *args: Any, **options: Any) -> Future[SendResult]: ...
+    def send_one_way(self, *args: Any, **options: Any) -> None: ...
+    def convert_and_send(self, *args: Any, **options: Any) -> SendResult: ...
+    def send_in_transaction(self, *args: Any, **options: Any) -> TransactionSendResult: ...
+    def send_and_receive(self, *args: Any, **options: Any) -> Any: ...
+    def async_send_and_receive(self, *args: Any, **options: Any) -> Any: ...
 
 
 class SpringNames:
-    """Mixed into the template, so that code and habits from Spring go on working."""
+    """Mixin of `mqtemplate.template.RocketMQTemplate` with the method names of rocketmq-spring."""
 
     def syncSend(
         self: _Verbs, destination: str, payload: object, timeout: int | None = None, delayLevel: int = 0
     ) -> SendResult:
+        """Call ``sync_send``; a list is a batch."""
         return self.sync_send(destination, payload, timeout, delayLevel)
 
     def syncSendOrderly(
         self: _Verbs, destination: str, payload: object, hashKey: str, timeout: int | None = None, delayLevel: int = 0
     ) -> SendResult:
+        """Call ``sync_send`` with *hash_key*."""
         return self.sync_send(destination, payload, timeout, delayLevel, hash_key=hashKey)
 
     def syncSendDelayTimeSeconds(self: _Verbs, destination: str, payload: object, delayTime: int) -> SendResult:
+        """Call ``sync_send`` with a *delay* in seconds."""
         return self.sync_send(destination, payload, delay=timedelta(seconds=delayTime))
 
     def syncSendDelayTimeMills(self: _Verbs, destination: str, payload: object, delayTime: int) -> SendResult:
+        """Call ``sync_send`` with a *delay* in milliseconds."""
         return self.sync_send(destination, payload, delay=timedelta(milliseconds=delayTime))
 
     def syncSendDeliverTimeMills(self: _Verbs, destination: str, payload: object, deliverTimeMills: int) -> SendResult:
+        """Call ``sync_send`` with *deliver_at* in epoch milliseconds."""
         return self.sync_send(destination, payload, deliver_at=deliverTimeMills)
 
     def asyncSend(
@@ -130,6 +85,7 @@ class SpringNames:
         timeout: int | None = None,
         delayLevel: int = 0,
     ) -> Future[SendResult]:
+        """Call ``async_send`` with the methods of the callback."""
         return self.async_send(destination, payload, timeout, delayLevel, **_callbacks(sendCallback))
 
     def asyncSendOrderly(
@@ -141,12 +97,15 @@ class SpringNames:
         timeout: int | None = None,
         delayLevel: int = 0,
     ) -> Future[SendResult]:
+        """Call ``async_send`` with *hash_key* and the methods of the callback."""
         return self.async_send(destination, payload, timeout, delayLevel, hash_key=hashKey, **_callbacks(sendCallback))
 
     def sendOneWay(self: _Verbs, destination: str, payload: object) -> None:
+        """Call ``send_one_way``."""
         self.send_one_way(destination, payload)
 
     def sendOneWayOrderly(self: _Verbs, destination: str, payload: object, hashKey: str) -> None:
+        """Call ``send_one_way`` with *hash_key*."""
         self.send_one_way(destination, payload, hash_key=hashKey)
 
     def convertAndSend(
@@ -156,11 +115,13 @@ class SpringNames:
         headers: Mapping[str, object] | None = None,
         postProcessor: Callable[[Message], Message] | None = None,
     ) -> SendResult:
+        """Call ``convert_and_send``."""
         return self.convert_and_send(destination, payload, headers, postProcessor)
 
     def sendMessageInTransaction(
         self: _Verbs, destination: str, payload: object, arg: object = None
     ) -> TransactionSendResult:
+        """Call ``send_in_transaction``."""
         return self.send_in_transaction(destination, payload, arg)
 
     def sendAndReceive(
@@ -172,50 +133,45 @@ class SpringNames:
         timeout: int | None = None,
         delayLevel: int = 0,
     ) -> Any:
-        """The reply as *type*; given a callback instead, the future of it. In Java *hashKey* may be left out, too."""
-        hash_key, limit, level = (
-            (None, hashKey, delayLevel if timeout is None else timeout)
-            if isinstance(hashKey, int)
-            else (hashKey, timeout, delayLevel)
-        )
+        """Return the reply as *type*, or its future if *type* is a callback. *hashKey* may be left out, as in Java."""
+        key, limit, level = (hashKey, timeout, delayLevel)
+        if isinstance(key, int):  # no hash key: the other arguments are one position to the left
+            key, limit, level = (None, key, delayLevel if timeout is None else timeout)
         if inspect.isclass(type):
-            return self.send_and_receive(destination, payload, type, limit, level, hash_key=hash_key)
-        return self.async_send_and_receive(
-            destination,
-            payload,
-            _reply_type(type),
-            limit,
-            level,
-            hash_key=hash_key,
-            on_success=type.onSuccess,
-            on_error=type.onException,
-        )
+            return self.send_and_receive(destination, payload, type, limit, level, hash_key=key)
+        reply_type, callbacks = _reply_type(type), _callbacks(type)
+        return self.async_send_and_receive(destination, payload, reply_type, limit, level, hash_key=key, **callbacks)
 
     def getMessageQueueSelector(self: _Verbs) -> MessageQueueSelector:
+        """Return ``message_queue_selector``."""
         return self.message_queue_selector
 
     def setMessageQueueSelector(self: _Verbs, messageQueueSelector: MessageQueueSelector) -> None:
+        """Set ``message_queue_selector``."""
         self.message_queue_selector = messageQueueSelector
 
     # --- the names of the v5 client's template -------------------------------------------------------
 
     def syncSendNormalMessage(self: _Verbs, destination: str, payload: object) -> SendResult:
+        """Call ``sync_send``."""
         return self.sync_send(destination, payload)
 
     def syncSendFifoMessage(self: _Verbs, destination: str, payload: object, messageGroup: str) -> SendResult:
+        """Call ``sync_send`` with the message group as *hash_key*."""
         return self.sync_send(destination, payload, hash_key=messageGroup)
 
     def syncSendDelayMessage(
         self: _Verbs, destination: str, payload: object, messageDelayTime: timedelta | float
     ) -> SendResult:
+        """Call ``sync_send`` with *delay*."""
         return self.sync_send(destination, payload, delay=messageDelayTime)
 
 
-def _callbacks(sendCallback: SendCallback | None) -> dict[str, Any]:
-    return {} if sendCallback is None else {"on_success": sendCallback.onSuccess, "on_error": sendCallback.onException}
+def _callbacks(callback: Any) -> dict[str, Any]:
+    return {} if callback is None else {"on_success": callback.onSuccess, "on_error": callback.onException}
 
 
 def _reply_type(callback: Any) -> Any:
-    """What ``onSuccess`` says its parameter is; the whole message if it says nothing."""
+    """Return the annotation of the parameter of ``onSuccess``; `MessageExt` if it has none."""
     parameters = list(inspect.signature(callback.onSuccess).parameters)
     return get_type_hints(callback.onSuccess).get(parameters[0], MessageExt) if parameters else MessageExt

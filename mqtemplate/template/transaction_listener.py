@@ -1,43 +1,24 @@
-"""``@transaction_listener``: it notes which transactions a class knows about, and does nothing else."""
+"""The decorator ``@transaction_listener``. It stores attributes on the class and does nothing else."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from mqtemplate.errors import ListenerError, UnsupportedError
 from mqtemplate.template.destination import parse_destination
-
-TRANSACTION_LISTENER_ATTRIBUTE = "__mqtemplate_transaction_listener__"
-"""Where a decorated class keeps its `TransactionListenerSpec`."""
+from mqtemplate.template.transaction_spec import (
+    DEFAULT_TEMPLATE_BEAN_NAME,
+    TRANSACTION_LISTENER_ATTRIBUTE,
+    TransactionListenerSpec,
+)
 
 _Target = TypeVar("_Target", bound=type)
 
 _METHODS = ("execute_local_transaction", "check_local_transaction")
 _KEEP_ALIVE_TIME = 60_000
 _KEEP_ALIVE_UNIT = "MILLISECONDS"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionListenerSpec:
-    """The attributes of one ``@transaction_listener``; the names are those of ``@RocketMQTransactionListener``.
-
-    Attributes:
-        destination: ``"topic"`` or ``"topic:tag"``: only these transactions are this listener's. Empty: all that no
-            other listener of the template names. The most exact one is asked.
-        core_pool_size, maximum_pool_size: Threads that answer the broker's questions; the second is the number of
-            them, made as questions come, and may not be below the first.
-        blocking_queue_size: Questions that may wait for a thread; the broker asks again for more.
-        rocketmq_template_bean_name: The template whose transactions these are, where there are several.
-    """
-
-    destination: str = ""
-    core_pool_size: int = 1
-    maximum_pool_size: int = 1
-    blocking_queue_size: int = 2_000
-    rocketmq_template_bean_name: str = "rocketmqTemplate"
 
 
 def transaction_listener(
@@ -48,9 +29,9 @@ def transaction_listener(
     keep_alive_time: int = _KEEP_ALIVE_TIME,
     keep_alive_time_unit: str = _KEEP_ALIVE_UNIT,
     blocking_queue_size: int = 2_000,
-    rocketmq_template_bean_name: str = "rocketmqTemplate",
+    rocketmq_template_bean_name: str = DEFAULT_TEMPLATE_BEAN_NAME,
 ) -> Callable[[_Target], _Target]:
-    """Make a class answer for the transactions of a template; `TransactionListenerSpec` tells each attribute.
+    """Mark a class as the listener for transactions of a template. `TransactionListenerSpec` describes each attribute.
 
     ::
 
@@ -59,19 +40,20 @@ def transaction_listener(
             def execute_local_transaction(self, message: Message, arg: object) -> TransactionState: ...
             def check_local_transaction(self, message: MessageExt) -> TransactionState: ...
 
-    The first parameter may be annotated with another type, and then gets the payload as that. An application builds
-    the class by its constructor's types; without one, ``template.add_transaction_listener`` takes an object.
+    The first parameter may have another annotation; the method then gets the payload in that type. An application
+    builds the class by the types of its constructor. Without an application, ``template.add_transaction_listener``
+    takes an object.
 
     Raises:
-        ListenerError: The class lacks a method, or an attribute cannot be.
-        UnsupportedError: *keep_alive_time* is set: the threads stay as long as the template.
+        ListenerError: The class lacks a method, or an attribute has an invalid value.
+        UnsupportedError: *keep_alive_time* is set: the threads live as long as the template.
     """
     if destination:
         parse_destination(destination)
     if keep_alive_time != _KEEP_ALIVE_TIME or keep_alive_time_unit.upper() != _KEEP_ALIVE_UNIT:
         raise UnsupportedError(
-            "@transaction_listener: keep_alive_time cannot be honoured: the threads that answer for transactions stay "
-            "as long as the template; remove it"
+            "@transaction_listener: keep_alive_time is not supported: the threads for transaction checks live as long "
+            "as the template; remove it"
         )
     _check_number("core_pool_size", core_pool_size, 1, 1_000)
     _check_number("maximum_pool_size", maximum_pool_size, core_pool_size, 1_000)
@@ -84,17 +66,12 @@ def transaction_listener(
         rocketmq_template_bean_name=rocketmq_template_bean_name,
     )
 
-    def note(target: _Target) -> _Target:
+    def mark(target: _Target) -> _Target:
         _check_class(target)
         setattr(target, TRANSACTION_LISTENER_ATTRIBUTE, spec)
         return target
 
-    return note
-
-
-def transaction_listener_spec(kind: object) -> TransactionListenerSpec | None:
-    """What the decorator noted on this very class; what a base class noted is that class's own."""
-    return cast("TransactionListenerSpec | None", getattr(kind, "__dict__", {}).get(TRANSACTION_LISTENER_ATTRIBUTE))
+    return mark
 
 
 def _check_number(name: str, value: object, low: int, high: int) -> None:
@@ -105,18 +82,18 @@ def _check_number(name: str, value: object, low: int, high: int) -> None:
 def _check_class(target: Any) -> None:
     if not inspect.isclass(target):
         raise ListenerError(
-            f"@transaction_listener: {getattr(target, '__qualname__', target)!r} is no class; decorate a class with "
+            f"@transaction_listener: {getattr(target, '__qualname__', target)!r} is not a class; decorate a class with "
             f"{' and '.join(_METHODS)}"
         )
     for name in _METHODS:
         method = getattr(target, name, None)
         if not callable(method):
             raise ListenerError(
-                f"@transaction_listener: class {target.__qualname__} has no method {name}; a transaction is executed "
-                "when it is sent, and checked when the broker asks what became of it"
+                f"@transaction_listener: class {target.__qualname__} has no method {name}; the sender executes a "
+                "transaction, and the broker checks it later"
             )
         if inspect.iscoroutinefunction(method):
             raise ListenerError(
-                f"@transaction_listener: {target.__qualname__}.{name} is 'async def', and the sender waits for its "
-                "answer; write 'def', and run what is asynchronous with asyncio.run"
+                f"@transaction_listener: {target.__qualname__}.{name} is 'async def', and the caller needs its result "
+                "at once; write 'def', and run asynchronous code with asyncio.run"
             )

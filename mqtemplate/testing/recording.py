@@ -86,7 +86,10 @@ class RecordingTemplate(RocketMQTemplate):
         result: SendResult | Future[Any] | None,
     ) -> None:
         named = inspect.signature(verb).bind(self, *args, **options).arguments
-        rest = {name: value for name, value in named.items() if name not in ("self", "destination", "payload")}
+        rest = {
+            name: value for name, value in named.items() if name not in ("self", "destination", "payload", "options")
+        }
+        rest |= named.get("options", {})
         self.sent.append(SentMessage(verb.__name__, named["destination"], named["payload"], rest, result))
 
 

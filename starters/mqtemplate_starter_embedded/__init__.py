@@ -1,4 +1,4 @@
-"""Starter: the embedded broker, from ``rocketmq.name-server`` and ``mqtemplate.broker.*``."""
+"""Starter of the embedded broker, for ``rocketmq.name-server: embedded`` and ``mqtemplate.broker.*``."""
 
 from mqtemplate_starter_embedded.autoconfiguration import EmbeddedAutoConfiguration
 

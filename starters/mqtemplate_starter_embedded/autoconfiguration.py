@@ -1,38 +1,30 @@
-"""Makes the broker of this process, unless the application has one already."""
+"""Creates the embedded broker, unless the application has a broker."""
 
 from __future__ import annotations
 
 import structlog
 
-from mqtemplate import Broker, Clock, EmbeddedBroker, EmbeddedSettings
-from mqtemplate.context import (
-    ApplicationContext,
-    AppSettings,
-    AutoConfiguration,
-    check_embedded_support,
-    unneeded_keys,
-)
-
-__all__ = ["EmbeddedAutoConfiguration", "embedded_broker"]
+from mqtemplate import Broker, Clock, EmbeddedBroker
+from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, check_embedded_support, unneeded_keys
 
 _log = structlog.stdlib.get_logger("mqtemplate.starter.embedded")
 
 
 class EmbeddedAutoConfiguration(AutoConfiguration):
-    """Contributes an `EmbeddedBroker`; backs off for a `Broker` that the application was given."""
+    """Starter that adds an `EmbeddedBroker`; it backs off if the application has a `Broker`."""
 
     after = ("logging",)
 
     def condition(self, settings: AppSettings) -> bool | str:
         if not settings.mqtemplate.embedded.enabled:
             return "mqtemplate.embedded.enabled is false"
-        return settings.names_no_cluster or "rocketmq.name-server names a cluster"
+        return settings.is_embedded or "rocketmq.name-server names a cluster"
 
     def contribute(self, context: ApplicationContext) -> None:
-        """Register the broker; it opens its files later, when the application starts it.
+        """Register the broker. It opens its files when the application starts it.
 
         Raises:
-            UnsupportedError: A key asks for what the embedded broker cannot do.
+            UnsupportedError: A key is set that the embedded broker does not support.
         """
         if not context.has(Broker):
             check_embedded_support(context.settings)
@@ -42,7 +34,5 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
 
 
 def embedded_broker(settings: AppSettings, clock: Clock) -> EmbeddedBroker:
-    """The broker that the settings describe."""
-    own = dict(settings.mqtemplate.broker)
-    del own["store_path"]
-    return EmbeddedBroker(settings.store_path, EmbeddedSettings(**own), clock)
+    """Return the broker for the settings."""
+    return EmbeddedBroker(settings.store_path, settings.mqtemplate.broker, clock)

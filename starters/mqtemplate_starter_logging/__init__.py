@@ -1,4 +1,4 @@
-"""Starter: readable or machine-readable logs, from ``mqtemplate.logging.*``."""
+"""Starter of logging for people or machines, for ``mqtemplate.logging.*``."""
 
 from mqtemplate_starter_logging.autoconfiguration import LoggingAutoConfiguration
 

@@ -1,4 +1,4 @@
-"""Sets structlog up, unless the program has done so."""
+"""Configures structlog and the standard library's logging, unless the program has configured structlog."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import structlog
 
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, configure_logging
 
-__all__ = ["LoggingAutoConfiguration"]
-
 
 class LoggingAutoConfiguration(AutoConfiguration):
-    """Configures the logs while the application lives, and takes that back as the last thing of all."""
+    """Starter that configures logging while the application runs. The stop restores it as its last step."""
 
     def condition(self, settings: AppSettings) -> bool | str:
         if not settings.mqtemplate.logging.enabled:

@@ -1,4 +1,4 @@
-"""Starter: a client of the RocketMQ cluster that ``rocketmq.name-server: host:port;host:port`` names."""
+"""Starter of a RocketMQ cluster's client, for ``rocketmq.name-server: host:port;host:port``."""
 
 from mqtemplate_starter_rocketmq.autoconfiguration import RocketMQAutoConfiguration
 

@@ -1,33 +1,31 @@
-"""Makes the remote broker, unless the application has a broker already."""
+"""Creates the client of a RocketMQ cluster, unless the application has a broker."""
 
 from __future__ import annotations
 
 from mqtemplate import Broker, Clock, RemoteBroker
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, remote_settings
 
-__all__ = ["RocketMQAutoConfiguration", "remote_broker"]
-
 
 class RocketMQAutoConfiguration(AutoConfiguration):
-    """Contributes a `RemoteBroker`; backs off for a `Broker` that the application was given."""
+    """Starter that adds a `RemoteBroker`; it backs off if the application has a `Broker`."""
 
     after = ("logging",)
 
     def condition(self, settings: AppSettings) -> bool | str:
-        return not settings.names_no_cluster or "rocketmq.name-server names no cluster"
+        return not settings.is_embedded or "rocketmq.name-server names no cluster"
 
     def contribute(self, context: ApplicationContext) -> None:
-        """Register the broker; it looks for the cluster later, when the application starts it.
+        """Register the broker. It connects to the cluster when the application starts it.
 
         Raises:
-            UnsupportedError: A key asks for what a cluster cannot do.
-            ConfigurationError: Two keys say who this client is, and differ.
+            UnsupportedError: A key is set that a cluster does not support.
+            ConfigurationError: Two sections set a key of the client to different values.
         """
         if not context.has(Broker):
-            remote_settings(context.settings)
+            remote_settings(context.settings)  # only checked here
         context.register(remote_broker, name="broker")
 
 
 def remote_broker(settings: AppSettings, clock: Clock) -> RemoteBroker:
-    """The broker that the settings describe."""
+    """Return the broker for the settings."""
     return RemoteBroker(remote_settings(settings), clock)

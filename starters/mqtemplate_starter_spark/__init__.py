@@ -1,6 +1,5 @@
-"""Starter: runs the functions and classes marked ``@spark_listener``, from ``mqtemplate.spark.*``."""
+"""Starter of Spark listeners, functions and classes marked ``@spark_listener``, for ``mqtemplate.spark.*``."""
 
-from mqtemplate_starter_spark.autoconfiguration import SparkAutoConfiguration
-from mqtemplate_starter_spark.listeners import SparkListeners
+from mqtemplate_starter_spark.autoconfiguration import SparkAutoConfiguration, SparkListeners
 
 __all__ = ["SparkAutoConfiguration", "SparkListeners"]

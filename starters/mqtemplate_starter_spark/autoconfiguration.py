@@ -1,16 +1,33 @@
-"""Connects the Spark listeners among the components of an application."""
+"""Runs the Spark listeners of an application: one session, and one query per listener."""
 
 from __future__ import annotations
 
-from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration
-from mqtemplate.spark import spark_listener_specs
-from mqtemplate_starter_spark.listeners import SparkListeners
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["SparkAutoConfiguration"]
+import structlog
+
+from mqtemplate import Broker, EmbeddedBroker
+from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration
+from mqtemplate.errors import SparkError
+from mqtemplate.listener import ListenerRegistry
+from mqtemplate.spark import (
+    SparkListenerContainer,
+    SparkListenerSpec,
+    refuse_shared_groups,
+    session,
+    spark_listener_specs,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = structlog.stdlib.get_logger("mqtemplate.starter.spark")
 
 
 class SparkAutoConfiguration(AutoConfiguration):
-    """Contributes `SparkListeners` if there is a Spark listener; without one no session is started."""
+    """Starter that adds `SparkListeners` if there is a Spark listener; without one it starts no session."""
 
     requires = ("pyspark", "pyarrow", "pandas")
     after = ("logging", "embedded")
@@ -24,3 +41,94 @@ class SparkAutoConfiguration(AutoConfiguration):
             context.add_part(SparkListeners(context, marked))
         else:
             context.note("no component is a @spark_listener")
+
+
+class SparkListeners:
+    """The Spark listeners of an application. They start after the message listeners and stop before them.
+
+    The start creates a session from ``mqtemplate.spark.*`` and the stop ends it. If the application has a
+    ``SparkSession``, that one is used instead and not ended.
+
+    Args:
+        marked: The decorated functions and classes.
+    """
+
+    name = "spark listeners"
+
+    def __init__(self, context: ApplicationContext, marked: Sequence[object]) -> None:
+        self._context = context
+        self._marked = marked
+        self._session: SparkSession | None = None
+        self.containers: list[SparkListenerContainer] = []
+
+    def start(self) -> None:
+        """Create the session and start a query for each listener.
+
+        Raises:
+            SparkError: Spark or Java cannot be used, or the broker has no store directory.
+            ListenerError: Another listener has the same group.
+        """
+        self.containers = [
+            self._container(component, spec) for component in self._marked for spec in spark_listener_specs(component)
+        ]
+        message_listeners = self._context.get(ListenerRegistry)
+        refuse_shared_groups(
+            [container.spec.consumer_group for container in self.containers],
+            [container.endpoint.settings.group for container in message_listeners],
+        )
+        for container in self.containers:
+            container.start()
+
+    def stop(self) -> None:
+        """Stop the queries, the last one first, then the session.
+
+        Raises:
+            ExceptionGroup: The errors of the stops that failed; all others succeeded.
+        """
+        stops: list[Callable[[], object]] = [container.stop for container in reversed(self.containers)]
+        if self._session is not None:
+            stops.append(self._session.stop)
+        errors: list[Exception] = []
+        for stop in stops:
+            try:
+                stop()
+            except Exception as exc:
+                errors.append(exc)
+        self._session = None
+        if errors:
+            raise ExceptionGroup("Spark could not be stopped cleanly", errors)
+
+    def _container(self, component: object, spec: SparkListenerSpec) -> SparkListenerContainer:
+        broker: Broker = self._context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
+        if not isinstance(broker, EmbeddedBroker):
+            raise SparkError(
+                f"Spark listeners read the folder of an EmbeddedBroker of this process, and the broker is a "
+                f"{type(broker).__name__}; use rocketmq.name-server: embedded:<folder>"
+            )
+        settings = self._context.settings
+        return SparkListenerContainer.on_broker(
+            self._endpoint(component),
+            self._spark,
+            broker,
+            settings.mqtemplate.spark.checkpoint_path.expanduser(),
+            resolve=settings.resolve_text,
+            spec=spec,
+        )
+
+    def _endpoint(self, component: object) -> object:
+        """Return the function, or the object that the context built from the class."""
+        definition = None if inspect.isroutine(component) else self._context.definition_of(component)
+        return component if definition is None else self._context.build(definition)
+
+    def _spark(self) -> SparkSession:
+        """Return the session; the start of the first listener creates it."""
+        from pyspark.sql import SparkSession
+
+        if self._context.has(SparkSession):
+            return self._context.get(SparkSession)
+        if self._session is None:
+            own = self._context.settings.mqtemplate.spark
+            conf: dict[str, Any] = dict(own.conf)
+            self._session = session(master=own.master, java_home=own.java_home, **conf)
+            _log.info("spark.session", master=own.master, version=self._session.version)
+        return self._session

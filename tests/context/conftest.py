@@ -1,4 +1,4 @@
-"""A folder to write ``application.yml`` into, and the way to read it without the machine's own environment."""
+"""Fixtures that write ``application.yml`` and read it without the machine's own environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.context.loading import Load, Refusal
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """``load("yaml", dev="yaml of application-dev.yml", profiles=[...], environment={...}, arguments={...})``."""
+    """Function ``load("yaml", dev="yaml of application-dev.yml", profiles=[…], environment={…}, arguments={…})``."""
 
     def write_and_load(
         base: str = "",
@@ -35,7 +35,7 @@ def load(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def refusal(load: Load) -> Refusal:
-    """The text with which a configuration is refused."""
+    """Function with the arguments of ``load`` that returns the text of the error."""
 
     def text_of(*args: object, **kwargs: object) -> str:
         with pytest.raises(ConfigurationError) as refused:

@@ -1,4 +1,4 @@
-"""What the fixtures of the configuration tests are called with."""
+"""Types of the fixtures of the configuration tests."""
 
 from __future__ import annotations
 

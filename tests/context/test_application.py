@@ -1,4 +1,4 @@
-"""One application from its components: what is started, in which order, and what happens when something fails."""
+"""Start and stop of an application: their order, and failures."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ LONG_S = 30.0
 
 @pytest.fixture
 def events() -> list[str]:
-    """What happened, in order."""
+    """Events in the order in which they happened."""
     return []
 
 
 @pytest.fixture
 def app_of() -> Iterator[Callable[..., MQApplication]]:
-    """Applications on a virtual clock, in memory, with the embedded starter alone."""
-    made: list[MQApplication] = []
+    """Function that creates applications with a virtual clock, a store in memory and the embedded starter only."""
+    applications: list[MQApplication] = []
 
-    def make(*components: object, **options: object) -> MQApplication:
+    def create(*components: object, **options: object) -> MQApplication:
         given = {
             "settings": IN_MEMORY,
             "environment": {},
             "clock": VirtualClock(),
             "starters": [EmbeddedAutoConfiguration],
         }
-        made.append(MQApplication(*components, **{**given, **options}))  # type: ignore[arg-type]
-        return made[-1]
+        applications.append(MQApplication(*components, **{**given, **options}))  # type: ignore[arg-type]
+        return applications[-1]
 
-    yield make
-    for app in made:
+    yield create
+    for app in applications:
         app.stop()
 
 
 AppOf = Callable[..., MQApplication]
 
-# --- what an application does --------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------------
 
 
 class Inbox:
-    """Keeps what came."""
+    """Stores the received texts."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -85,8 +85,8 @@ class ScheduleListener:
 
 
 @pytest.mark.feature("B10", "C2", "C6")
-def test_a_service_sends_and_a_decorated_class_hears_it_when_it_is_due(app_of: AppOf) -> None:
-    """A service with an injected template sends with a delay level; the listener needs no other wiring."""
+def test_a_decorated_class_receives_the_delayed_message_of_a_service(app_of: AppOf) -> None:
+    """The service gets the template by injection; the listener needs nothing but its decorator."""
     app = app_of(ScheduleMessageService, ScheduleListener, Inbox)
     app.start()
     harness = Harness(app)
@@ -100,29 +100,29 @@ def test_a_service_sends_and_a_decorated_class_hears_it_when_it_is_due(app_of: A
     assert app.get(Inbox).texts == ["hello"]
 
 
-def test_a_listener_that_asks_for_what_does_not_exist_keeps_the_application_from_starting(app_of: AppOf) -> None:
+def test_an_application_does_not_start_if_a_listener_cannot_be_built(app_of: AppOf) -> None:
     with pytest.raises(
-        DependencyError, match=r"ScheduleListener: parameter 'inbox' wants Inbox, and nothing here is one"
+        DependencyError, match=r"ScheduleListener: parameter 'inbox' needs Inbox, and no object here is one"
     ):
         app_of(ScheduleListener).start()
 
 
-def test_functions_and_finished_objects_hear_as_well(app_of: AppOf) -> None:
-    heard: list[str] = []
+def test_functions_objects_and_methods_can_be_listeners(app_of: AppOf) -> None:
+    received: list[str] = []
 
     @message_listener("orders", "functions")
     def on_order(text: str) -> None:
-        heard.append(f"function {text}")
+        received.append(f"function {text}")
 
     @message_listener("orders", "objects")
     class Listener:
         def on_message(self, text: str) -> None:
-            heard.append(f"object {text}")
+            received.append(f"object {text}")
 
     class Methods:
         @message_listener("orders", "methods")
-        def hear(self, text: str, message: MessageExt) -> None:
-            heard.append(f"method {text} of {message.topic}")
+        def receive(self, text: str, message: MessageExt) -> None:
+            received.append(f"method {text} of {message.topic}")
 
     app = app_of(on_order, Listener(), Methods)
     app.start()
@@ -130,10 +130,10 @@ def test_functions_and_finished_objects_hear_as_well(app_of: AppOf) -> None:
     app.template.sync_send("orders", "x")
     Harness(app).run_until_idle()
 
-    assert sorted(heard) == ["function x", "method x of orders", "object x"]
+    assert sorted(received) == ["function x", "method x of orders", "object x"]
 
 
-def test_a_listener_is_switched_off_by_configuration(app_of: AppOf) -> None:
+def test_the_configuration_can_switch_a_listener_off(app_of: AppOf) -> None:
     key = "rocketmq.consumer.listeners.schedule-consumer-group.schedule-message-topic"
     app = app_of(ScheduleListener, Inbox, settings={**IN_MEMORY, key: False})
     app.start()
@@ -141,7 +141,7 @@ def test_a_listener_is_switched_off_by_configuration(app_of: AppOf) -> None:
     assert app.containers == ()
 
 
-def test_placeholders_of_a_decorator_are_filled_from_the_configuration(app_of: AppOf) -> None:
+def test_placeholders_in_a_decorator_are_resolved(app_of: AppOf) -> None:
     @message_listener("${shop.topic}", "${shop.group:g}", selector_expression="${shop.tags:*}")
     def on_order(text: str) -> None: ...
 
@@ -152,7 +152,7 @@ def test_placeholders_of_a_decorator_are_filled_from_the_configuration(app_of: A
     assert (settings.topics, settings.group, settings.selector.expression) == (("orders",), "g", "paid")
 
 
-def test_a_placeholder_of_a_decorator_that_nobody_fills_names_the_listener(app_of: AppOf) -> None:
+def test_the_error_for_a_placeholder_without_a_value_names_the_listener(app_of: AppOf) -> None:
     @message_listener("${shop.topic}", "g")
     def on_order(text: str) -> None: ...
 
@@ -160,7 +160,7 @@ def test_a_placeholder_of_a_decorator_that_nobody_fills_names_the_listener(app_o
         app_of(on_order).start()
 
 
-def test_the_pull_consumer_keys_make_receive_work(app_of: AppOf) -> None:
+def test_the_pull_consumer_keys_configure_receive(app_of: AppOf) -> None:
     app = app_of(
         settings={**IN_MEMORY, "rocketmq.pull-consumer": {"group": "g", "topic": "t", "selectorExpression": "a"}}
     )
@@ -172,14 +172,14 @@ def test_the_pull_consumer_keys_make_receive_work(app_of: AppOf) -> None:
     assert app.template.receive(str, timeout=0) == ["wanted"]
 
 
-def test_the_timeout_of_the_configuration_is_the_template_s(app_of: AppOf) -> None:
+def test_the_template_has_the_timeout_of_the_configuration(app_of: AppOf) -> None:
     app = app_of(settings={**IN_MEMORY, "rocketmq.producer.send-message-timeout": 77})
     app.start()
 
     assert app.template.send_message_timeout == 77
 
 
-def test_the_broker_s_settings_reach_the_broker(app_of: AppOf, tmp_path: Path) -> None:
+def test_the_broker_has_the_settings_of_the_configuration(app_of: AppOf, tmp_path: Path) -> None:
     keys = {
         "store-path": str(tmp_path / "s"),
         "message-delay-level": "90s",
@@ -203,7 +203,7 @@ def module_with(name: str, **members: object) -> ModuleType:
     return module
 
 
-def test_a_module_gives_what_is_marked_in_it_and_nothing_it_only_imports(app_of: AppOf) -> None:
+def test_the_components_of_a_module_are_marked_in_it_and_not_imported(app_of: AppOf) -> None:
     class Mine:
         pass
 
@@ -222,7 +222,7 @@ def test_a_module_gives_what_is_marked_in_it_and_nothing_it_only_imports(app_of:
     assert app.context.components == (Mine,)
 
 
-def test_a_package_gives_what_its_init_takes_from_inside_it(app_of: AppOf) -> None:
+def test_the_components_of_a_package_include_what_its_init_imports_from_inside_it(app_of: AppOf) -> None:
     class Inner:
         pass
 
@@ -238,7 +238,7 @@ def test_a_module_may_be_given_by_name(app_of: AppOf) -> None:
 
 
 @pytest.mark.parametrize("mistake", [None, 3, {"rocketmq.name-server": "embedded"}, [ScheduleListener]])
-def test_what_is_no_component_is_refused(app_of: AppOf, mistake: object) -> None:
+def test_a_value_that_is_not_a_component_is_refused(app_of: AppOf, mistake: object) -> None:
     with pytest.raises(DependencyError, match="components are classes, functions, objects and modules"):
         app_of(mistake)
 
@@ -254,7 +254,7 @@ def test_a_plain_function_is_refused(app_of: AppOf) -> None:
 
 
 def recorder(title: str, events: list[str], *, fails: tuple[str, ...] = ()) -> type:
-    """A service class that notes each step of its life, and fails at some."""
+    """Return a service class that records the steps of its life cycle, and fails in some of them."""
 
     def step(name: str) -> Callable[[object], None]:
         def run(_: object) -> None:
@@ -268,8 +268,8 @@ def recorder(title: str, events: list[str], *, fails: tuple[str, ...] = ()) -> t
     return type(title, (), {"__module__": __name__, **{name: step(name) for name in names}})
 
 
-class LoudBroker(EmbeddedBroker):
-    """Notes when it is opened and closed."""
+class RecordingBroker(EmbeddedBroker):
+    """Records its start and its close."""
 
     events: list[str]
 
@@ -283,16 +283,16 @@ class LoudBroker(EmbeddedBroker):
 
 
 @pytest.fixture
-def loud_broker(events: list[str]) -> LoudBroker:
-    broker = LoudBroker(clock=VirtualClock())
+def recording_broker(events: list[str]) -> RecordingBroker:
+    broker = RecordingBroker(clock=VirtualClock())
     broker.events = events
     return broker
 
 
-def test_start_goes_up_the_dependencies_and_stop_goes_down(
-    app_of: AppOf, events: list[str], loud_broker: LoudBroker
+def test_objects_start_after_those_they_use_and_stop_before_them(
+    app_of: AppOf, events: list[str], recording_broker: RecordingBroker
 ) -> None:
-    """The broker is open before any service starts and closed after the last one; listeners are last and first."""
+    """The broker starts first and stops last; the listeners start last and stop first."""
     lower = recorder("Lower", events)
     upper = recorder("Upper", events)
     base_init = upper.__init__  # type: ignore[misc]
@@ -310,7 +310,7 @@ def test_start_goes_up_the_dependencies_and_stop_goes_down(
 
         def on_message(self, text: str) -> None: ...
 
-    app = app_of(upper, Listener, lower, loud_broker)
+    app = app_of(upper, Listener, lower, recording_broker)
 
     app.start()
     assert app.containers[0].is_running
@@ -334,9 +334,9 @@ def test_start_goes_up_the_dependencies_and_stop_goes_down(
     assert not app.is_ready.is_set()
 
 
-def test_a_failure_half_way_closes_what_is_open(app_of: AppOf, events: list[str], loud_broker: LoudBroker) -> None:
-    """Who was built is closed; ``on_stop`` is only for those whose ``on_start`` succeeded."""
-    app = app_of(recorder("First", events), recorder("Second", events, fails=("on_start",)), loud_broker)
+def test_a_failed_start_closes_all_objects(app_of: AppOf, events: list[str], recording_broker: RecordingBroker) -> None:
+    """Each built object is closed; ``on_stop`` is called only after a successful ``on_start``."""
+    app = app_of(recorder("First", events), recorder("Second", events, fails=("on_start",)), recording_broker)
 
     with pytest.raises(ValueError, match="Second cannot on_start"):
         app.start()
@@ -344,11 +344,13 @@ def test_a_failure_half_way_closes_what_is_open(app_of: AppOf, events: list[str]
     assert events[-5:] == ["Second.on_start", "Second.close", "First.on_stop", "First.close", "broker.close"]
 
 
-def test_each_stop_is_tried_and_the_errors_come_together(
-    app_of: AppOf, events: list[str], loud_broker: LoudBroker
+def test_every_stop_runs_and_the_errors_are_raised_together(
+    app_of: AppOf, events: list[str], recording_broker: RecordingBroker
 ) -> None:
     app = app_of(
-        recorder("First", events, fails=("close",)), recorder("Second", events, fails=("on_stop", "close")), loud_broker
+        recorder("First", events, fails=("close",)),
+        recorder("Second", events, fails=("on_stop", "close")),
+        recording_broker,
     )
     app.start()
 
@@ -364,8 +366,8 @@ def test_each_stop_is_tried_and_the_errors_come_together(
     assert events[-1] == "broker.close"
 
 
-def test_the_error_of_the_work_is_the_one_that_is_raised(app_of: AppOf, events: list[str]) -> None:
-    """A stop that fails too is told in a note of it."""
+def test_an_error_in_the_with_block_is_raised_after_the_stop(app_of: AppOf, events: list[str]) -> None:
+    """An error of the stop is added as a note."""
     app = app_of(recorder("Service", events, fails=("close",)))
 
     with pytest.raises(KeyError, match="work") as raised, app:
@@ -374,17 +376,17 @@ def test_the_error_of_the_work_is_the_one_that_is_raised(app_of: AppOf, events: 
     assert raised.value.__notes__ == ["stopping failed too: ValueError: Service cannot close"]
 
 
-def test_what_a_test_puts_in_its_place_is_not_closed(app_of: AppOf, events: list[str], loud_broker: LoudBroker) -> None:
+def test_an_override_is_not_closed(app_of: AppOf, events: list[str], recording_broker: RecordingBroker) -> None:
     fake = recorder("Fake", events)()
 
-    with app_of(overrides={Broker: loud_broker, type(fake): fake}) as app:
-        assert app.broker is loud_broker
+    with app_of(overrides={Broker: recording_broker, type(fake): fake}) as app:
+        assert app.broker is recording_broker
 
     assert events == ["Fake.__init__", "broker.start"]
-    loud_broker.close()
+    recording_broker.close()
 
 
-def test_a_service_that_stops_by_another_name_is_stopped_and_one_that_needs_more_is_left_alone(
+def test_stop_ends_a_service_without_close_and_a_close_with_arguments_is_not_called(
     app_of: AppOf, events: list[str]
 ) -> None:
     class Stopping:
@@ -405,16 +407,16 @@ def test_a_hook_that_cannot_be_called_is_refused(app_of: AppOf) -> None:
     class Async:
         async def on_start(self) -> None: ...
 
-    class Wanting:
+    class Needing:
         def on_start(self, what: str) -> None: ...
 
     with pytest.raises(DependencyError, match=r"Async\.on_start is async; hooks are called from a plain thread"):
         app_of(Async).start()
-    with pytest.raises(DependencyError, match=r"Wanting\.on_start is called without arguments"):
-        app_of(Wanting).start()
+    with pytest.raises(DependencyError, match=r"Needing\.on_start is called without arguments"):
+        app_of(Needing).start()
 
 
-def test_listeners_that_contradict_each_other_keep_the_application_from_starting(app_of: AppOf) -> None:
+def test_an_application_does_not_start_if_listeners_contradict_each_other(app_of: AppOf) -> None:
     @message_listener("orders", "g", selector_expression="a")
     def one(text: str) -> None: ...
 
@@ -429,6 +431,12 @@ def test_listeners_that_contradict_each_other_keep_the_application_from_starting
         app.template.sync_send("orders", "x")
 
 
+def test_the_repr_of_an_application_names_components_and_state(app_of: AppOf) -> None:
+    app = app_of(ScheduleListener, Inbox())
+
+    assert repr(app) == "<MQApplication(ScheduleListener, Inbox): new, broker embedded:memory>"
+
+
 def test_an_application_is_used_once(app_of: AppOf) -> None:
     app = app_of()
     with pytest.raises(DependencyError, match="the application is not started"):
@@ -441,18 +449,18 @@ def test_an_application_is_used_once(app_of: AppOf) -> None:
         app.start()
 
 
-def test_of_two_brokers_and_templates_the_application_s_own_are_those_called_so(
-    app_of: AppOf, events: list[str], loud_broker: LoudBroker
+def test_the_names_broker_and_template_select_the_application_s_own_among_several(
+    app_of: AppOf, events: list[str], recording_broker: RecordingBroker
 ) -> None:
-    """The others are started and stopped as well, and given to who asks for them by name."""
+    """The others are started and stopped too, and are injected by their names."""
 
     @service(name="broker")
     def own_broker(clock: Clock) -> EmbeddedBroker:
         return EmbeddedBroker(clock=clock)
 
     @service(name="audit_template")
-    def audit_template(loud_broker: Broker) -> RocketMQTemplate:
-        return RocketMQTemplate(loud_broker)
+    def audit_template(recording_broker: Broker) -> RocketMQTemplate:
+        return RocketMQTemplate(recording_broker)
 
     @service(name="template")
     def template(broker: Broker) -> RocketMQTemplate:
@@ -462,17 +470,17 @@ def test_of_two_brokers_and_templates_the_application_s_own_are_those_called_so(
         def __init__(self, template: RocketMQTemplate, audit_template: RocketMQTemplate) -> None:
             self.brokers = (template.broker, audit_template.broker)
 
-    with app_of(own_broker, loud_broker, audit_template, template, Auditor) as app:
-        assert app.get(Auditor).brokers == (app.broker, loud_broker)
-        assert app.template.broker is app.broker is not loud_broker
+    with app_of(own_broker, recording_broker, audit_template, template, Auditor) as app:
+        assert app.get(Auditor).brokers == (app.broker, recording_broker)
+        assert app.template.broker is app.broker is not recording_broker
         app.get(RocketMQTemplate, "audit_template").sync_send("audit", "x")
     assert events == ["broker.start", "broker.close"]
 
 
-# --- time, settings ------------------------------------------------------------------------------
+# --- clock and settings --------------------------------------------------------------------------
 
 
-def test_everything_lives_by_the_clock_that_was_given(app_of: AppOf) -> None:
+def test_all_components_have_the_given_clock(app_of: AppOf) -> None:
     clock = VirtualClock()
     app = app_of(ScheduleListener, Inbox, clock=clock)
     threads = threading.active_count()
@@ -480,22 +488,22 @@ def test_everything_lives_by_the_clock_that_was_given(app_of: AppOf) -> None:
     with app:
         assert app.broker.clock is app.get(Clock) is clock  # type: ignore[type-abstract]
         assert [each.name for each in app.services()][-1] == app.containers[0].name
-        assert threading.active_count() == threads, "nothing starts a thread on a virtual clock"
+        assert threading.active_count() == threads, "with a virtual clock nothing starts a thread"
 
 
-def test_a_broker_that_was_made_before_brings_its_clock(app_of: AppOf) -> None:
+def test_the_application_has_the_clock_of_a_given_broker(app_of: AppOf) -> None:
     broker = EmbeddedBroker(clock=VirtualClock())
 
     with app_of(broker, clock=None) as app:
         assert app.get(Clock) is broker.clock  # type: ignore[type-abstract]
 
 
-def test_run_is_refused_on_a_virtual_clock(app_of: AppOf) -> None:
-    with pytest.raises(ConfigurationError, match="on a virtual clock nothing moves by itself"):
+def test_run_is_refused_with_a_virtual_clock(app_of: AppOf) -> None:
+    with pytest.raises(ConfigurationError, match="nothing advances a virtual clock"):
         app_of().run()
 
 
-def test_finished_settings_are_used_as_they_are(app_of: AppOf) -> None:
+def test_finished_settings_are_used_unchanged(app_of: AppOf) -> None:
     settings = AppSettings(rocketmq={"name_server": "embedded:memory"})  # type: ignore[arg-type]
 
     with app_of(settings=settings, environment=None) as app:
@@ -507,7 +515,7 @@ def test_finished_settings_are_used_as_they_are(app_of: AppOf) -> None:
 # --- run -----------------------------------------------------------------------------------------
 
 
-def test_main_gets_its_arguments_by_type_and_its_result_is_returned(app_of: AppOf, events: list[str]) -> None:
+def test_run_injects_the_arguments_of_main_and_returns_its_result(app_of: AppOf, events: list[str]) -> None:
     def main(template: RocketMQTemplate, inbox: Inbox) -> str:
         return template.sync_send("orders", "x").send_status.value + str(inbox.texts)
 
@@ -517,7 +525,7 @@ def test_main_gets_its_arguments_by_type_and_its_result_is_returned(app_of: AppO
     assert events[-1] == "Service.close"
 
 
-def test_what_main_raises_comes_after_the_stop(app_of: AppOf, events: list[str]) -> None:
+def test_an_error_in_main_is_raised_after_the_stop(app_of: AppOf, events: list[str]) -> None:
     def main() -> None:
         raise KeyError("work")
 
@@ -527,8 +535,8 @@ def test_what_main_raises_comes_after_the_stop(app_of: AppOf, events: list[str])
     assert events[-1] == "Service.close"
 
 
-def test_a_handler_may_end_the_application(app_of: AppOf) -> None:
-    """``stop`` from a handler's thread asks the thread in ``run`` to do it, and so cannot wait for itself."""
+def test_a_handler_may_stop_the_application(app_of: AppOf) -> None:
+    """``stop`` in a handler only requests it from the thread in ``run``: the handler does not wait for itself."""
 
     @message_listener("orders", "g")
     def on_order(text: str) -> None:

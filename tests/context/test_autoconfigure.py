@@ -1,4 +1,4 @@
-"""Starters: when they act, in which order, and the report of it."""
+"""Starters: their conditions, their order, and the report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AbsentAutoConfiguration(AutoConfiguration):
     requires = ("no_such_module", "no_such_package.part", "pathlib")
 
     def contribute(self, context: ApplicationContext) -> None:
-        raise AssertionError("must not act")
+        raise AssertionError("the starter must not act")
 
 
 class UnwillingAutoConfiguration(AbsentAutoConfiguration):
@@ -54,7 +54,7 @@ class SilentAutoConfiguration(UnwillingAutoConfiguration):
 
 @pytest.fixture
 def report_of() -> Iterator[Callable[..., Report]]:
-    """Start an application with these starters; what the report says of each."""
+    """Function that starts an application with these starters and returns the report."""
     apps: list[MQApplication] = []
 
     def start(*starters: object, components: tuple[object, ...] = (), **keys: object) -> Report:
@@ -73,7 +73,7 @@ def report_of() -> Iterator[Callable[..., Report]]:
         app.stop()
 
 
-def test_each_starter_has_a_line_with_its_reason(report_of: Callable[..., Report]) -> None:
+def test_the_report_has_a_reason_for_each_starter(report_of: Callable[..., Report]) -> None:
     assert report_of(
         AuditAutoConfiguration, AbsentAutoConfiguration, UnwillingAutoConfiguration, SilentAutoConfiguration
     ) == {
@@ -85,7 +85,7 @@ def test_each_starter_has_a_line_with_its_reason(report_of: Callable[..., Report
     }
 
 
-def test_a_starter_backs_off_for_what_the_user_made(report_of: Callable[..., Report]) -> None:
+def test_a_starter_backs_off_for_an_object_of_the_application(report_of: Callable[..., Report]) -> None:
     class MyBroker(EmbeddedBroker):
         pass
 
@@ -111,7 +111,7 @@ def test_a_starter_can_be_excluded_by_name(report_of: Callable[..., Report]) -> 
     assert report["audit"] == (False, "excluded by mqtemplate.autoconfigure.exclude")
 
 
-def test_excluding_what_is_not_there_is_an_error(report_of: Callable[..., Report]) -> None:
+def test_excluding_an_unknown_starter_is_an_error(report_of: Callable[..., Report]) -> None:
     with pytest.raises(
         ConfigurationError, match=r"argument settings: .*there is no starter 'audti'; did you mean 'audit'"
     ):
@@ -145,7 +145,7 @@ class TwoAutoConfiguration(AuditAutoConfiguration):
     after = ("one",)
 
 
-def test_starters_that_wait_for_each_other_are_named(report_of: Callable[..., Report]) -> None:
+def test_the_error_for_starters_that_wait_for_each_other_names_them(report_of: Callable[..., Report]) -> None:
     with pytest.raises(
         ConfigurationError, match=r"starters wait for each other: (one -> two -> one|two -> one -> two)"
     ):
@@ -171,21 +171,21 @@ def test_a_starter_is_found_through_its_entry_point(report_of: Callable[..., Rep
         ("pathlib:Path", r"starter 'bad' \(pathlib:Path\) is no AutoConfiguration; derive it from"),
     ],
 )
-def test_an_entry_point_that_names_no_starter_is_told(
+def test_an_entry_point_without_a_starter_is_an_error(
     report_of: Callable[..., Report], target: str, problem: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=problem):
         report_of(entry("bad", target))
 
 
-def test_two_starters_of_one_name_are_refused(report_of: Callable[..., Report]) -> None:
+def test_two_starters_with_one_name_are_refused(report_of: Callable[..., Report]) -> None:
     with pytest.raises(ConfigurationError, match="two starters are called 'audit'"):
         report_of(AuditAutoConfiguration, AuditAutoConfiguration)
 
 
 @pytest.mark.feature("C7")
 def test_the_starters_of_this_distribution_are_found_once_it_is_installed() -> None:
-    """Nothing but the configuration file is needed: the starters come by themselves."""
+    """A configuration file is enough: the installed starters are found."""
     ours = {point.name for point in entry_points(group=GROUP) if point.dist and point.dist.name == "mqtemplate"}
     if not ours:
         pytest.skip("mqtemplate is not installed here, it runs from its folder")

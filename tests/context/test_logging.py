@@ -1,4 +1,4 @@
-"""Log lines: structlog's and everybody else's, with the message that is being handled."""
+"""Log lines of structlog and the standard library, with the message that is being handled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import AppSettings, MQApplication, configure_logging
-from mqtemplate.context.settings.mqtemplate import LoggingSettings
+from mqtemplate.context.settings.starters import LoggingSettings
 from mqtemplate.listener import message_listener
 from mqtemplate.testing.harness import Harness
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
@@ -22,7 +22,7 @@ log = structlog.stdlib.get_logger("shop")
 
 
 class Lines(io.StringIO):
-    """What was logged."""
+    """Stream that collects the log lines."""
 
     def parsed(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.getvalue().splitlines()]
@@ -30,14 +30,14 @@ class Lines(io.StringIO):
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    """JSON lines from INFO on."""
+    """JSON lines with level INFO and above."""
     written = Lines()
     undo = configure_logging(LoggingSettings(level="INFO", format="json"), written)  # type: ignore[arg-type]
     yield written
     undo()
 
 
-def test_events_of_structlog_and_of_the_standard_library_look_alike(lines: Lines) -> None:
+def test_events_of_structlog_and_the_standard_library_have_one_format(lines: Lines) -> None:
     with structlog.contextvars.bound_contextvars(request="r1"):
         log.info("order.paid", amount=3)
         logging.getLogger("library").warning("%d left", 2, extra={"stock": 2})
@@ -52,16 +52,16 @@ def test_events_of_structlog_and_of_the_standard_library_look_alike(lines: Lines
 def test_lines_below_the_level_are_not_written(lines: Lines) -> None:
     log.debug("quiet")
     logging.getLogger("library").debug("quiet")
-    logging.getLogger("py4j").info("tells about each of its sockets")
+    logging.getLogger("py4j").info("logs each of its sockets")
 
     assert lines.getvalue() == ""
 
 
 def test_a_traceback_shows_no_local_variables(lines: Lines) -> None:
-    """They hold payloads and passwords."""
+    """Local variables may contain payloads and passwords."""
 
     def fail() -> None:
-        password = "hunter" + "2"  # noqa: F841 (is there to be left out)
+        password = "hunter" + "2"  # noqa: F841 (a local variable that the traceback must not show)
         raise ValueError("no luck")
 
     try:
@@ -73,7 +73,7 @@ def test_a_traceback_shows_no_local_variables(lines: Lines) -> None:
     assert "hunter2" not in lines.getvalue()
 
 
-def test_the_console_form_is_for_people() -> None:
+def test_the_console_format_has_no_colours_outside_a_terminal() -> None:
     written = io.StringIO()
     undo = configure_logging(LoggingSettings(), written)
     log.info("order.paid", amount=3)
@@ -81,10 +81,10 @@ def test_the_console_form_is_for_people() -> None:
 
     assert "order.paid" in written.getvalue()
     assert "amount=3" in written.getvalue()
-    assert "\x1b" not in written.getvalue(), "colours are for terminals"
+    assert "\x1b" not in written.getvalue(), "colours are for terminals only"
 
 
-def test_undoing_leaves_no_trace() -> None:
+def test_the_previous_configuration_can_be_restored() -> None:
     root = logging.getLogger()
     before = (list(root.handlers), root.level, structlog.is_configured())
 
@@ -94,8 +94,8 @@ def test_undoing_leaves_no_trace() -> None:
 
 
 @pytest.mark.feature("C8")
-def test_a_line_written_in_a_handler_has_the_message_it_is_about(lines: Lines) -> None:
-    """Message id, topic, tag and group are on the handler's lines, and on those of the libraries it calls."""
+def test_a_line_written_in_a_handler_contains_its_message(lines: Lines) -> None:
+    """The lines of the handler, and of the libraries that it calls, contain message id, topic, tag and group."""
 
     @message_listener("orders", "billing")
     def on_order(text: str) -> None:
@@ -120,7 +120,7 @@ def test_a_line_written_in_a_handler_has_the_message_it_is_about(lines: Lines) -
     assert "topic" not in by_event["order.none"]
 
 
-def test_the_start_tells_what_was_read_and_what_was_ignored(lines: Lines) -> None:
+def test_the_start_logs_what_was_read_and_what_was_ignored(lines: Lines) -> None:
     environment = {"ROCKETMQ_PRODUCER_GRUOP": "x", "ROCKETMQ_NAME_SERVER": "embedded:memory"}
     keys = {"rocketmq.producer.retry-times-when-send-failed": 5}
     options = {"environment": environment, "settings": keys, "profiles": ["dvv"], "clock": VirtualClock()}
@@ -147,14 +147,14 @@ def start(**keys: object) -> MQApplication:
     return MQApplication(settings=settings, environment={}, clock=VirtualClock(), starters=starters)
 
 
-def test_the_starter_configures_the_logs_while_the_application_lives() -> None:
+def test_the_starter_configures_logging_while_the_application_runs() -> None:
     with start() as app:
         assert structlog.is_configured()
         assert [each.reason for each in app.context.conditions if each.starter == "logging"] == ["console from INFO on"]
     assert not structlog.is_configured()
 
 
-def test_the_starter_leaves_a_program_alone_that_has_configured_structlog(lines: Lines) -> None:
+def test_the_starter_does_not_act_in_a_program_that_has_configured_structlog(lines: Lines) -> None:
     with start() as app:
         reasons = [each.reason for each in app.context.conditions if each.starter == "logging"]
     assert reasons == ["the program has configured structlog itself"]

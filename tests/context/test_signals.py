@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, in processes of their own."""
+"""Ctrl-C and SIGTERM, in separate processes."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ PROGRAM = """
     from mqtemplate import MQApplication, RocketMQTemplate
     from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 
-    def say(text):
+    def show(text):
         print(text, flush=True)
 
     class Service:
-        def on_start(self): say("started")
-        def on_stop(self): say("stopping"); HANG and sys.stdin.read()
-        def close(self): say("closed")
+        def on_start(self): show("started")
+        def on_stop(self): show("stopping"); HANG and sys.stdin.read()
+        def close(self): show("closed")
 
     def main(service: Service):
-        say("main"); sys.stdin.read()
+        show("main"); sys.stdin.read()
 
     app = MQApplication(Service, settings={"rocketmq.name-server": "embedded:memory",
         "mqtemplate.logging.enabled": False}, starters=[EmbeddedAutoConfiguration])
-    class Told(type(app.is_ready)):
-        def set(self): super().set(); say("ready")
-    app.is_ready = Told()
+    class Ready(type(app.is_ready)):
+        def set(self): super().set(); show("ready")
+    app.is_ready = Ready()
     app.run(MAIN)
-    say("returned")
+    show("returned")
     """
 
 
 class Program:
-    """A running program and its lines."""
+    """A running program and its output."""
 
     def __init__(self, *, main: bool = False, hang: bool = False) -> None:
         text = dedent(PROGRAM).replace("MAIN", "main" if main else "None").replace("HANG", str(hang))
@@ -62,7 +62,7 @@ class Program:
             lines.append(line.strip())
             if line.strip() == wanted:
                 return lines
-        raise AssertionError(f"{wanted!r} never came, but {lines}")
+        raise AssertionError(f"the program ended without {wanted!r}: {lines}")
 
     def end(self) -> tuple[list[str], int]:
         out, _ = self.process.communicate(timeout=LONG_S)
@@ -79,7 +79,7 @@ def program(request: pytest.FixtureRequest) -> Iterator[Program]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_an_application_in_order(program: Program, number: signal.Signals) -> None:
+def test_a_signal_stops_an_application_in_order(program: Program, number: signal.Signals) -> None:
     program.read_until("ready")
 
     program.process.send_signal(number)
@@ -88,7 +88,7 @@ def test_a_signal_ends_an_application_in_order(program: Program, number: signal.
 
 
 @pytest.mark.parametrize("program", [{"main": True}], indirect=True)
-def test_a_signal_interrupts_main_and_ends_in_order(program: Program) -> None:
+def test_a_signal_interrupts_main_and_stops_in_order(program: Program) -> None:
     program.read_until("main")
 
     program.process.send_signal(signal.SIGINT)
@@ -98,7 +98,7 @@ def test_a_signal_interrupts_main_and_ends_in_order(program: Program) -> None:
 
 @pytest.mark.parametrize("program", [{"hang": True}], indirect=True)
 def test_a_second_signal_ends_the_process_at_once(program: Program) -> None:
-    """Whatever hangs in its stop is left behind."""
+    """A stop that hangs does not keep the process alive."""
     program.read_until("ready")
     program.process.send_signal(signal.SIGINT)
     program.read_until("stopping")

@@ -1,4 +1,4 @@
-"""An application builds transaction listeners and gives them to its template."""
+"""An application builds transaction listeners and adds them to its template."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ SETTINGS = {"rocketmq.name-server": "embedded:memory", "rocketmq.producer.group"
 
 
 @service
-class Books:
+class Ledger:
     def __init__(self) -> None:
         self.entries: list[object] = []
 
 
 @transaction_listener()
-class Bookkeeper:
-    def __init__(self, books: Books) -> None:
-        self.books = books
+class OrderTransactions:
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
 
     def execute_local_transaction(self, message: Message, arg: object) -> TransactionState:
-        self.books.entries.append(arg)
+        self.ledger.entries.append(arg)
         return TransactionState.UNKNOWN
 
     def check_local_transaction(self, message: MessageExt) -> TransactionState:
-        return TransactionState.COMMIT if self.books.entries else TransactionState.ROLLBACK
+        return TransactionState.COMMIT if self.ledger.entries else TransactionState.ROLLBACK
 
 
-def test_a_listener_is_built_by_its_constructors_types_and_answers() -> None:
-    with MQApplication(Books, Bookkeeper, settings=SETTINGS, clock=VirtualClock()) as app:
+def test_a_listener_is_built_by_the_types_of_its_constructor_and_answers_checks() -> None:
+    with MQApplication(Ledger, OrderTransactions, settings=SETTINGS, clock=VirtualClock()) as app:
         result = app.template.send_in_transaction("orders", b"order", arg="invoice 7")
         Harness(app).advance("6s")
 
-        assert app.get(Books).entries == ["invoice 7"]
+        assert app.get(Ledger).entries == ["invoice 7"]
         assert [message.msg_id for message in messages_in(app.broker, "orders")] == [result.msg_id]
 
 
@@ -52,18 +52,18 @@ def test_a_module_is_searched_for_listeners() -> None:
     with MQApplication(__name__, settings=SETTINGS, clock=VirtualClock()) as app:
         app.template.send_in_transaction("orders", b"order", arg="invoice 7")
 
-        assert app.get(Books).entries == ["invoice 7"]
+        assert app.get(Ledger).entries == ["invoice 7"]
 
 
-def test_a_listener_without_a_producer_group_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigurationError, match=r"@transaction_listener on .*Bookkeeper: .*rocketmq\.producer\.group"):
+def test_a_transaction_listener_without_a_producer_group_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigurationError, match=r"on .*OrderTransactions: .*rocketmq\.producer\.group"):
         MQApplication(
-            Books, Bookkeeper, settings={"rocketmq.name-server": "embedded:memory"}, clock=VirtualClock()
+            Ledger, OrderTransactions, settings={"rocketmq.name-server": "embedded:memory"}, clock=VirtualClock()
         ).start()
 
 
 def test_a_listener_names_its_template_where_there_are_several() -> None:
-    """``rocketMQTemplateBeanName``; the application's own is the one called "template"."""
+    """Spring's ``rocketMQTemplateBeanName``. The default selects the template with the name "template"."""
 
     @service(name="template")
     def own_template(broker: Broker) -> RocketMQTemplate:
@@ -74,29 +74,31 @@ def test_a_listener_names_its_template_where_there_are_several() -> None:
         return RocketMQTemplate(broker, producer_group="audit")
 
     @transaction_listener(rocketmq_template_bean_name="auditTemplate")
-    class OfAudit(Bookkeeper): ...
+    class AuditTransactions(OrderTransactions): ...
 
-    components = (Books, own_template, audit_template, OfAudit, Bookkeeper)
+    components = (Ledger, own_template, audit_template, AuditTransactions, OrderTransactions)
     with MQApplication(*components, settings={"rocketmq.name-server": "embedded:memory"}, clock=VirtualClock()) as app:
         app.template.send_in_transaction("orders", b"order", arg=1)
         app.get(RocketMQTemplate, "audit_template").send_in_transaction("orders", b"order", arg=2)
         Harness(app).advance("6s")
 
         groups = {message.properties["PGROUP"] for message in messages_in(app.broker, "orders")}
-        assert (groups, app.get(Books).entries) == ({"own", "audit"}, [1, 2])
+        assert (groups, app.get(Ledger).entries) == ({"own", "audit"}, [1, 2])
 
 
-def test_a_template_that_is_not_there_is_an_error() -> None:
+def test_an_unknown_template_is_an_error() -> None:
     @transaction_listener(rocketmq_template_bean_name="auditTemplate")
-    class OfAudit(Bookkeeper): ...
+    class AuditTransactions(OrderTransactions): ...
 
-    with pytest.raises(DependencyError, match=r"OfAudit: there is no template 'auditTemplate'; there is: only the app"):
-        MQApplication(Books, OfAudit, settings=SETTINGS, clock=VirtualClock()).start()
+    with pytest.raises(
+        DependencyError, match=r"AuditTransactions: there is no template 'auditTemplate'; there is: only the app"
+    ):
+        MQApplication(Ledger, AuditTransactions, settings=SETTINGS, clock=VirtualClock()).start()
 
 
-def test_two_listeners_for_everything_are_refused_at_the_start() -> None:
+def test_two_listeners_without_a_destination_are_refused_at_the_start() -> None:
     @transaction_listener()
-    class Second(Bookkeeper): ...
+    class Second(OrderTransactions): ...
 
     with pytest.raises(ListenerError, match="have a listener already"):
-        MQApplication(Books, Bookkeeper, Second, settings=SETTINGS, clock=VirtualClock()).start()
+        MQApplication(Ledger, OrderTransactions, Second, settings=SETTINGS, clock=VirtualClock()).start()

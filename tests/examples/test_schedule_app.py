@@ -1,4 +1,4 @@
-"""The Spring-like example, on virtual time and, once, as a program of its own."""
+"""The example schedule_app, with a virtual clock and as a program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from bench.peer.jvm import why_not
 from bench.peer.rocketmq import NameServer, RocketMQ
-from examples.schedule_app.app import COMPONENTS, DELAY_LEVEL, TIMEOUT_MS, story
+from examples.schedule_app.app import COMPONENTS, DELAY_LEVEL, TIMEOUT_MS, report
 from examples.schedule_app.schedule_listener import ArrivalBook
 from examples.schedule_app.schedule_message_service import ScheduleMessageService
 from mqtemplate import (
@@ -35,15 +35,15 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def app(mqtemplate_app: Callable[..., MQApplication]) -> MQApplication:
-    """The example's own components and configuration, over memory and on virtual time (C9)."""
+    """The components and the configuration of the example, with a store in memory and a virtual clock."""
     return mqtemplate_app(*COMPONENTS, config_folder=ROOT / "examples" / "schedule_app")
 
 
 @pytest.mark.feature("B16", "C2")
-def test_the_message_reaches_the_decorated_listener_after_ten_seconds_and_not_before(
+def test_the_listener_receives_the_message_after_ten_seconds_and_not_before(
     app: MQApplication, mqtemplate_harness: Harness
 ) -> None:
-    """A uuid, "hello" + uuid, timeout 100 ms, level 3."""
+    """The message has a timeout of 100 ms and delay level 3."""
     service, book = app.get(ScheduleMessageService), app.get(ArrivalBook)
 
     service.send_sync_schedule_message("4466", "hello4466", TIMEOUT_MS, DELAY_LEVEL)
@@ -57,8 +57,8 @@ def test_the_message_reaches_the_decorated_listener_after_ten_seconds_and_not_be
 
 
 @pytest.mark.feature("B10", "B12", "B14", "C6")
-def test_the_service_answers_with_status_and_id_and_logs_id_and_local_time(app: MQApplication) -> None:
-    """The template is injected, and the caller branches on SEND_OK."""
+def test_the_service_returns_status_and_id_and_logs_id_and_local_time(app: MQApplication) -> None:
+    """The application injects the template, and the caller checks for SEND_OK."""
     service = app.get(ScheduleMessageService)
 
     with capture_logs() as logs:
@@ -70,19 +70,19 @@ def test_the_service_answers_with_status_and_id_and_logs_id_and_local_time(app: 
     assert sent["local_time"]
 
 
-def test_the_story_tells_sent_due_received_and_how_late(app: MQApplication, mqtemplate_harness: Harness) -> None:
-    """B15."""
+@pytest.mark.feature("B15")
+def test_the_report_contains_all_times_and_the_lateness(app: MQApplication, mqtemplate_harness: Harness) -> None:
     app.get(ScheduleMessageService).send_sync_schedule_message("4466", "hello4466", TIMEOUT_MS, DELAY_LEVEL)
     mqtemplate_harness.advance("10s")
 
-    lines = story(app.get(ArrivalBook).arrivals)
+    lines = report(app.get(ArrivalBook).arrivals)
 
     assert [line.split()[0] for line in lines] == ["'hello4466',", "sent", "due", "received"]
     assert lines[-1].endswith("0 ms late")
 
 
 def start_program(folder: Path, **environment: str) -> subprocess.Popen[str]:
-    """The example as a user starts it, with warnings as errors."""
+    """Start the example as a user does, with warnings as errors."""
     return subprocess.Popen(
         [sys.executable, "-u", "-W", "error", "-m", "examples.schedule_app"],
         cwd=folder,
@@ -95,43 +95,45 @@ def start_program(folder: Path, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.mark.feature("C10")
 @pytest.mark.slow
-def test_the_program_ends_well_by_itself_and_ctrl_c_loses_nothing(tmp_path: Path) -> None:
-    """One command, in an empty folder. What a stopped run had sent, the next run receives beside its own."""
+def test_the_program_ends_by_itself_and_ctrl_c_loses_no_message(tmp_path: Path) -> None:
+    """In an empty folder. The next run receives the message of a stopped run beside its own."""
     with start_program(tmp_path) as stopped:
         assert stopped.stdout is not None
         sent = stopped.stdout.readline()
         stopped.send_signal(signal.SIGINT)
-        said, errors = stopped.communicate(timeout=60)
+        output, errors = stopped.communicate(timeout=60)
     assert "SEND_OK" in sent
     assert (stopped.returncode, "Traceback" in errors) == (130, False), errors
-    assert "comes at the next start" in said
+    assert "delivered after the next start" in output
 
     with start_program(tmp_path) as completed:
-        story, errors = completed.communicate(timeout=90)
+        output, errors = completed.communicate(timeout=90)
     assert completed.returncode == 0, errors
-    assert story.count("ms late") == 2
+    assert output.count("ms late") == 2
 
 
-def runs_on_a_cluster(name_server: str, folder: Path) -> None:
-    """C10, on a cluster: the same program, and one profile."""
+def run_on_a_cluster(name_server: str, folder: Path) -> None:
+    """Run the same program with the profile for a cluster, and check its output."""
     profile = {"MQTEMPLATE_PROFILES_ACTIVE": "cluster", "SCHEDULE_APP_NAME_SERVER": name_server}
     with start_program(folder, **profile) as program:
-        story, errors = program.communicate(timeout=90)
+        output, errors = program.communicate(timeout=90)
 
     assert program.returncode == 0, errors
-    assert "SEND_OK" in story
-    assert story.count("ms late") == 1
-    assert list(folder.iterdir()) == [], "the cluster keeps the files"
+    assert "SEND_OK" in output
+    assert output.count("ms late") == 1
+    assert list(folder.iterdir()) == [], "the cluster stores the messages"
 
 
+@pytest.mark.feature("C10")
 @pytest.mark.slow
-def test_the_program_runs_unchanged_on_our_own_server(tmp_path: Path) -> None:
+def test_the_program_runs_unchanged_on_our_server(tmp_path: Path) -> None:
     anywhere = HostAddress("127.0.0.1", 0)
     engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=anywhere))
     with LocalCluster(engine, BrokerServerSettings(listen=anywhere)) as cluster:
-        runs_on_a_cluster(str(cluster.address), tmp_path)
+        run_on_a_cluster(str(cluster.address), tmp_path)
 
 
+@pytest.mark.feature("C10")
 @pytest.mark.slow
 @pytest.mark.conformance
 def test_the_program_runs_unchanged_on_rocketmq(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -140,6 +142,6 @@ def test_the_program_runs_unchanged_on_rocketmq(tmp_path: Path, tmp_path_factory
     with NameServer() as names, RocketMQ(tmp_path_factory.mktemp("rocketmq"), names):
         until_registered(names.address)
         with RemoteBroker(RemoteSettings(name_servers=(names.address,))) as broker:
-            for _ in range(20):  # a broker that was started this moment takes its time for the first messages
+            for _ in range(20):  # a broker that has just started needs longer for its first messages
                 broker.send(Message("schedule-message-topic", b"warm", {"DELAY": "1"}), timeout_ms=10_000)
-        runs_on_a_cluster(names.address, tmp_path)
+        run_on_a_cluster(names.address, tmp_path)

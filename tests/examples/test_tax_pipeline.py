@@ -1,4 +1,4 @@
-"""The Spark example: its input, its delays on virtual time, and the whole of it as a program."""
+"""The example tax_pipeline: its input, its delays with a virtual clock, and the program."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def payments(tmp_path: Path) -> list[TaxPayment]:
-    """The example's own input, as read from its file."""
+    """The input of the example, read from its file."""
     write_payments(tmp_path / "input.jsonl")
     return read_payments(tmp_path / "input.jsonl")
 
 
 @pytest.fixture
 def app() -> Iterator[MQApplication]:
-    """Sender and plain listener, over memory and on a clock of ours."""
+    """Sender and plain listener, with a store in memory and a virtual clock."""
     application = MQApplication(
         PaymentSender,
         OnePaymentListener,
@@ -40,7 +40,7 @@ def app() -> Iterator[MQApplication]:
         yield application
 
 
-def test_the_input_is_the_same_each_time_and_holds_the_watched_payment(
+def test_the_input_is_always_the_same_and_contains_the_watched_payment(
     tmp_path: Path, payments: list[TaxPayment]
 ) -> None:
     write_payments(tmp_path / "again.jsonl")
@@ -51,35 +51,35 @@ def test_the_input_is_the_same_each_time_and_holds_the_watched_payment(
 
 
 @pytest.mark.feature("E9")
-def test_the_watched_payment_comes_after_its_level_and_is_told_of(
+def test_the_watched_payment_is_printed_after_its_delay(
     app: MQApplication, payments: list[TaxPayment], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Topic ``tax-data``, tag ``2021S4``, a JSON body with id ``4466``, level 5, here five seconds."""
+    """Delay level 5 is five seconds here."""
     harness = Harness(app)
     watched = next(payment for payment in payments if payment.id == WATCHED_ID)
 
     result = app.get(PaymentSender).send_at_level_5(watched)
     harness.advance("4999ms")
-    told_before = capsys.readouterr().out
+    printed_before = capsys.readouterr().out
     harness.advance("1ms")
 
     assert result.send_status is SendStatus.SEND_OK
-    assert told_before == ""
+    assert printed_before == ""
     assert f"Payment {WATCHED_ID} arrived" in capsys.readouterr().out
 
 
-def test_every_payment_enters_the_topic_once_whichever_way_it_was_delayed(
+def test_every_payment_is_delivered_once_with_every_kind_of_delay(
     app: MQApplication, payments: list[TaxPayment]
 ) -> None:
     harness = Harness(app)
     some = payments[:300]
 
-    answers = app.get(PaymentSender).send(some)
+    results = app.get(PaymentSender).send(some)
     harness.run_until_idle()
     at_once = messages_in(app.broker, "tax-data")
     harness.advance(LONGEST_MS)
 
-    assert {answer.result().send_status for answer in answers} == {SendStatus.SEND_OK}
+    assert {result.result().send_status for result in results} == {SendStatus.SEND_OK}
     assert at_once == []
     assert sorted(message.keys or "" for message in messages_in(app.broker, "tax-data")) == sorted(
         payment.id for payment in some
@@ -90,8 +90,8 @@ def test_every_payment_enters_the_topic_once_whichever_way_it_was_delayed(
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_the_sums_from_spark_are_those_of_the_input(tmp_path: Path) -> None:
-    """The program checks them itself, and its exit code tells."""
+def test_the_sums_of_spark_equal_those_of_the_input(tmp_path: Path) -> None:
+    """The program compares them, and its exit code is the result."""
     run = subprocess.run(
         [sys.executable, "-m", "examples.tax_pipeline"],
         cwd=tmp_path,
@@ -103,5 +103,5 @@ def test_the_sums_from_spark_are_those_of_the_input(tmp_path: Path) -> None:
     )
 
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "They are the sums of the input file, to the cent." in run.stdout
+    assert "They equal the sums of the input file." in run.stdout
     assert f"Payment {WATCHED_ID} arrived" in run.stdout

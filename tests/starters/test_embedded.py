@@ -1,14 +1,12 @@
-"""The embedded starter: which broker it makes, and which keys it refuses because nothing could honour them."""
+"""The embedded starter: the broker that it creates, and the keys that it refuses."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from mqtemplate import EmbeddedBroker, EmbeddedSettings, MQApplication, VirtualClock
-from mqtemplate.context.settings.mqtemplate import BrokerSettings
+from mqtemplate import EmbeddedBroker, MQApplication, VirtualClock
 from mqtemplate.errors import DependencyError, MessageError, UnsupportedError
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 
@@ -19,12 +17,12 @@ def app_with(*components: object, **keys: object) -> MQApplication:
     )
 
 
-def test_embedded_memory_keeps_no_files() -> None:
+def test_the_store_of_embedded_memory_has_no_directory() -> None:
     with app_with(**{"rocketmq.name-server": "embedded:memory"}) as app:
         assert app.get(EmbeddedBroker).path is None
 
 
-def test_embedded_with_a_folder_keeps_its_files_there(tmp_path: Path) -> None:
+def test_the_files_are_in_the_directory_of_the_name_server_key(tmp_path: Path) -> None:
     with app_with(**{"rocketmq.name-server": f"embedded:{tmp_path / 'data'}"}) as app:
         app.template.sync_send("orders", "x")
         assert app.get(EmbeddedBroker).path == tmp_path / "data"
@@ -32,7 +30,7 @@ def test_embedded_with_a_folder_keeps_its_files_there(tmp_path: Path) -> None:
     assert list((tmp_path / "data").iterdir())
 
 
-def test_without_any_key_the_folder_is_in_the_working_directory(
+def test_the_default_store_directory_is_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -41,13 +39,12 @@ def test_without_any_key_the_folder_is_in_the_working_directory(
         assert (tmp_path / "mqtemplate-store").is_dir()
 
 
-def test_every_setting_of_the_broker_is_a_key_with_the_same_default() -> None:
-    """The keys repeat the broker's settings so that each can be documented and checked; they must not drift apart."""
-    of_the_broker = dataclasses.asdict(EmbeddedSettings())
-    keys = dict(BrokerSettings())
-    del keys["store_path"]
+def test_the_broker_has_the_settings_of_the_section() -> None:
+    keys = {"rocketmq.name-server": "embedded:memory", "mqtemplate.broker.timer-roll-window-slot": 1_000}
 
-    assert keys == {**of_the_broker, "listen_host": EmbeddedSettings().listen_host}
+    with app_with(**keys) as app:
+        assert app.get(EmbeddedBroker).settings is app.settings.mqtemplate.broker
+        assert app.get(EmbeddedBroker).settings.timer_roll_window_slot == 1_000
 
 
 def test_a_body_above_the_producer_s_limit_is_refused() -> None:
@@ -57,8 +54,8 @@ def test_a_body_above_the_producer_s_limit_is_refused() -> None:
             app.template.sync_send("orders", b"x" * 101)
 
 
-def test_the_broker_s_limit_can_be_set_by_itself() -> None:
-    """A producer's limit that nobody set must neither contradict it nor lower it."""
+def test_the_broker_s_limit_can_be_set_alone() -> None:
+    """The default of the producer's limit neither contradicts it nor lowers it."""
     settings = {"rocketmq.name-server": "embedded:memory", "mqtemplate.broker.max-message-size": "10"}
 
     with MQApplication(settings=settings, clock=VirtualClock()) as app:
@@ -68,7 +65,7 @@ def test_the_broker_s_limit_can_be_set_by_itself() -> None:
 
 
 def test_the_starter_backs_off_for_a_broker_of_the_application() -> None:
-    """Then it checks no key either: what the broker can do is its owner's knowledge."""
+    """Then it checks no keys: the application's broker may support them."""
     broker = EmbeddedBroker(clock=VirtualClock())
 
     with app_with(broker, **{"rocketmq.name-server": "127.0.0.1:9876"}) as app:
@@ -80,7 +77,7 @@ def test_the_starter_can_be_switched_off() -> None:
         app_with(**{"mqtemplate.embedded.enabled": False}).start()
 
 
-def test_the_address_of_a_cluster_is_left_to_another_starter() -> None:
+def test_the_starter_does_not_act_for_the_address_of_a_cluster() -> None:
     app = app_with(**{"rocketmq.name-server": "127.0.0.1:9876"})
 
     with pytest.raises(DependencyError, match="there is no Broker"):
@@ -94,15 +91,15 @@ def test_the_address_of_a_cluster_is_left_to_another_starter() -> None:
 @pytest.mark.parametrize(
     ("keys", "named", "reason"),
     [
-        ({"access-key": "hunter1", "secret-key": "hunter2"}, "access-key", "knows no users"),
-        ({"tls-enable": True}, "tls-enable", "nothing travels over a network"),
+        ({"access-key": "hunter1", "secret-key": "hunter2"}, "access-key", "has no users"),
+        ({"tls-enable": True}, "tls-enable", "uses no network connection"),
         ({"enable-msg-trace": True}, "enable-msg-trace", "no trace topic"),
         ({"customized-trace-topic": "t"}, "customized-trace-topic", "no trace topic"),
         ({"namespace": "n"}, "namespace", "put the prefix into topic and group"),
         ({"namespace-v2": "n"}, "namespace-v2", "put the prefix into topic and group"),
     ],
 )
-def test_a_key_that_the_embedded_broker_cannot_honour_is_refused(
+def test_a_key_that_the_embedded_broker_does_not_support_is_refused(
     section: str, keys: dict[str, object], named: str, reason: str
 ) -> None:
     with pytest.raises(UnsupportedError) as refused:
@@ -120,13 +117,12 @@ def test_a_key_that_the_embedded_broker_cannot_honour_is_refused(
         ("rocketmq.pull-consumer.instance-name", "mine", "one reader"),
     ],
 )
-def test_other_things_that_need_a_cluster_are_refused(key: str, value: str, reason: str) -> None:
+def test_other_keys_that_need_a_cluster_are_refused(key: str, value: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"{key} cannot be honoured: .*{reason}.*; remove the key"):
         app_with(**{key: value}).start()
 
 
-def test_a_refused_key_leaves_nothing_behind(tmp_path: Path) -> None:
-    """It is refused before the folder is made."""
+def test_a_key_is_refused_before_the_store_directory_is_created(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError):
         app_with(**{"mqtemplate.broker.store-path": str(tmp_path / "s"), "rocketmq.producer.tls-enable": "on"}).start()
 

@@ -1,4 +1,4 @@
-"""The starter for clusters: which keys become which settings, and which are refused with the reason."""
+"""The starter for clusters: the settings that the keys set, and the keys that it refuses."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def app_with(*components: object, **keys: object) -> MQApplication:
     return MQApplication(*components, settings=settings, environment={}, starters=[RocketMQAutoConfiguration])
 
 
-def test_the_addresses_alone_are_enough() -> None:
-    made = remote_settings(settings_with())
+def test_the_addresses_are_the_only_required_key() -> None:
+    remote = remote_settings(settings_with())
 
-    assert made == RemoteSettings(name_servers=("127.0.0.1:1", "127.0.0.1:2"))
+    assert remote == RemoteSettings(name_servers=("127.0.0.1:1", "127.0.0.1:2"))
 
 
-def test_a_cluster_that_is_not_there_is_named_with_its_addresses() -> None:
+def test_the_error_for_an_unreachable_cluster_contains_its_addresses() -> None:
     with pytest.raises(RemoteConnectError, match=r"no name server answers.*127\.0\.0\.1:1, 127\.0\.0\.1:2"):
         app_with().start()
 
 
-def test_the_keys_of_the_producer_are_honoured() -> None:
-    made = remote_settings(
+def test_the_keys_of_the_producer_are_used() -> None:
+    remote = remote_settings(
         settings_with(
             **{
                 "rocketmq.producer.group": "shop",
@@ -66,13 +66,13 @@ def test_the_keys_of_the_producer_are_honoured() -> None:
         )
     )
 
-    assert (made.producer_group, made.retry_next_server) == ("shop", True)
-    assert (made.retry_times_when_send_failed, made.retry_times_when_send_async_failed) == (5, 6)
-    assert (made.compress_threshold, made.max_message_size) == (100, 1_000)
+    assert (remote.producer_group, remote.retry_next_server) == ("shop", True)
+    assert (remote.retry_times_when_send_failed, remote.retry_times_when_send_async_failed) == (5, 6)
+    assert (remote.compress_threshold, remote.max_message_size) == (100, 1_000)
 
 
-def test_the_keys_of_the_cluster_s_client_are_honoured(tmp_path: Path) -> None:
-    made = remote_settings(
+def test_the_keys_of_the_client_are_used(tmp_path: Path) -> None:
+    remote = remote_settings(
         settings_with(
             **{
                 "mqtemplate.cluster.offset-path": str(tmp_path),
@@ -83,22 +83,22 @@ def test_the_keys_of_the_cluster_s_client_are_honoured(tmp_path: Path) -> None:
         )
     )
 
-    assert made.offset_path == tmp_path
-    assert (made.heartbeat_broker_interval_ms, made.poll_name_server_interval_ms) == (1_000, 2_000)
-    assert made.persist_consumer_offset_interval_ms == 3_000
+    assert remote.offset_path == tmp_path
+    assert (remote.heartbeat_broker_interval_ms, remote.poll_name_server_interval_ms) == (1_000, 2_000)
+    assert remote.persist_consumer_offset_interval_ms == 3_000
 
 
 @pytest.mark.parametrize("section", ["producer", "consumer", "pull-consumer"])
-def test_who_the_client_is_may_stand_in_any_section(section: str) -> None:
+def test_identity_and_tls_may_be_set_in_any_section(section: str) -> None:
     keys = {"access-key": "me", "secret-key": "hush", "namespace": "prod", "tls-enable": True}
 
-    made = remote_settings(settings_with(**{f"rocketmq.{section}.{key}": value for key, value in keys.items()}))
+    remote = remote_settings(settings_with(**{f"rocketmq.{section}.{key}": value for key, value in keys.items()}))
 
-    assert made.credentials == Credentials(access_key="me", secret_key="hush")
-    assert (made.namespace, made.tls) == ("prod", ClientTls())
+    assert remote.credentials == Credentials(access_key="me", secret_key="hush")
+    assert (remote.namespace, remote.tls) == ("prod", ClientTls())
 
 
-def test_two_sections_must_not_differ_in_who_the_client_is() -> None:
+def test_two_sections_must_not_set_different_namespaces() -> None:
     settings = settings_with(
         **{"rocketmq.producer.namespace": "prod", "rocketmq.consumer.namespace": "test"},
     )
@@ -107,18 +107,18 @@ def test_two_sections_must_not_differ_in_who_the_client_is() -> None:
         remote_settings(settings)
 
 
-def test_certificates_are_named_beside_the_cluster() -> None:
+def test_the_section_of_the_cluster_sets_the_certificates() -> None:
     keys = {"tls-trust-cert-path": "ca.pem", "tls-cert-path": "me.pem", "tls-key-path": "me.key", "tls-insecure": True}
     settings = settings_with(
         **{f"mqtemplate.cluster.{key}": value for key, value in keys.items()}, **{"rocketmq.producer.tls-enable": True}
     )
 
-    made = remote_settings(settings).tls
+    remote = remote_settings(settings).tls
 
-    assert made == ClientTls(trust_cert_path="ca.pem", cert_path="me.pem", key_path="me.key", insecure=True)
+    assert remote == ClientTls(trust_cert_path="ca.pem", cert_path="me.pem", key_path="me.key", insecure=True)
 
 
-def test_a_certificate_needs_its_key() -> None:
+def test_a_certificate_needs_its_private_key() -> None:
     with pytest.raises(ConfigurationError, match=r"tls-cert-path.*needs 'tls-key-path' beside it"):
         settings_with(**{"mqtemplate.cluster.tls-cert-path": "me.pem"})
 
@@ -126,12 +126,12 @@ def test_a_certificate_needs_its_key() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("rocketmq.access-channel", "CLOUD", "knows no provider's clusters"),
+        ("rocketmq.access-channel", "CLOUD", "does not support the clusters of a cloud provider"),
         ("rocketmq.producer.enable-msg-trace", True, "writes no trace topic"),
         ("rocketmq.consumer.customized-trace-topic", "traces", "writes no trace topic"),
     ],
 )
-def test_a_key_that_no_cluster_honours_is_refused(key: str, value: object, reason: str) -> None:
+def test_a_key_that_no_cluster_supports_is_refused(key: str, value: object, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"{key} cannot be honoured: .*{reason}"):
         app_with(**{key: value}).start()
 
@@ -143,13 +143,13 @@ def test_the_starter_backs_off_for_a_broker_of_the_application() -> None:
         assert app.broker is broker
 
 
-def test_the_starter_leaves_the_embedded_broker_to_the_other_one() -> None:
+def test_the_starter_does_not_act_for_an_embedded_broker() -> None:
     reason = RocketMQAutoConfiguration().condition(settings_with(**{"rocketmq.name-server": "embedded:memory"}))
 
     assert reason == "rocketmq.name-server names no cluster"
 
 
-def test_the_broker_it_makes_is_a_remote_one() -> None:
+def test_the_starter_creates_a_remote_broker() -> None:
     from mqtemplate_starter_rocketmq.autoconfiguration import remote_broker
 
     broker = remote_broker(settings_with(), VirtualClock())
@@ -162,18 +162,18 @@ def test_the_broker_it_makes_is_a_remote_one() -> None:
 
 
 class Handled:
-    """What listeners were given, by key, in the order in which they were given it."""
+    """Messages that the listeners handled, by key and in order."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, list[int]] = {}
-        self.all_came = threading.Event()
+        self.is_complete = threading.Event()
         self._lock = threading.Lock()
 
     def add(self, key: str, number: int, expected: int) -> None:
         with self._lock:
             self.by_key.setdefault(key, []).append(number)
             if sum(map(len, self.by_key.values())) >= expected:
-                self.all_came.set()
+                self.is_complete.set()
 
 
 ANYWHERE = HostAddress("127.0.0.1", 0)
@@ -187,7 +187,7 @@ def server(**settings: Any) -> LocalCluster:
 
 
 def application(cluster: LocalCluster, *components: object, **keys: object) -> MQApplication:
-    """With the starters that are installed."""
+    """Return an application with the installed starters."""
     settings = {"rocketmq.name-server": str(cluster.address), **keys}
     return MQApplication(*components, settings=settings, environment={})
 
@@ -207,15 +207,15 @@ def test_orderly_listeners_of_two_applications_keep_the_order_of_each_key() -> N
         for number in range(EACH):
             for key in KEYS:
                 one.template.sync_send("orders", {"key": key, "number": number}, hash_key=key)
-        assert handled.all_came.wait(60)
+        assert handled.is_complete.wait(60)
 
     assert sorted(handled.by_key) == sorted(KEYS)
     for numbers in handled.by_key.values():
-        # A queue may change hands meanwhile, and what was not committed then comes again; but never out of order.
+        # A rebalance may reassign a queue. Its new owner repeats uncommitted messages, but never out of order.
         assert list(dict.fromkeys(numbers)) == list(range(EACH))
 
 
-def test_a_listener_that_fails_gets_the_message_again_and_a_request_its_reply() -> None:
+def test_a_failed_request_is_retried_and_then_gets_its_reply() -> None:
     seen: list[int] = []
 
     @message_listener("orders", "billing", consume_from_where=FIRST, delay_level_when_next_consume=1)
@@ -233,7 +233,7 @@ def test_a_listener_that_fails_gets_the_message_again_and_a_request_its_reply() 
 
 
 @pytest.mark.skipif(not has_openssl(), reason="there is no openssl to make certificates with")
-def test_an_application_talks_tls_when_it_is_told_to(tmp_path: Path) -> None:
+def test_an_application_connects_over_tls(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     cert, key = certificates.issue("server", "IP:127.0.0.1")
     tls = ServerTls(cert_path=str(cert), key_path=str(key), mode=TlsMode.ENFORCING)

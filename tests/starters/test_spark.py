@@ -1,4 +1,4 @@
-"""The Spark starter: when it acts, and that a Spark listener never waits in silence."""
+"""The Spark starter: its condition, and errors for Spark listeners that would never run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def on_orders(orders: DataFrame, batch: SparkBatch) -> None: ...
 
 
 class AbsentSparkAutoConfiguration(SparkAutoConfiguration):
-    """As it is where the extra is not installed."""
+    """The starter where the extra is not installed."""
 
     requires = ("no_such_pyspark",)
 
@@ -43,12 +43,12 @@ def app_with(
     )
 
 
-def test_the_context_knows_the_mark_that_the_decorator_leaves() -> None:
-    """It is written down twice, since the context must not need the Spark room."""
+def test_the_context_and_the_decorator_use_one_attribute() -> None:
+    """Its name is in both packages, because the context must not import the Spark package."""
     assert context.SPARK_LISTENER_ATTRIBUTE == listener.SPARK_LISTENER_ATTRIBUTE
 
 
-def test_without_spark_listeners_no_session_is_made() -> None:
+def test_without_spark_listeners_no_session_is_created() -> None:
     pytest.importorskip("pyspark")
 
     with app_with() as app:
@@ -63,7 +63,7 @@ def test_without_pyspark_an_application_without_spark_listeners_runs() -> None:
         assert reasons["spark"] == "not installed: no_such_pyspark"
 
 
-def test_without_pyspark_a_spark_listener_is_an_error_that_says_what_to_install() -> None:
+def test_the_error_for_a_spark_listener_without_pyspark_says_what_to_install() -> None:
     with pytest.raises(DependencyError) as refused:
         app_with(on_orders, spark=AbsentSparkAutoConfiguration).start()
 
@@ -73,25 +73,25 @@ def test_without_pyspark_a_spark_listener_is_an_error_that_says_what_to_install(
     )
 
 
-def test_spark_can_be_switched_off_and_the_log_says_who_does_not_run() -> None:
+def test_spark_can_be_switched_off_and_the_log_names_the_listeners() -> None:
     with structlog.testing.capture_logs() as logs, app_with(on_orders, **{"mqtemplate.spark.enabled": False}):
         pass
 
-    told = [line for line in logs if line["event"] == "spark.not_run"]
-    assert [(line["listeners"], line["reason"]) for line in told] == [
+    logged = [line for line in logs if line["event"] == "spark.not_run"]
+    assert [(line["listeners"], line["reason"]) for line in logged] == [
         (["on_orders"], "mqtemplate.spark.enabled is false")
     ]
 
 
 @pytest.mark.feature("C5", "C10")
 @pytest.mark.spark
-def test_a_spark_listener_gets_batches_built_with_the_application_s_objects(tmp_path: Path) -> None:
-    """A class is built by its constructor's types and runs as long as the application does."""
+def test_a_spark_listener_receives_batches(tmp_path: Path) -> None:
+    """The context builds the listener by the types of its constructor. It runs as long as the application."""
 
     class Totals:
         def __init__(self) -> None:
             self.count = 0
-            self.came = threading.Event()
+            self.is_complete = threading.Event()
 
     @spark_listener("orders", "totals")
     class OrderTotals:
@@ -101,7 +101,7 @@ def test_a_spark_listener_gets_batches_built_with_the_application_s_objects(tmp_
         def on_batch(self, orders: DataFrame, batch: SparkBatch) -> None:
             self.totals.count += orders.count()
             if self.totals.count == 3:
-                self.totals.came.set()
+                self.totals.is_complete.set()
 
     class Sender:
         def __init__(self, template: RocketMQTemplate) -> None:
@@ -117,7 +117,7 @@ def test_a_spark_listener_gets_batches_built_with_the_application_s_objects(tmp_
     starters = [EmbeddedAutoConfiguration, SparkAutoConfiguration]
 
     with MQApplication(Sender, OrderTotals, Totals, settings=keys, environment={}, starters=starters) as app:
-        assert app.get(Totals).came.wait(90)
+        assert app.get(Totals).is_complete.wait(90)
         part = app.context.parts[0]
 
     assert (tmp_path / "checkpoints").is_dir()

@@ -1,4 +1,4 @@
-"""Sending without waiting."""
+"""Asynchronous and one-way sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqtemplate.testing import Harness, RecordingTemplate, messages_in
 TOO_LARGE = bytes(4 * 1024 * 1024 + 1)
 
 
-def test_a_future_brings_the_answer(
+def test_the_future_has_the_result(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
     future = mqtemplate_template.async_send("orders:paid", {"id": 1}, keys="4466")
@@ -35,7 +35,9 @@ def test_a_future_can_be_awaited(mqtemplate_template: RecordingTemplate, mqtempl
     assert asyncio.run(send()).send_status is SendStatus.SEND_OK
 
 
-def test_callbacks_are_told_how_it_went(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
+def test_callbacks_get_the_result_or_the_error(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> None:
     good: list[SendResult] = []
     bad: list[BaseException] = []
 
@@ -49,7 +51,7 @@ def test_callbacks_are_told_how_it_went(mqtemplate_template: RecordingTemplate, 
 
 def test_an_error_in_a_callback_is_logged(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
     def broken(result: SendResult) -> None:
-        raise RuntimeError("no space for results")
+        raise RuntimeError("no room for results")
 
     with capture_logs() as logs:
         mqtemplate_template.async_send("orders:paid", b"body", on_success=broken)
@@ -60,8 +62,8 @@ def test_an_error_in_a_callback_is_logged(mqtemplate_template: RecordingTemplate
     assert line["exc_info"]
 
 
-def test_a_failure_that_nobody_asked_about_is_logged(mqtemplate_template: RecordingTemplate) -> None:
-    """Who gives on_success alone will hardly look at the future."""
+def test_a_failure_without_on_error_is_logged(mqtemplate_template: RecordingTemplate) -> None:
+    """A caller that passes on_success alone does not read the future."""
     with capture_logs() as logs:
         mqtemplate_template.async_send("orders", TOO_LARGE, on_success=print)
 
@@ -77,14 +79,14 @@ def test_a_failure_that_nobody_asked_about_is_logged(mqtemplate_template: Record
         (("orders", b"body", 0), {}, MessageError),
     ],
 )
-def test_what_is_wrong_with_the_call_is_raised_at_once(
+def test_an_invalid_call_raises_at_once(
     mqtemplate_template: RecordingTemplate, arguments: tuple[Any, ...], options: dict[str, Any], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
         mqtemplate_template.async_send(*arguments, **options)
 
 
-def test_a_closed_broker_is_told_by_the_future(
+def test_the_error_of_a_closed_broker_is_in_the_future(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
     mqtemplate_broker.close()
@@ -94,7 +96,7 @@ def test_a_closed_broker_is_told_by_the_future(
     assert isinstance(future.exception(), BrokerClosedError)
 
 
-def test_one_way_asks_for_no_answer(
+def test_one_way_messages_are_delivered(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
     mqtemplate_template.send_one_way("orders:paid", b"one", keys="4466")

@@ -1,4 +1,4 @@
-"""A list is a batch."""
+"""Batches: lists of payloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mqtemplate.message import Message
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
 
 
-def test_a_list_is_stored_together_and_in_order(
+def test_the_messages_of_a_list_are_stored_together_and_in_order(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
     result = mqtemplate_template.sync_send("orders:paid", [b"bytes", "text", {"id": 1}])
@@ -66,7 +66,7 @@ def test_an_ordered_list_goes_to_the_queue_of_its_key(
 
 
 @pytest.mark.parametrize(
-    ("payload", "kind", "told"),
+    ("payload", "kind", "error"),
     [
         ([], MessageError, "the list for 'orders' is empty; a batch has at least one message"),
         ([b"a", None], ConversionError, "item 1 of the list: the payload is None"),
@@ -76,15 +76,15 @@ def test_an_ordered_list_goes_to_the_queue_of_its_key(
         ([Message("orders", b"a", {"DELAY": "-1"})], DelayError, "item 0 of the list: delay_level must be 0"),
     ],
 )
-def test_a_list_that_cannot_be_sent_is_refused_whole(
+def test_a_list_with_an_invalid_item_is_refused_completely(
     mqtemplate_template: RecordingTemplate,
     mqtemplate_broker: EmbeddedBroker,
     payload: list[Any],
     kind: type[MessageError],
-    told: str,
+    error: str,
 ) -> None:
     with pytest.raises(kind) as refusal:
         mqtemplate_template.sync_send("orders", payload)
 
-    assert told in str(refusal.value)
+    assert error in str(refusal.value)
     assert messages_in(mqtemplate_broker, "orders") == []

@@ -1,4 +1,4 @@
-"""The verbs that Spring's messaging templates share."""
+"""``convert_and_send``, the verb of Spring's messaging templates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import RecordingTemplate, messages_in
 
 
-def test_a_payload_with_headers_goes_to_a_destination(
+def test_a_payload_is_sent_with_headers(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
     result = mqtemplate_template.convert_and_send("orders:paid", {"id": 1}, {"KEYS": "4466"})
@@ -31,12 +31,12 @@ def test_a_payload_alone_goes_to_the_default_destination(mqtemplate_broker: Embe
     assert (message.body, message.tags, message.properties["region"]) == (b'{"id":1}', "paid", "EU")
 
 
-def test_without_a_default_a_payload_alone_is_refused(mqtemplate_template: RecordingTemplate) -> None:
+def test_a_payload_alone_without_a_default_destination_is_refused(mqtemplate_template: RecordingTemplate) -> None:
     with pytest.raises(DestinationError, match="give the template default_destination, or call convert_and_send"):
         mqtemplate_template.convert_and_send({"id": 1})
 
 
-def test_a_post_processor_has_the_last_word(
+def test_a_post_processor_may_change_the_message(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
     def stamp(message: Message) -> Message:
@@ -50,14 +50,14 @@ def test_a_post_processor_has_the_last_word(
 
 
 @pytest.mark.feature("G9")
-def test_a_post_processor_is_held_to_the_rules(mqtemplate_template: RecordingTemplate) -> None:
-    def smuggle(message: Message) -> Message:
+def test_the_result_of_a_post_processor_is_checked(mqtemplate_template: RecordingTemplate) -> None:
+    def set_reserved_name(message: Message) -> Message:
         message.properties["REAL_TOPIC"] = "bills"
         return message
 
     with pytest.raises(MessageError, match="REAL_TOPIC belongs to the broker"):
-        mqtemplate_template.convert_and_send("orders", b"body", post_processor=smuggle)
+        mqtemplate_template.convert_and_send("orders", b"body", post_processor=set_reserved_name)
     with pytest.raises(MessageError, match="must return a Message, it returned NoneType"):
         mqtemplate_template.convert_and_send("orders", b"body", post_processor=lambda message: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(MessageError, match="takes one message, got a list"):
-        mqtemplate_template.convert_and_send("orders", [b"body"], post_processor=smuggle)
+        mqtemplate_template.convert_and_send("orders", [b"body"], post_processor=set_reserved_name)

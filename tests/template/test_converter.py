@@ -1,4 +1,4 @@
-"""Payload <-> body."""
+"""Conversion of payloads to bodies and back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def round_trip(payload: object, target_type: Any) -> object:
     return CONVERTER.from_body(body, target_type, {})
 
 
-def test_bytes_and_text_travel_as_they_are() -> None:
+def test_bytes_are_not_changed_and_text_is_utf8() -> None:
     assert CONVERTER.to_body(b"\x00\xff") == (b"\x00\xff", None)
     assert CONVERTER.to_body(bytearray(b"ab")) == (b"ab", None)
     assert CONVERTER.to_body(memoryview(b"ab")) == (b"ab", None)
@@ -82,14 +82,11 @@ def test_bytes_and_text_travel_as_they_are() -> None:
         ({"id": UUID(int=7)}, '{"id":"00000000-0000-0000-0000-000000000007"}'),
         ({"colour": Colour.RED, "grade": Grade.A}, '{"colour":"red","grade":1}'),
         (Line("pen", Decimal("1.50"), {"blue"}), '{"article":"pen","price":"1.50","tags":["blue"]}'),
-        (
-            ORDER,
-            ORDER_AS_JSON,
-        ),
+        (ORDER, ORDER_AS_JSON),
         ({"orders": [ORDER]}, None),
     ],
 )
-def test_everything_else_is_json(payload: object, body: str | None) -> None:
+def test_other_payloads_become_json(payload: object, body: str | None) -> None:
     written, content_type = CONVERTER.to_body(payload)
 
     assert content_type == "application/json"
@@ -113,11 +110,11 @@ def test_everything_else_is_json(payload: object, body: str | None) -> None:
         (5, Annotated[int, Field(gt=1)]),
     ],
 )
-def test_what_was_written_is_read_back(payload: object, target_type: Any) -> None:
+def test_a_payload_is_converted_back_to_its_type(payload: object, target_type: Any) -> None:
     assert round_trip(payload, target_type) == payload
 
 
-def test_the_faster_json_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orjson_writes_the_same_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without the extra ``speed`` a message has the same body, and the same payloads are refused."""
     pytest.importorskip("orjson", reason="the extra 'speed' is not installed")
     payloads = [
@@ -125,7 +122,7 @@ def test_the_faster_json_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
         {"lines": ORDER.lines, "at": ORDER.placed, "on": date(2026, 1, 1), "colour": Colour.RED, "grade": Grade.A},
         {1: None, "big": 2**70, "id": UUID(int=7), "price": Decimal("1.50"), "for": timedelta(minutes=90)},
         {"lost": float("nan")},
-        {"inside": Stranger()},
+        {"inside": Unsupported()},
     ]
 
     def written(payload: object) -> bytes | None:
@@ -140,7 +137,7 @@ def test_the_faster_json_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fast == [written(payload) for payload in payloads]
 
 
-def test_generic_forms_are_read() -> None:
+def test_a_body_is_converted_to_a_generic_type() -> None:
     body, _ = CONVERTER.to_body((ORDER, ORDER))
 
     assert CONVERTER.from_body(body, list[Order], {}) == [ORDER, ORDER]
@@ -153,7 +150,7 @@ def test_generic_forms_are_read() -> None:
         max_leaves=10,
     ).map(lambda inner: {"inner": inner})
 )
-def test_any_json_survives(payload: dict[str, Any]) -> None:
+def test_any_json_is_converted_back(payload: dict[str, Any]) -> None:
     body, _ = CONVERTER.to_body(payload)
 
     assert CONVERTER.from_body(body, object, {"contentType": "application/json"}) == payload
@@ -173,31 +170,31 @@ def test_without_a_type_the_content_type_decides(body: bytes, properties: dict[s
     assert CONVERTER.from_body(body, Any, properties) == expected
 
 
-class Stranger:
-    """Nothing that has a form of its own in JSON."""
+class Unsupported:
+    """A class that cannot be written as JSON."""
 
 
 @pytest.mark.parametrize(
-    ("payload", "told"),
+    ("payload", "error"),
     [
         (None, "the payload is None; a message needs a body: allowed are bytes, str, dict"),
         (b"", "the payload is empty"),
         ("", "the payload is empty"),
-        (Stranger(), "a payload of type Stranger cannot be written as JSON"),
-        ({"inside": Stranger()}, "a payload of type dict cannot be written as JSON"),
+        (Unsupported(), "a payload of type Unsupported cannot be written as JSON"),
+        ({"inside": Unsupported()}, "a payload of type dict cannot be written as JSON"),
         ({"lost": float("nan")}, "a payload of type dict cannot be written as JSON"),
         (Line("pen", Decimal("1.5"), {"\ud800"}), "cannot be written as JSON"),
         ("\ud800", "the text cannot be written as UTF-8: surrogates not allowed at character 0"),
     ],
 )
-def test_a_payload_that_cannot_travel_is_told_what_can(payload: object, told: str) -> None:
+def test_the_error_for_an_unsupported_payload_lists_the_supported_types(payload: object, error: str) -> None:
     with pytest.raises(ConversionError) as refusal:
         CONVERTER.to_body(payload)
 
-    assert told in str(refusal.value)
+    assert error in str(refusal.value)
 
 
-def test_a_payload_that_holds_itself_is_refused() -> None:
+def test_a_payload_that_contains_itself_is_refused() -> None:
     payload: dict[str, Any] = {}
     payload["self"] = payload
 
@@ -206,32 +203,32 @@ def test_a_payload_that_holds_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "target_type", "told"),
+    ("body", "target_type", "error"),
     [
-        (b"\xff", str, "the body is no UTF-8 text: invalid start byte at byte 0; ask for bytes instead"),
+        (b"\xff", str, "the body is no UTF-8 text: invalid start byte at byte 0; use the type bytes instead"),
         (b'{"placed":"x"}', Order, "the body is no Order: orderId: Field required; placed: Input should be a valid"),
         (b"[1]", list[Order], "the body is no list["),
         (b"not json", dict, "the body is no dict: body: Invalid JSON"),
-        (b"{}", Stranger, "a body cannot become a Stranger"),
-        (b"{", object, "the body says it is JSON and is not"),
+        (b"{}", Unsupported, "a body cannot become a Unsupported"),
+        (b"{", object, "the content type of the body is JSON, and it cannot be parsed"),
     ],
 )
-def test_a_body_that_is_something_else_is_told_so(body: bytes, target_type: Any, told: str) -> None:
+def test_a_body_of_another_type_is_an_error(body: bytes, target_type: Any, error: str) -> None:
     with pytest.raises(ConversionError) as refusal:
         CONVERTER.from_body(body, target_type, {"contentType": "application/json"})
 
-    assert told in str(refusal.value)
+    assert error in str(refusal.value)
 
 
-def test_a_refusal_keeps_the_body_to_itself() -> None:
-    """It goes into logs, and the body may be secret."""
+def test_no_error_contains_the_body() -> None:
+    """The error is logged, and the body may be secret."""
     with pytest.raises(ConversionError) as refusal:
         CONVERTER.from_body(b'{"orderId":"s3cret","placed":"s3cret"}', Order, {})
 
     assert "s3cret" not in str(refusal.value)
 
 
-def test_a_converter_of_ones_own_replaces_the_default(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_another_converter_replaces_the_default(mqtemplate_broker: EmbeddedBroker) -> None:
     class Shouting:
         def to_body(self, payload: object) -> tuple[bytes, str | None]:
             return str(payload).upper().encode(), "text/shout"

@@ -1,4 +1,4 @@
-"""When a message shall arrive: every way to say it, on every verb."""
+"""Delay options: every option on every verb."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_delay_works_on_every_verb(
     mqtemplate_broker: EmbeddedBroker,
     mqtemplate_harness: Harness,
 ) -> None:
-    """All of them mean the same instant: ten seconds from now, to the millisecond."""
+    """All of them mean the same time: ten seconds from now, to the millisecond."""
     payload, options, count = FORMS[form]
 
     VERBS[verb](mqtemplate_template)("orders:paid", payload, **options, **TEN_SECONDS[kind])
@@ -73,7 +73,7 @@ def test_every_delay_works_on_every_verb(
 
 
 @pytest.mark.feature("A17", "A19")
-def test_the_articles_three_ways_in_a_loop(
+def test_springs_three_delay_methods_work_in_a_loop(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
     for number in range(3):
@@ -100,7 +100,7 @@ def test_level_five_is_a_minute(
     assert [message.body for message in messages_in(mqtemplate_broker, "TopicA")] == [b"this is a delay message"]
 
 
-# --- what is written -------------------------------------------------------------------------------
+# --- properties ------------------------------------------------------------------------------------
 
 
 @pytest.mark.feature("G2", "G4", "A18")
@@ -114,17 +114,17 @@ def test_level_five_is_a_minute(
         ({"deliver_at": NOW.astimezone(timezone(timedelta(hours=-7)))}, {"TIMER_DELIVER_MS": str(NOW_MS)}),
     ],
 )
-def test_relative_delays_are_counted_by_the_broker_and_instants_are_taken(
+def test_a_relative_delay_and_a_deliver_time_have_different_properties(
     options: dict[str, Any], written: dict[str, str]
 ) -> None:
-    """The sender's clock has no part in a relative delay."""
+    """The broker counts a relative delay, so the producer's clock does not matter."""
     everything = {"delay_level": 0, "delay": None, "deliver_at": None, **options}
 
     assert delay_properties(**everything, now_ms=NOW_MS) == written
 
 
 @pytest.mark.parametrize("nothing", [{"delay": 0}, {"delay": timedelta(0)}, {"delay_level": 0}])
-def test_no_delay_is_no_property(nothing: dict[str, Any]) -> None:
+def test_without_a_delay_there_is_no_property(nothing: dict[str, Any]) -> None:
     everything = {"delay_level": 0, "delay": None, "deliver_at": None, **nothing}
 
     assert delay_properties(**everything, now_ms=NOW_MS) == {}
@@ -133,7 +133,7 @@ def test_no_delay_is_no_property(nothing: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("delay", "milliseconds"),
     [
-        (0.1 + 0.2, "300"),  # not the 301 that the last bits of the float would make
+        (0.1 + 0.2, "300"),  # not 301: the binary error of the sum is rounded off
         (0.0001, "1"),
         (1.0005, "1001"),
         (timedelta(microseconds=1), "1"),
@@ -141,12 +141,12 @@ def test_no_delay_is_no_property(nothing: dict[str, Any]) -> None:
     ],
 )
 def test_fractions_of_a_millisecond_are_rounded_up(delay: timedelta | float, milliseconds: str) -> None:
-    """Early is wrong; a fraction of a millisecond late is not."""
+    """A message is never early; late by a fraction of a millisecond is allowed."""
     assert delay_properties(0, delay, None, NOW_MS) == {"TIMER_DELAY_MS": milliseconds}
 
 
 class SummerTime(tzinfo):
-    """A zone with summer time that needs no files of the machine."""
+    """A time zone with summer time that needs no time zone files."""
 
     def utcoffset(self, at: datetime | None) -> timedelta:
         return timedelta(hours=2 if at is not None and 4 <= at.month <= 9 else 1)
@@ -159,8 +159,8 @@ class SummerTime(tzinfo):
 
 
 @pytest.mark.parametrize("month", [1, 7])
-def test_an_instant_is_the_same_in_every_time_zone(month: int) -> None:
-    """The plain difference of two local times of one zone would be an hour off in summer."""
+def test_a_deliver_time_is_the_same_in_every_time_zone(month: int) -> None:
+    """The difference of two local times of one zone would be wrong by an hour in summer."""
     instant = datetime(2026, month, 15, 12, tzinfo=UTC)
 
     for zone in (UTC, SummerTime(), timezone(timedelta(hours=5, minutes=30))):
@@ -168,7 +168,7 @@ def test_an_instant_is_the_same_in_every_time_zone(month: int) -> None:
         assert written == {"TIMER_DELIVER_MS": str(int(instant.timestamp()) * 1_000)}
 
 
-def test_an_instant_between_two_milliseconds_is_the_later_one() -> None:
+def test_a_deliver_time_between_two_milliseconds_is_rounded_up() -> None:
     between = NOW + timedelta(microseconds=1)
 
     assert delay_properties(0, None, between, NOW_MS) == {"TIMER_DELIVER_MS": str(NOW_MS + 1)}
@@ -180,15 +180,15 @@ NAIVE = datetime(2026, 1, 1, 10)  # noqa: DTZ001 - the naive datetime is the poi
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error"),
     [
-        ({"delay_level": -1}, "delay_level must be 0 (at once) or a position in the level table"),
-        ({"delay_level": 2.5}, "delay_level must be a whole number"),
-        ({"delay_level": "3"}, "delay_level must be a whole number"),
+        ({"delay_level": -1}, "delay_level must be 0 (no delay) or a position in the level table (1 = 1s"),
+        ({"delay_level": 2.5}, "got float 2.5; for other delays pass delay= or deliver_at="),
+        ({"delay_level": "3"}, "delay_level must be 0 (no delay) or a position in the level table"),
         ({"delay_level": True}, "got bool True"),
-        ({"delay_level": 3, "delay": 10}, "delay_level=3 and delay are two answers to one question"),
-        ({"delay_level": 3, "deliver_at": NOW}, "delay_level=3 and deliver_at are two answers to one question"),
-        ({"delay": 10, "deliver_at": NOW}, "delay and deliver_at are two answers to one question"),
+        ({"delay_level": 3, "delay": 10}, "delay_level=3 and delay are two delays for one message"),
+        ({"delay_level": 3, "deliver_at": NOW}, "delay_level=3 and deliver_at are two delays for one message"),
+        ({"delay": 10, "deliver_at": NOW}, "delay and deliver_at are two delays for one message"),
         ({"delay": -1}, "delay must not be negative, got -1"),
         ({"delay": -0.0000001}, "delay must not be negative"),
         ({"delay": timedelta(seconds=-1)}, "delay must not be negative"),
@@ -197,12 +197,12 @@ NAIVE = datetime(2026, 1, 1, 10)  # noqa: DTZ001 - the naive datetime is the poi
         ({"delay": "10s"}, "delay must be a timedelta or a number of seconds, got str '10s'"),
         ({"delay": True}, "delay must be a timedelta or a number of seconds, got bool True"),
         ({"deliver_at": NAIVE}, "deliver_at=2026-01-01T10:00:00 is a naive datetime"),
-        ({"deliver_at": "tomorrow"}, "got str 'tomorrow'; datetime.fromisoformat(...) reads a text"),
-        ({"deliver_at": NOW_MS / 1_000}, "of time.time() take int(seconds * 1000)"),
+        ({"deliver_at": "tomorrow"}, "got str 'tomorrow'; datetime.fromisoformat(...) parses text"),
+        ({"deliver_at": NOW_MS / 1_000}, "for time.time() pass int(seconds * 1000)"),
         ({"deliver_at": NOW_MS // 1_000}, f"looks like seconds; it takes epoch milliseconds: {NOW_MS}"),
-        ({"deliver_at": -1}, "must not lie before 1970, got -1"),
+        ({"deliver_at": -1}, "must not be before 1970, got -1"),
         ({"headers": {"DELAY": "soon"}}, "header DELAY must be a whole number (a level), got 'soon'"),
-        ({"headers": {"DELAY": -1}}, "delay_level must be 0 (at once) or a position in the level table"),
+        ({"headers": {"DELAY": -1}}, "delay_level must be 0 (no delay) or a position in the level table"),
         ({"headers": {"TIMER_DELAY_SEC": "1.5"}}, "header TIMER_DELAY_SEC must be a whole number (seconds), got '1.5'"),
         ({"headers": {"TIMER_DELAY_MS": -5}}, "header TIMER_DELAY_MS must not be negative, got -5"),
         (
@@ -210,21 +210,21 @@ NAIVE = datetime(2026, 1, 1, 10)  # noqa: DTZ001 - the naive datetime is the poi
             "header TIMER_DELIVER_MS must be a whole number (milliseconds)",
         ),
         ({"headers": {"__STARTDELIVERTIME": "1767225600"}}, "looks like seconds"),
-        ({"headers": {"DELAY": 3, "TIMER_DELAY_SEC": 10}}, "DELAY and TIMER_DELAY_SEC are several answers"),
-        ({"headers": {"DELAY": 3}, "delay": 10}, "TIMER_DELAY_MS and DELAY are several answers"),
+        ({"headers": {"DELAY": 3, "TIMER_DELAY_SEC": 10}}, "DELAY and TIMER_DELAY_SEC are 2 delays for one message"),
+        ({"headers": {"DELAY": 3}, "delay": 10}, "TIMER_DELAY_MS and DELAY are 2 delays for one message"),
     ],
 )
-def test_a_delay_that_is_none_is_told_what_is_wrong(
-    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, options: dict[str, Any], told: str
+def test_an_invalid_delay_is_refused(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, options: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(DelayError) as refusal:
         mqtemplate_template.sync_send("orders", b"body", **options)
 
-    assert told in str(refusal.value)
+    assert error in str(refusal.value)
     assert messages_in(mqtemplate_broker, "orders") == []
 
 
-def test_a_level_twice_is_a_contradiction_unless_it_is_the_same(
+def test_two_equal_delay_levels_do_not_contradict_each_other(
     mqtemplate_template: RecordingTemplate,
 ) -> None:
     mqtemplate_template.sync_send("orders", b"body", delay_level=3, headers={"DELAY": 3})
@@ -234,8 +234,8 @@ def test_a_level_twice_is_a_contradiction_unless_it_is_the_same(
 
 
 @pytest.mark.feature("A3")
-def test_a_delay_beyond_the_brokers_limit_is_refused(mqtemplate_template: RecordingTemplate) -> None:
-    """Forty days are taken."""
+def test_a_delay_above_the_brokers_limit_is_refused(mqtemplate_template: RecordingTemplate) -> None:
+    """Forty days are accepted."""
     mqtemplate_template.sync_send("orders", b"body", delay=timedelta(days=40))
 
     with pytest.raises(DelayError):

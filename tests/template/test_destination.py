@@ -1,4 +1,4 @@
-"""``topic:tag``, and the queue of a key."""
+"""Destinations ``topic:tag``, and the queue of a hash key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_first_colon_splits_topic_and_tag() -> None:
     assert parsed.properties == {"TAGS": "sync-tags"}
 
 
-def test_a_tag_may_hold_further_colons() -> None:
+def test_a_tag_may_contain_colons() -> None:
     assert parse_destination("orders:eu:paid").tag == "eu:paid"
 
 
@@ -33,19 +33,19 @@ def test_a_topic_alone_has_no_tag() -> None:
     assert (parsed.topic, parsed.tag, parsed.properties) == ("orders", None, {})
 
 
-def test_a_destination_is_read_once() -> None:
+def test_a_parsed_destination_is_cached() -> None:
     assert parse_destination("orders:cached") is parse_destination("orders:cached")
 
 
 @pytest.mark.parametrize(
-    ("destination", "told"),
+    ("destination", "error"),
     [
         ("", "'' has no topic; give 'topic' or 'topic:tag'"),
         (":paid", "':paid' has no topic; give 'topic' or 'topic:tag'"),
         ("orders:", "'orders:' has an empty tag; without a tag write 'orders'"),
-        ("orders: paid", "begins or ends with a blank; write 'paid'"),
-        ("orders:a||b", "a message has one tag; '||' belongs into a listener's selector"),
-        ("orders:a\x01b", "a tag cannot hold the control characters"),
+        ("orders: paid", "starts or ends with a blank; write 'paid'"),
+        ("orders:a||b", "a message has one tag; use '||' in a listener's selector"),
+        ("orders:a\x01b", "a tag cannot contain the control characters"),
         ("no blanks:paid", "topic 'no blanks' has characters that are not allowed; use letters, digits"),
         ("topic/slash", "has characters that are not allowed"),
         ("x" * 128, "has 128 characters, allowed are 127"),
@@ -53,11 +53,11 @@ def test_a_destination_is_read_once() -> None:
         ({"order": 1}, "got dict; the order of arguments is (destination, payload, timeout, delay_level)"),
     ],
 )
-def test_a_malformed_destination_is_told_what_is_wrong(destination: Any, told: str) -> None:
+def test_an_invalid_destination_is_refused(destination: Any, error: str) -> None:
     with pytest.raises(DestinationError) as refusal:
         parse_destination(destination)
 
-    assert told in str(refusal.value)
+    assert error in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_malformed_destination_is_told_what_is_wrong(destination: Any, told: s
         ("order-2", 1),  # hash -1207111309: the remainder is -1 in Java, and 3 in Python
     ],
 )
-def test_a_key_chooses_the_queue_that_a_java_client_chooses(key: str, queue_id: int) -> None:
-    """Java and Python senders of one application must agree, or order is lost between them."""
+def test_a_hash_key_selects_the_same_queue_as_in_java(key: str, queue_id: int) -> None:
+    """Java and Python producers of one application must select the same queue; otherwise messages get out of order."""
     chosen = select_queue_by_hash(QUEUES, Message("orders", b""), key)
 
     assert chosen.queue_id == queue_id

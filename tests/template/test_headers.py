@@ -1,4 +1,4 @@
-"""Keys, headers, and the names that a sender may not use."""
+"""Keys, headers, and reserved names."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def sent(template: RecordingTemplate, broker: EmbeddedBroker, **options: Any) ->
         ({"keys": "4466", "headers": {"KEYS": "4466"}}, "4466"),
     ],
 )
-def test_keys_are_given_as_option_or_header(
+def test_keys_may_be_an_option_or_a_header(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, options: dict[str, Any], keys: str
 ) -> None:
     assert sent(mqtemplate_template, mqtemplate_broker, **options).keys == keys
 
 
-def test_headers_with_a_meaning_act(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
+def test_headers_with_a_meaning_take_effect(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
     headers = {"rocketmq_TAGS": "paid", "rocketmq_FLAG": "7", "WAIT_STORE_MSG_OK": False}
 
     message = sent(mqtemplate_template, mqtemplate_broker, headers=headers)
@@ -46,7 +48,7 @@ def test_headers_with_a_meaning_act(mqtemplate_template: RecordingTemplate, mqte
     assert message.user_properties == {}
 
 
-def test_every_other_header_is_a_property_of_the_user(
+def test_every_other_header_is_a_user_property(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
     headers = {"region": "EU", "amount": 12.5, "vip": True, "rocketmq_mine": "kept"}
@@ -56,7 +58,7 @@ def test_every_other_header_is_a_property_of_the_user(
     assert message.user_properties == {"region": "EU", "amount": "12.5", "vip": "true", "rocketmq_mine": "kept"}
 
 
-def test_the_same_tag_twice_is_no_contradiction(
+def test_two_equal_tags_do_not_contradict_each_other(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
     mqtemplate_template.sync_send("orders:paid", b"body", headers={"TAGS": "paid"})
@@ -73,8 +75,8 @@ MEANINGFUL = {
 @pytest.mark.feature("G9")
 @pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES - MEANINGFUL))
 @pytest.mark.parametrize("prefix", ["", "rocketmq_"])
-def test_reserved_names_are_refused_aloud(mqtemplate_template: RecordingTemplate, prefix: str, name: str) -> None:
-    """Rocketmq-spring drops them without a word, and people wonder."""
+def test_reserved_names_are_refused(mqtemplate_template: RecordingTemplate, prefix: str, name: str) -> None:
+    """Rocketmq-spring drops them silently."""
     with pytest.raises(MessageError, match=f"header '{prefix}{name}' is reserved: {name} belongs to the broker"):
         mqtemplate_template.sync_send("orders", b"body", headers={prefix + name: "1"})
 
@@ -91,7 +93,9 @@ def test_reserved_names_are_refused_aloud(mqtemplate_template: RecordingTemplate
         ("TRAN_MSG", "choose another name"),
     ],
 )
-def test_a_refusal_names_the_right_argument(mqtemplate_template: RecordingTemplate, name: str, advice: str) -> None:
+def test_the_error_for_a_reserved_name_names_the_right_argument(
+    mqtemplate_template: RecordingTemplate, name: str, advice: str
+) -> None:
     with pytest.raises(MessageError) as refusal:
         mqtemplate_template.sync_send("orders", b"body", headers={name: "1"})
 
@@ -99,43 +103,43 @@ def test_a_refusal_names_the_right_argument(mqtemplate_template: RecordingTempla
 
 
 @pytest.mark.feature("G9")
-def test_a_finished_message_cannot_smuggle_reserved_names_in(mqtemplate_template: RecordingTemplate) -> None:
+def test_reserved_names_are_refused_in_the_properties_of_a_message(mqtemplate_template: RecordingTemplate) -> None:
     with pytest.raises(MessageError, match="REAL_TOPIC belongs to the broker"):
         mqtemplate_template.sync_send("orders", Message("orders", b"body", {"REAL_TOPIC": "bills"}))
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error"),
     [
-        ({"headers": {"rocketmq_MESSAGE_ID": "7F00"}}, "tells about a received message and cannot be sent"),
+        ({"headers": {"rocketmq_MESSAGE_ID": "7F00"}}, "describes a received message and cannot be sent"),
         ({"headers": {"FLAG": "red"}}, "header FLAG must be a whole number of 32 bits, got 'red'"),
         ({"headers": {"FLAG": 2**31}}, "header FLAG must be a whole number of 32 bits"),
         ({"headers": {"WAIT_STORE_MSG_OK": "perhaps"}}, "must be true or false, got 'perhaps'"),
-        ({"headers": {"region": "a\x01b"}}, "header 'region' holds \\x01 or \\x02"),
-        ({"headers": {"re\x02gion": "EU"}}, "header name 're\\x02gion' is empty or holds the control characters"),
+        ({"headers": {"region": "a\x01b"}}, "header 'region' contains \\x01 or \\x02"),
+        ({"headers": {"re\x02gion": "EU"}}, "header name 're\\x02gion' is empty or contains the control characters"),
         ({"headers": {"": "EU"}}, "header name '' is empty"),
         ({"headers": {7: "EU"}}, "header names must be text, got int 7"),
         ({"headers": {"region": ""}}, "header 'region' is empty, and RocketMQ drops empty properties"),
-        ({"headers": {"region": None}}, "header 'region' must be text, a number or a truth value, got NoneType"),
+        ({"headers": {"region": None}}, "header 'region' must be text, a number or a boolean, got NoneType"),
         ({"headers": {"region": b"EU"}}, "got bytes"),
         ({"headers": ["region"]}, "headers must be a mapping of names to values, got list"),
         ({"headers": {"FLAG": 1, "rocketmq_FLAG": 2}}, "header FLAG is given twice, plain and as rocketmq_FLAG"),
         ({"headers": {"KEYS": "1", "rocketmq_KEYS": "2"}}, "header KEYS is given twice, plain and as rocketmq_KEYS"),
         ({"headers": {"KEYS": "1"}, "keys": "2"}, "KEYS is given twice: '2' and '1'; give it once"),
         ({"headers": {"KEYS": None}}, "keys must be text or a sequence of texts, got NoneType"),
-        ({"keys": ["44 66"]}, "key '44 66' is empty or holds a blank, which would make other keys of it"),
-        ({"keys": [""]}, "key '' is empty or holds a blank"),
-        ({"keys": "a\x01b"}, "keys holds \\x01 or \\x02"),
+        ({"keys": ["44 66"]}, "key '44 66' is empty or contains a blank, which separates keys"),
+        ({"keys": [""]}, "key '' is empty or contains a blank"),
+        ({"keys": "a\x01b"}, "keys contains \\x01 or \\x02"),
         ({"keys": b"4466"}, "keys must be text or a sequence of texts, got bytes"),
     ],
 )
-def test_a_header_that_cannot_be_written_is_told_what_is_wrong(
-    mqtemplate_template: RecordingTemplate, options: dict[str, Any], told: str
+def test_an_invalid_header_is_refused(
+    mqtemplate_template: RecordingTemplate, options: dict[str, Any], error: str
 ) -> None:
     with pytest.raises(MessageError) as refusal:
         mqtemplate_template.sync_send("orders", b"body", **options)
 
-    assert told in str(refusal.value)
+    assert error in str(refusal.value)
     assert not isinstance(refusal.value, DelayError)
 
 

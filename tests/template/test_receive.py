@@ -1,4 +1,4 @@
-"""Receiving on request."""
+"""Receiving on request: ``template.receive``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_template(broker: EmbeddedBroker, **settings: Any) -> RocketMQTemplate:
     return RocketMQTemplate(broker, **{"consumer_group": "billing", "consumer_topic": "orders", **settings})
 
 
-def test_messages_come_as_the_type_asked_for(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_messages_are_converted_to_the_type(mqtemplate_broker: EmbeddedBroker) -> None:
     template = make_template(mqtemplate_broker)
     template.sync_send("orders", [Order(id=1), Order(id=2)])
 
@@ -33,7 +33,7 @@ def test_messages_come_as_the_type_asked_for(mqtemplate_broker: EmbeddedBroker) 
     assert template.receive(Order) == []
 
 
-def test_the_whole_message_can_be_had(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_message_ext_returns_the_whole_message(mqtemplate_broker: EmbeddedBroker) -> None:
     template = make_template(mqtemplate_broker)
     sent = template.sync_send("orders:paid", b"body", keys="4466")
 
@@ -42,14 +42,14 @@ def test_the_whole_message_can_be_had(mqtemplate_broker: EmbeddedBroker) -> None
     assert (message.msg_id, message.tags, message.keys, message.body) == (sent.msg_id, "paid", "4466", b"body")
 
 
-def test_no_more_come_than_asked_for(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_receive_returns_at_most_max_count_messages(mqtemplate_broker: EmbeddedBroker) -> None:
     template = make_template(mqtemplate_broker)
     template.sync_send("orders", [b"1", b"2", b"3"])
 
     assert (template.receive(bytes, 2), template.receive(bytes, 2)) == ([b"1", b"2"], [b"3"])
 
 
-def test_a_selector_leaves_other_tags_out(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_a_selector_excludes_other_tags(mqtemplate_broker: EmbeddedBroker) -> None:
     template = make_template(mqtemplate_broker, selector_expression="paid")
     template.sync_send("orders:open", b"1")
     template.sync_send("orders:paid", b"2")
@@ -67,7 +67,7 @@ def test_a_selector_may_be_sql92(mqtemplate_broker: EmbeddedBroker) -> None:
     assert template.receive(str) == ["9"]
 
 
-def test_a_mistake_in_a_selector_is_told_with_its_column(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_the_error_for_an_invalid_selector_contains_the_column(mqtemplate_broker: EmbeddedBroker) -> None:
     template = make_template(mqtemplate_broker, selector_type=SelectorType.SQL92, selector_expression="price >> 5")
 
     with pytest.raises(SelectorError, match="column 8: found '>'"):
@@ -85,11 +85,11 @@ def test_a_delayed_message_is_received_when_it_is_due(
     assert template.receive(bytes) == [b"later"]
 
 
-# --- what is confirmed, and when -------------------------------------------------------------------
+# --- commits ---------------------------------------------------------------------------------------
 
 
-def test_what_was_returned_is_not_confirmed_yet(mqtemplate_broker: EmbeddedBroker) -> None:
-    """At least once: the program may die while it works on it."""
+def test_returned_messages_are_not_committed_yet(mqtemplate_broker: EmbeddedBroker) -> None:
+    """At least once: the process may die while it handles them."""
     template = make_template(mqtemplate_broker)
     queue = template.sync_send("orders", b"1").message_queue
 
@@ -98,7 +98,7 @@ def test_what_was_returned_is_not_confirmed_yet(mqtemplate_broker: EmbeddedBroke
     assert mqtemplate_broker.committed_offset("billing", queue) is None
 
 
-def test_the_next_call_confirms_what_the_one_before_returned(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_the_next_call_commits_the_messages_of_the_last_one(mqtemplate_broker: EmbeddedBroker) -> None:
     template = make_template(mqtemplate_broker)
     queue = template.sync_send("orders", b"1").message_queue
     template.receive(bytes)
@@ -108,7 +108,7 @@ def test_the_next_call_confirms_what_the_one_before_returned(mqtemplate_broker: 
     assert mqtemplate_broker.committed_offset("billing", queue) == 1
 
 
-def test_closing_confirms_what_was_returned(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_close_commits_the_returned_messages(mqtemplate_broker: EmbeddedBroker) -> None:
     with make_template(mqtemplate_broker) as template:
         template.sync_send("orders", b"1")
         template.receive(bytes)
@@ -117,8 +117,8 @@ def test_closing_confirms_what_was_returned(mqtemplate_broker: EmbeddedBroker) -
         assert again.receive(bytes) == []
 
 
-def test_a_group_is_joined_with_the_first_question(mqtemplate_broker: EmbeddedBroker) -> None:
-    """A template that only sends is no member of anything."""
+def test_the_first_receive_joins_the_group(mqtemplate_broker: EmbeddedBroker) -> None:
+    """A template that only sends is not a member."""
     template = make_template(mqtemplate_broker)
     other = make_template(mqtemplate_broker)
     template.sync_send("orders", b"1")
@@ -126,18 +126,18 @@ def test_a_group_is_joined_with_the_first_question(mqtemplate_broker: EmbeddedBr
     assert other.receive(bytes) == [b"1"]
 
 
-def test_a_broadcasting_group_gives_all_to_each(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_each_member_of_a_broadcasting_group_receives_all_messages(mqtemplate_broker: EmbeddedBroker) -> None:
     templates = [make_template(mqtemplate_broker, message_model=MessageModel.BROADCASTING) for _ in range(2)]
     templates[0].sync_send("orders", b"1")
 
     assert [template.receive(bytes) for template in templates] == [[b"1"], [b"1"]]
 
 
-# --- what cannot be received -----------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------
 
 
-def test_a_body_of_another_type_goes_to_the_dead_letters(mqtemplate_broker: EmbeddedBroker) -> None:
-    """It stands in nobody's way, and is not lost."""
+def test_a_body_of_another_type_goes_to_the_dead_letter_topic(mqtemplate_broker: EmbeddedBroker) -> None:
+    """It does not block the other messages, and is not lost."""
     template = make_template(mqtemplate_broker)
     template.sync_send("orders", ['{"id":1}', "no order", '{"id":2}'])
 
@@ -161,7 +161,7 @@ def test_a_broadcast_body_of_another_type_is_only_logged(mqtemplate_broker: Embe
 
 
 @pytest.mark.parametrize("settings", [{"consumer_group": None}, {"consumer_topic": None}])
-def test_without_group_or_topic_there_is_nothing_to_receive(
+def test_receive_without_group_or_topic_is_an_error(
     mqtemplate_broker: EmbeddedBroker, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"rocketmq\.pull-consumer\.group and rocketmq\.pull-consumer\.topic"):
@@ -174,7 +174,7 @@ def test_counts_and_timeouts_are_checked(mqtemplate_broker: EmbeddedBroker, argu
         make_template(mqtemplate_broker).receive(bytes, *arguments)
 
 
-def test_a_closed_template_receives_no_more(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_receive_after_close_is_an_error(mqtemplate_broker: EmbeddedBroker) -> None:
     template = make_template(mqtemplate_broker)
     template.close()
     template.close()

@@ -1,4 +1,4 @@
-"""The names that people from Spring know."""
+"""The method names of rocketmq-spring."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ CALLS: list[tuple[Callable[[Any], object], str, dict[str, Any]]] = [
 
 @pytest.mark.feature("C1")
 @pytest.mark.parametrize(("call", "verb", "options"), CALLS)
-def test_a_spring_name_is_one_of_our_verbs(
+def test_a_spring_name_calls_one_of_our_verbs(
     mqtemplate_template: RecordingTemplate, call: Callable[[Any], object], verb: str, options: dict[str, Any]
 ) -> None:
     call(mqtemplate_template)
@@ -74,18 +74,18 @@ def test_a_spring_name_is_one_of_our_verbs(
     assert given == options
 
 
-def test_a_callback_object_of_spring_is_told(
+def test_a_callback_object_of_spring_is_called(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     class Callback:
         def __init__(self) -> None:
-            self.told: list[object] = []
+            self.calls: list[object] = []
 
         def onSuccess(self, result: SendResult) -> None:
-            self.told.append(result)
+            self.calls.append(result)
 
         def onException(self, error: BaseException) -> None:
-            self.told.append(type(error).__name__)
+            self.calls.append(type(error).__name__)
 
     callback = Callback()
 
@@ -93,10 +93,10 @@ def test_a_callback_object_of_spring_is_told(
     mqtemplate_harness.run_until_idle()
     mqtemplate_template.asyncSendOrderly("orders", bytes(4 * 1024 * 1024 + 1), "k", callback)
 
-    assert callback.told == [future.result(), "MessageError"]
+    assert callback.calls == [future.result(), "MessageError"]
 
 
-def test_the_choice_of_the_queue_has_getter_and_setter(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_the_message_queue_selector_has_getter_and_setter(mqtemplate_broker: EmbeddedBroker) -> None:
     template = RocketMQTemplate(mqtemplate_broker)
     first = template.getMessageQueueSelector()
 
@@ -107,7 +107,7 @@ def test_the_choice_of_the_queue_has_getter_and_setter(mqtemplate_broker: Embedd
 
 
 @pytest.mark.feature("A5")
-def test_a_duration_of_the_v5_client_is_kept(
+def test_the_delay_method_of_the_v5_client_works(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
     mqtemplate_template.syncSendDelayMessage("orders", b"body", timedelta(seconds=10))

@@ -1,4 +1,4 @@
-"""One message, sent and waited for."""
+"""Synchronous sends of one message."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def only_message(broker: Broker, topic: str) -> Any:
 
 
 @pytest.mark.feature("C1")
-def test_the_cards_call_works_by_position_and_by_name(
+def test_timeout_and_delay_level_work_by_position_and_by_name(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
     """(destination, payload, timeout, delay level), in this order."""
@@ -40,13 +40,13 @@ def test_the_cards_call_works_by_position_and_by_name(
 
 
 @pytest.mark.feature("B10", "B11", "B12", "B14", "B16")
-def test_the_articles_service_sends_branches_and_logs(
+def test_a_service_sends_checks_the_status_and_logs_the_id(
     mqtemplate_template: RecordingTemplate,
     mqtemplate_broker: EmbeddedBroker,
     mqtemplate_harness: Harness,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The service of the article, with a timeout of 100 ms that must be enough."""
+    """A service as in a Spring application, with a timeout of 100 ms."""
 
     class ScheduleMessageService:
         log = logging.getLogger("ScheduleMessageService")
@@ -75,7 +75,7 @@ def test_the_articles_service_sends_branches_and_logs(
     assert message.msg_id == result.msg_id
 
 
-def test_an_answer_says_where_the_message_is(
+def test_the_result_contains_ids_queue_and_offset(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
     result = mqtemplate_template.sync_send("orders:paid", b"body")
@@ -86,17 +86,19 @@ def test_an_answer_says_where_the_message_is(
 
 
 @pytest.mark.feature("A6")
-def test_keys_find_a_message_again(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
+def test_keys_are_stored_with_the_message(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
     mqtemplate_template.sync_send("orders", b"body", keys=["4466", "4467"])
 
     assert only_message(mqtemplate_broker, "orders").keys == "4466 4467"
 
 
 @pytest.mark.feature("G1")
-def test_a_finished_message_can_be_sent(
+def test_a_message_object_can_be_sent(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
-    """Topic, flag, properties, body; A5 the builder of the v5 client sets the same things."""
+    """Topic, flag, properties and body are used; the object is not changed."""
     message = Message("orders", b"body", {"KEYS": "4466", "region": "EU"}, flag=7)
 
     mqtemplate_template.sync_send("orders:paid", message)
@@ -112,10 +114,10 @@ def test_a_message_for_another_topic_is_refused(mqtemplate_template: RecordingTe
         mqtemplate_template.sync_send("orders", Message("bills", b"body"))
 
 
-def test_a_received_message_is_not_sent_on_as_it_is(
+def test_a_received_message_cannot_be_sent_unchanged(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
-    """Its id, its times and its way so far are the broker's; what is the sender's own can go on."""
+    """The broker has set its id and times. Body and user properties can be sent."""
     mqtemplate_template.sync_send("orders", b"body", headers={"region": "EU"})
     received = only_message(mqtemplate_broker, "orders")
 
@@ -126,7 +128,7 @@ def test_a_received_message_is_not_sent_on_as_it_is(
     assert only_message(mqtemplate_broker, "copies").properties["region"] == "EU"
 
 
-# --- which queue -----------------------------------------------------------------------------------
+# --- queues ----------------------------------------------------------------------------------------
 
 
 def test_equal_keys_go_to_one_queue_in_the_order_sent(
@@ -140,7 +142,7 @@ def test_equal_keys_go_to_one_queue_in_the_order_sent(
     assert [message.body for message in messages_in(mqtemplate_broker, "orders")] == [b"%d" % n for n in range(9)]
 
 
-def test_the_choice_of_the_queue_is_replaceable(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_the_message_queue_selector_can_be_replaced(mqtemplate_broker: EmbeddedBroker) -> None:
     template = RocketMQTemplate(mqtemplate_broker, message_queue_selector=lambda queues, message, key: queues[int(key)])
 
     assert template.sync_send("orders", b"body", hash_key="3").message_queue.queue_id == 3
@@ -149,44 +151,46 @@ def test_the_choice_of_the_queue_is_replaceable(mqtemplate_broker: EmbeddedBroke
     assert template.sync_send("orders", b"body", hash_key="3").message_queue.queue_id == 0
 
 
-def test_a_queue_can_be_named(mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker) -> None:
+def test_a_message_goes_to_the_given_queue(
+    mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
     queue = mqtemplate_broker.queues("orders")[2]
 
     assert mqtemplate_template.sync_send("orders", b"body", queue=queue).message_queue == queue
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "error"),
     [
         ({"hash_key": 4466}, "hash_key must be text, got int 4466; pass str"),
         ({"hash_key": ""}, "hash_key is empty"),
         (
             {"queue": MessageQueue("bills", "broker-a", 0)},
-            "the queue is one of topic 'bills', the destination says 'orders'",
+            "the queue belongs to topic 'bills', the destination to topic 'orders'",
         ),
         ({"queue": MessageQueue("orders", "broker-a", 0), "hash_key": "k"}, "both choose the queue"),
     ],
 )
 def test_a_contradictory_queue_is_refused(
-    mqtemplate_template: RecordingTemplate, options: dict[str, Any], told: str
+    mqtemplate_template: RecordingTemplate, options: dict[str, Any], error: str
 ) -> None:
-    with pytest.raises(MessageError, match=told):
+    with pytest.raises(MessageError, match=error):
         mqtemplate_template.sync_send("orders", b"body", **options)
 
 
-# --- how long --------------------------------------------------------------------------------------
+# --- timeouts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 1.5, "3s", True])
-def test_a_timeout_that_is_none_is_refused(mqtemplate_template: RecordingTemplate, timeout: Any) -> None:
-    with pytest.raises(MessageError, match="timeout must be a whole number of milliseconds from 1 on"):
+def test_an_invalid_timeout_is_refused(mqtemplate_template: RecordingTemplate, timeout: Any) -> None:
+    with pytest.raises(MessageError, match="timeout must be a whole number of milliseconds, 1 or more"):
         mqtemplate_template.sync_send("orders", b"body", timeout)
 
 
-def test_the_timeout_counts_the_whole_call(
+def test_the_timeout_includes_the_choice_of_the_queue(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What finding the queue took is not there for the broker any more; when nothing is left, nothing is sent."""
+    """The broker gets the rest of the timeout; with nothing left, nothing is sent."""
     before_and_after = iter([10.000, 10.003])
     monkeypatch.setattr("mqtemplate.template.rocketmq_template.monotonic", lambda: next(before_and_after))
 
@@ -197,7 +201,7 @@ def test_the_timeout_counts_the_whole_call(
 
 
 @pytest.mark.parametrize("payload", [b"four", "four", Message("orders", b"four"), [b"one", b"four"]])
-def test_a_template_may_have_a_maximum_of_its_own(mqtemplate_broker: EmbeddedBroker, payload: object) -> None:
+def test_a_template_may_have_a_smaller_limit_for_bodies(mqtemplate_broker: EmbeddedBroker, payload: object) -> None:
     template = RocketMQTemplate(mqtemplate_broker, max_message_size=3)
 
     with pytest.raises(MessageError, match="has 4 bytes, allowed are 3; send less"):
@@ -206,7 +210,7 @@ def test_a_template_may_have_a_maximum_of_its_own(mqtemplate_broker: EmbeddedBro
     assert template.sync_send("orders", b"one").queue_offset == 0
 
 
-def test_a_body_over_the_maximum_is_refused_with_both_sizes(mqtemplate_template: RecordingTemplate) -> None:
+def test_the_error_for_a_large_body_contains_its_size_and_the_limit(mqtemplate_template: RecordingTemplate) -> None:
     size = 4 * 1024 * 1024 + 1
 
     with pytest.raises(MessageError, match=f"{size} bytes, allowed are {size - 1}"):

@@ -1,4 +1,4 @@
-"""Transactions as a user sends and answers for them."""
+"""Transactions: sends, local transactions and transaction checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Order(BaseModel):
 
 @transaction_listener()
 class Ledger:
-    """Executes and checks as the test says, and remembers what for."""
+    """A listener that returns the states of the test, and records the calls."""
 
     def __init__(self, execute: object = COMMIT, check: object = COMMIT) -> None:
         self.execute, self.check = execute, check
@@ -81,10 +81,10 @@ def test_a_message_is_dropped_when_its_transaction_rolls_back(mqtemplate_templat
 
 
 @pytest.mark.parametrize("answer", [UNKNOWN, None, "yes", ValueError("no database")], ids=repr)
-def test_without_a_state_the_broker_asks(
+def test_a_transaction_without_a_state_is_checked(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, answer: object
 ) -> None:
-    """As rocketmq-spring: what the local transaction raises, and an answer that is none, leave the state unknown."""
+    """As in rocketmq-spring: after an exception or an invalid result the state is unknown."""
     ledger = Ledger(answer)
     mqtemplate_template.add_transaction_listener(ledger)
 
@@ -97,7 +97,7 @@ def test_without_a_state_the_broker_asks(
     assert [message.msg_id for message in ledger.checked] == [result.msg_id]
 
 
-def test_what_a_transaction_raises_is_logged_with_its_stack(mqtemplate_template: RecordingTemplate) -> None:
+def test_an_exception_in_a_local_transaction_is_logged(mqtemplate_template: RecordingTemplate) -> None:
     mqtemplate_template.add_transaction_listener(Ledger(ValueError("no database")))
 
     with capture_logs() as logs:
@@ -107,7 +107,7 @@ def test_what_a_transaction_raises_is_logged_with_its_stack(mqtemplate_template:
     assert (entry["listener"], entry["topic"], entry["tag"]) == ("Ledger", "orders", "paid")
 
 
-def test_an_interrupted_transaction_is_asked_for_and_the_interrupt_goes_on(
+def test_an_interrupted_transaction_is_checked(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     mqtemplate_template.add_transaction_listener(Ledger(KeyboardInterrupt()))
@@ -119,7 +119,7 @@ def test_an_interrupted_transaction_is_asked_for_and_the_interrupt_goes_on(
     assert bodies(mqtemplate_template) == [b"order"]
 
 
-def test_payloads_come_as_the_type_that_is_annotated(
+def test_a_listener_gets_the_payload_in_its_annotated_type(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     seen: list[object] = []
@@ -142,8 +142,10 @@ def test_payloads_come_as_the_type_that_is_annotated(
 
 
 @pytest.mark.feature("U17")
-def test_the_most_exact_listener_answers(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
-    """One template, many listeners, told apart by topic and tag; for questions, too."""
+def test_the_most_specific_listener_handles_a_transaction(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+) -> None:
+    """Listeners of one template are distinguished by topic and tag, in checks too."""
 
     @transaction_listener("orders")
     class OfTopic(Ledger): ...
@@ -151,8 +153,8 @@ def test_the_most_exact_listener_answers(mqtemplate_template: RecordingTemplate,
     @transaction_listener("orders:paid")
     class OfTag(Ledger): ...
 
-    everywhere, of_topic, of_tag = Ledger(UNKNOWN), OfTopic(UNKNOWN), OfTag(UNKNOWN)
-    for ledger in (everywhere, of_topic, of_tag):
+    of_all, of_topic, of_tag = Ledger(UNKNOWN), OfTopic(UNKNOWN), OfTag(UNKNOWN)
+    for ledger in (of_all, of_topic, of_tag):
         mqtemplate_template.add_transaction_listener(ledger)
 
     for destination in ("bills", "orders", "orders:open", "orders:paid"):
@@ -160,7 +162,7 @@ def test_the_most_exact_listener_answers(mqtemplate_template: RecordingTemplate,
     mqtemplate_harness.advance("6s")
 
     for ledger, expected in (
-        (everywhere, [b"bills"]),
+        (of_all, [b"bills"]),
         (of_topic, [b"orders", b"orders:open"]),
         (of_tag, [b"orders:paid"]),
     ):
@@ -182,7 +184,7 @@ def test_the_most_exact_listener_answers(mqtemplate_template: RecordingTemplate,
 def test_every_delay_counts_from_the_commit(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, options: dict[str, object], delay: str
 ) -> None:
-    """Elsewhere it is silently lost. The broker asks a minute later, and the delay begins then."""
+    """Other clients lose the delay silently. Here the check commits the message, and the delay counts from then."""
     mqtemplate_template.add_transaction_listener(Ledger(UNKNOWN, COMMIT))
     mqtemplate_template.send_in_transaction("orders", b"order", **options)  # type: ignore[arg-type]
 
@@ -197,7 +199,7 @@ def test_every_delay_counts_from_the_commit(
     assert mqtemplate_harness.clock.now_ms() > committed_ms
 
 
-def test_a_committed_message_that_waits_can_be_taken_back(
+def test_a_committed_pending_message_can_be_cancelled(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     mqtemplate_template.add_transaction_listener(Ledger())
@@ -210,7 +212,7 @@ def test_a_committed_message_that_waits_can_be_taken_back(
     assert bodies(mqtemplate_template) == []
 
 
-def test_the_hash_key_chooses_the_queue(mqtemplate_template: RecordingTemplate) -> None:
+def test_the_hash_key_selects_the_queue_of_a_transaction(mqtemplate_template: RecordingTemplate) -> None:
     mqtemplate_template.add_transaction_listener(Ledger())
 
     queues = {
@@ -221,7 +223,7 @@ def test_the_hash_key_chooses_the_queue(mqtemplate_template: RecordingTemplate) 
     assert {message.message_queue for message in messages_in(mqtemplate_template.broker, "orders")} == queues
 
 
-def test_springs_name_works(mqtemplate_template: RecordingTemplate) -> None:
+def test_the_spring_name_works(mqtemplate_template: RecordingTemplate) -> None:
     mqtemplate_template.add_transaction_listener(ledger := Ledger())
 
     result = mqtemplate_template.sendMessageInTransaction("orders:paid", b"order", 4466)
@@ -230,7 +232,7 @@ def test_springs_name_works(mqtemplate_template: RecordingTemplate) -> None:
     assert ledger.executed[0][1] == 4466
 
 
-# --- what is refused -------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------
 
 
 def test_a_batch_is_refused(mqtemplate_template: RecordingTemplate) -> None:
@@ -238,7 +240,7 @@ def test_a_batch_is_refused(mqtemplate_template: RecordingTemplate) -> None:
         mqtemplate_template.send_in_transaction("orders", [b"1", b"2"])
 
 
-def test_a_bad_delay_is_refused_before_anything_runs(mqtemplate_template: RecordingTemplate) -> None:
+def test_an_invalid_delay_is_refused_before_the_local_transaction(mqtemplate_template: RecordingTemplate) -> None:
     mqtemplate_template.add_transaction_listener(ledger := Ledger())
 
     with pytest.raises(DelayError):
@@ -247,19 +249,19 @@ def test_a_bad_delay_is_refused_before_anything_runs(mqtemplate_template: Record
     assert ledger.executed == []
 
 
-def test_without_a_listener_nothing_is_sent(mqtemplate_template: RecordingTemplate) -> None:
-    with pytest.raises(ListenerError, match=r"no transaction listener answers for 'orders:paid'; mark a class"):
+def test_a_transaction_without_a_listener_is_not_sent(mqtemplate_template: RecordingTemplate) -> None:
+    with pytest.raises(ListenerError, match=r"no transaction listener handles 'orders:paid'; mark a class"):
         mqtemplate_template.send_in_transaction("orders:paid", b"order")
 
 
-def test_without_a_producer_group_there_is_nobody_to_ask(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_a_transaction_listener_needs_a_producer_group(mqtemplate_broker: EmbeddedBroker) -> None:
     template = RocketMQTemplate(mqtemplate_broker)
 
     with pytest.raises(ConfigurationError, match=r"rocketmq\.producer\.group"):
         template.add_transaction_listener(Ledger())
 
 
-def test_two_listeners_of_one_destination_are_refused(mqtemplate_template: RecordingTemplate) -> None:
+def test_two_listeners_with_one_destination_are_refused(mqtemplate_template: RecordingTemplate) -> None:
     mqtemplate_template.add_transaction_listener(Ledger())
 
     with pytest.raises(ListenerError, match="'all topics' have a listener already, Ledger; give Ledger a destination"):
@@ -267,11 +269,11 @@ def test_two_listeners_of_one_destination_are_refused(mqtemplate_template: Recor
 
 
 def test_an_object_without_the_decorator_is_refused(mqtemplate_template: RecordingTemplate) -> None:
-    with pytest.raises(ListenerError, match="dict is no transaction listener; decorate the class"):
+    with pytest.raises(ListenerError, match="dict is not a transaction listener; decorate the class"):
         mqtemplate_template.add_transaction_listener({})
 
 
-def test_a_message_ext_is_refused_before_there_is_one(mqtemplate_template: RecordingTemplate) -> None:
+def test_a_local_transaction_cannot_take_a_message_ext(mqtemplate_template: RecordingTemplate) -> None:
     @transaction_listener()
     class Early(Ledger):
         def execute_local_transaction(self, message: MessageExt, arg: object) -> TransactionState:  # type: ignore[override]
@@ -299,9 +301,9 @@ def decorate_a_coroutine() -> None:
 @pytest.mark.parametrize(
     ("declare", "kind", "sentence"),
     [
-        (decorate_a_function, ListenerError, "is no class; decorate a class with execute_local_transaction"),
+        (decorate_a_function, ListenerError, "is not a class; decorate a class with execute_local_transaction"),
         (decorate_half_a_listener, ListenerError, "class Half has no method check_local_transaction"),
-        (decorate_a_coroutine, ListenerError, "is 'async def', and the sender waits"),
+        (decorate_a_coroutine, ListenerError, "is 'async def', and the caller needs"),
         (lambda: transaction_listener(core_pool_size=0), ListenerError, "core_pool_size must be .* from 1 to 1000"),
         (
             lambda: transaction_listener(core_pool_size=4),
@@ -309,16 +311,16 @@ def decorate_a_coroutine() -> None:
             "maximum_pool_size must be a whole number from 4 to 1000, got 1",
         ),
         (lambda: transaction_listener(blocking_queue_size=0), ListenerError, "blocking_queue_size"),
-        (lambda: transaction_listener(keep_alive_time=5), UnsupportedError, "keep_alive_time cannot be honoured"),
+        (lambda: transaction_listener(keep_alive_time=5), UnsupportedError, "keep_alive_time is not supported"),
         (lambda: transaction_listener("orders:a || b"), MessageError, "a message has one tag"),
     ],
 )
-def test_a_wrong_declaration_is_refused(declare: Callable[[], object], kind: type[Exception], sentence: str) -> None:
+def test_an_invalid_declaration_is_refused(declare: Callable[[], object], kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind, match=sentence):
         declare()
 
 
-def test_closing_the_template_ends_its_answers(mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness) -> None:
+def test_a_closed_template_answers_no_checks(mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness) -> None:
     template = RocketMQTemplate(mqtemplate_broker, producer_group="shop")
     template.add_transaction_listener(ledger := Ledger(UNKNOWN))
     template.send_in_transaction("orders", b"order")
@@ -330,8 +332,8 @@ def test_closing_the_template_ends_its_answers(mqtemplate_broker: EmbeddedBroker
     assert bodies(template) == []
 
 
-def test_a_listener_that_wants_more_threads_gets_them(mqtemplate_template: RecordingTemplate) -> None:
-    """One group, one checker: it has as many threads as the most demanding listener of the template."""
+def test_the_most_demanding_listener_sets_the_threads_for_checks(mqtemplate_template: RecordingTemplate) -> None:
+    """A group has one checker, which all listeners of the template share."""
 
     @transaction_listener("orders", core_pool_size=2, maximum_pool_size=8, blocking_queue_size=10)
     class Demanding(Ledger): ...

@@ -1,4 +1,4 @@
-"""What a type checker tells users. ``make lint`` checks this file; pytest runs it, so that the types are also true."""
+"""Types as users see them. ``make lint`` checks this file with mypy; pytest runs it, so the types are also true."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
 import pytest
@@ -26,6 +27,8 @@ from mqtemplate import (
     spark_listener,
     transaction_listener,
 )
+from mqtemplate.errors import MessageError
+from mqtemplate.template import SendOptions
 from mqtemplate.testing import Harness
 
 
@@ -40,13 +43,36 @@ def template(mqtemplate_broker: EmbeddedBroker) -> Iterator[RocketMQTemplate]:
         yield template
 
 
-def test_sending_gives_a_result_or_a_future_of_one(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
+def test_a_send_returns_a_result_or_its_future(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
     result = assert_type(template.sync_send("orders:paid", Order(1)), SendResult)
     spring = assert_type(template.syncSend("orders:paid", Order(1), 3_000, 3), SendResult)
     future = assert_type(template.async_send("orders:paid", Order(1)), Future[SendResult])
     mqtemplate_harness.run_until_idle()
 
     assert assert_type(result.send_status, SendStatus) is spring.send_status is future.result().send_status
+
+
+def test_each_option_of_a_send_verb_has_a_name_and_a_type(template: RocketMQTemplate) -> None:
+    """Mypy reports an unknown option and a wrong type, on every verb, as if the options were parameters."""
+    options: SendOptions = {"keys": ["4466", "4467"], "headers": {"region": "EU"}}
+
+    template.sync_send("orders", b"body", **options)
+    template.sync_send("orders", b"body", delay=timedelta(seconds=1), hash_key="customer-1")
+    template.async_send("orders", b"body", 3_000, 3, keys="4466", on_success=print)
+    template.send_one_way(
+        "orders", b"body", deliver_at=datetime.fromtimestamp(template.broker.clock.now_ms() / 1_000, UTC)
+    )
+    template.sync_send("orders", b"body", queue=template.broker.queues("orders")[0])
+    with pytest.raises(TypeError):
+        template.sync_send("orders", b"body", delya=1)  # type: ignore[call-arg]
+    with pytest.raises(MessageError):
+        template.sync_send("orders", b"body", hash_key=4466)  # type: ignore[arg-type]
+    with pytest.raises(MessageError):
+        template.async_send("orders", b"body", delay="1s")  # type: ignore[arg-type]
+    with pytest.raises(MessageError):
+        template.send_one_way("orders", b"body", keys=b"4466")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        template.pending("orders", befor=0)  # type: ignore[call-arg]
 
 
 @transaction_listener()
@@ -58,7 +84,7 @@ class Ledger:
         return TransactionState.COMMIT
 
 
-def test_a_transaction_gives_a_result_with_a_state(mqtemplate_broker: EmbeddedBroker) -> None:
+def test_a_transaction_returns_a_result_with_a_state(mqtemplate_broker: EmbeddedBroker) -> None:
     template = RocketMQTemplate(mqtemplate_broker, producer_group="shop")
     template.add_transaction_listener(assert_type(Ledger(), Ledger))
 
@@ -68,15 +94,15 @@ def test_a_transaction_gives_a_result_with_a_state(mqtemplate_broker: EmbeddedBr
     assert assert_type(result.local_transaction_state, TransactionState) is spring.local_transaction_state
 
 
-def test_a_request_gives_what_was_asked_for(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
-    future = assert_type(template.async_send_and_receive("nobody", b"?", Order, timeout=1), Future[Order])
+def test_a_request_returns_the_type_of_the_reply(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
+    future = assert_type(template.async_send_and_receive("unread", b"?", Order, timeout=1), Future[Order])
 
     with pytest.raises(TimeoutError):
-        assert_type(template.send_and_receive("nobody", b"?", Order, timeout=1), Order)
+        assert_type(template.send_and_receive("unread", b"?", Order, timeout=1), Order)
     assert future.done()
 
 
-def test_receiving_gives_what_was_asked_for(template: RocketMQTemplate) -> None:
+def test_receive_returns_the_type_of_the_payload(template: RocketMQTemplate) -> None:
     template.sync_send("orders", Order(1))
 
     orders = assert_type(template.receive(Order, timeout=0), list[Order])
@@ -86,8 +112,8 @@ def test_receiving_gives_what_was_asked_for(template: RocketMQTemplate) -> None:
     assert whole == []
 
 
-def test_decorators_keep_what_they_decorate() -> None:
-    """A decorated function is still that function, to the checker as well, and a test calls it like any other."""
+def test_decorators_do_not_change_the_type() -> None:
+    """A decorated function is still that function, and a test calls it like any other."""
 
     @message_listener(topic="orders", consumer_group="billing")
     def double(order: Order) -> int:
@@ -110,7 +136,7 @@ def test_decorators_keep_what_they_decorate() -> None:
     assert inspect.isclass(Audit)
 
 
-def test_an_application_hands_out_what_it_is_asked_for() -> None:
+def test_an_application_returns_the_type_of_the_object() -> None:
     with MQApplication(settings={"rocketmq.name-server": "embedded:memory"}, clock=VirtualClock()) as app:
         template = assert_type(app.template, RocketMQTemplate)
         clock = assert_type(app.get(VirtualClock), VirtualClock)

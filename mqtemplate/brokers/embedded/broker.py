@@ -92,7 +92,7 @@ class EmbeddedBroker(Broker):
         self.levels = DelayLevels.parse(settings.message_delay_level)
         self.store = MessageStore(
             self._store_files,
-            settings.store_settings(),
+            settings,
             clock,
             tags_code_of=lambda record: tags_code_of(record, self.levels),
         )

@@ -1,23 +1,27 @@
-"""What an embedded broker can be told."""
+"""Settings of an embedded broker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from mqtemplate.delay import DEFAULT_DELAY_LEVELS, TimerLimits
-from mqtemplate.message import HostAddress
-from mqtemplate.store import FlushDiskType, StoreSettings
+from annotated_types import Ge, Gt, Le, MinLen
+
+from mqtemplate.delay.divert import TimerLimits
+from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
+from mqtemplate.store.settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionLimits:
-    """How long a transaction may stay open, and how often it is asked for. Names of ``BrokerConfig``.
+    """Limits of a transaction that has not ended. The names are those of ``BrokerConfig``.
 
     Attributes:
-        timeout_ms: From the sending to the first question.
-        check_interval_ms: From one question to the next.
-        check_max: Questions that may stay without an answer.
-        longest_wait_ms: A transaction that nobody could be asked about ends here, as the log keeps no message longer.
+        timeout_ms: Time from the send to the first check.
+        check_interval_ms: Time from one check to the next.
+        check_max: Checks without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``.
+        longest_wait_ms: Longest time that a transaction without a producer to check stays open. The commit log keeps no
+            message longer.
     """
 
     timeout_ms: int = 6_000
@@ -27,77 +31,51 @@ class TransactionLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedSettings:
-    """Sizes in bytes. Names are those of RocketMQ's ``BrokerConfig`` and ``MessageStoreConfig``.
+class EmbeddedSettings(StoreSettings):
+    """Settings of an embedded broker and its store. The names are those of RocketMQ's ``BrokerConfig``."""
 
-    Attributes:
-        listen_host: Stands in records and offset message ids; nothing listens there.
-        message_delay_level: The level table: level 1 is the first entry.
-        timer_max_delay_sec: The farthest deliver time.
-        timer_precision_ms: Length of a wheel slot in the files; delivery is exact to the millisecond all the same.
-            Must not change for an existing folder.
-        max_hash_slot_num: Slots of an index file.
-        max_index_num: Keys an index file has room for, and one.
-        file_reserved_time: Hours that messages are kept after the newest one of their file; longer while they wait.
-        delete_when: The hours of the day, local time, in which older files are deleted: ``04``, or ``04;16``.
-        disk_max_used_space_ratio: Percent of the disk above which they are deleted at any hour. This ratio and the next
-            two count only where there is no room for 16 more commit log files.
-        disk_space_clean_forcibly_ratio: Percent above which the oldest files are deleted whatever their age.
-        disk_space_warning_level_ratio: Percent above which no new message is taken; 100 switches a ratio off.
-        clean_file_forcibly_enable: Whether files may be deleted that are not old.
-        transaction_timeout_ms: A transaction that has not ended after so long is asked for.
-        transaction_check_interval_ms: How long after a question the next one comes.
-        transaction_check_max: Questions without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``.
-        timer_roll_window_slot: A message farther away than so many slots is parked and written again on the way.
-    """
+    broker_name: Annotated[str, MinLen(1)] = "broker-a"
+    """Name of the broker in queues and results."""
 
-    broker_name: str = "broker-a"
-    listen_host: HostAddress = HostAddress("127.0.0.1", 10911)
-    flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH
-    flush_interval_commit_log_ms: int = 500
-    flush_consumer_offset_interval_ms: int = 5_000
-    checkpoint_interval_ms: int = 1_000
-    mapped_file_size_commit_log: int = 64 << 20
-    mapped_file_size_consume_queue: int = 600_000
-    mapped_file_size_timer_log: int = 4 << 20
-    max_hash_slot_num: int = 250_000
-    max_index_num: int = 1_000_000
-    max_message_size: int = 4 << 20
-    default_topic_queue_nums: int = 4
+    mapped_file_size_timer_log: Annotated[int, Gt(0)] = 4 << 20
+    """Size of one timer log file."""
+
+    max_message_size: Annotated[int, Gt(0)] = 4 << 20
+    """Largest message that the broker accepts, in bytes."""
+
+    default_topic_queue_nums: Annotated[int, Ge(1), Le(1_024)] = 4
+    """Queues of a topic that its first message creates."""
+
+    flush_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
+    """Milliseconds between two writes of the consumer offsets."""
+
     message_delay_level: str = DEFAULT_DELAY_LEVELS
-    timer_wheel_enable: bool = True
-    timer_precision_ms: int = 1_000
-    timer_max_delay_sec: int = 40 * 86_400
-    timer_roll_window_slot: int = 172_800
-    file_reserved_time: int = 72
-    delete_when: str = "04"
-    disk_max_used_space_ratio: int = 75
-    disk_space_clean_forcibly_ratio: int = 85
-    disk_space_warning_level_ratio: int = 90
-    clean_file_forcibly_enable: bool = True
-    transaction_timeout_ms: int = 6_000
-    transaction_check_interval_ms: int = 30_000
-    transaction_check_max: int = 15
+    """Delay levels, level 1 first, with the units s, m, h and d."""
 
-    def store_settings(self) -> StoreSettings:
-        return StoreSettings(
-            flush_disk_type=self.flush_disk_type,
-            mapped_file_size_commit_log=self.mapped_file_size_commit_log,
-            mapped_file_size_consume_queue=self.mapped_file_size_consume_queue,
-            max_hash_slot_num=self.max_hash_slot_num,
-            max_index_num=self.max_index_num,
-            flush_interval_commit_log_ms=self.flush_interval_commit_log_ms,
-            checkpoint_interval_ms=self.checkpoint_interval_ms,
-            store_host=self.listen_host,
-            file_reserved_time=self.file_reserved_time,
-            delete_when=self.delete_when,
-            disk_max_used_space_ratio=self.disk_max_used_space_ratio,
-            disk_space_clean_forcibly_ratio=self.disk_space_clean_forcibly_ratio,
-            disk_space_warning_level_ratio=self.disk_space_warning_level_ratio,
-            clean_file_forcibly_enable=self.clean_file_forcibly_enable,
-        )
+    timer_wheel_enable: bool = True
+    """False: messages with a delay that is not a level are refused."""
+
+    timer_precision_ms: Annotated[int, Gt(0), Le(1_000)] = 1_000
+    """Length of a slot of the timer wheel; it must not change for an existing store directory. Delivery is exact to the
+    millisecond with any length."""
+
+    timer_max_delay_sec: Annotated[int, Gt(0)] = 40 * 86_400
+    """Longest delay that the broker accepts."""
+
+    timer_roll_window_slot: Annotated[int, Gt(1)] = 172_800
+    """Slots of the timer wheel. A message with a longer delay is rolled: written again before the window ends."""
+
+    transaction_timeout_ms: Annotated[int, Gt(0)] = 6_000
+    """Milliseconds after which the broker checks a transaction that has not ended."""
+
+    transaction_check_interval_ms: Annotated[int, Gt(0)] = 30_000
+    """Milliseconds from one transaction check to the next."""
+
+    transaction_check_max: Annotated[int, Ge(1)] = 15
+    """Transaction checks without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``."""
 
     def timer_limits(self) -> TimerLimits:
+        """Return the limits of timers."""
         return TimerLimits(
             precision_ms=self.timer_precision_ms,
             max_delay_ms=self.timer_max_delay_sec * 1_000,
@@ -105,6 +83,7 @@ class EmbeddedSettings:
         )
 
     def transaction_limits(self) -> TransactionLimits:
+        """Return the limits of transactions."""
         return TransactionLimits(
             timeout_ms=self.transaction_timeout_ms,
             check_interval_ms=self.transaction_check_interval_ms,

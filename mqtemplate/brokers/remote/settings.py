@@ -1,9 +1,12 @@
-"""What a remote broker can be told."""
+"""Settings of a remote broker."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Gt
 
 from mqtemplate.compression import CompressionType
 from mqtemplate.errors import ConfigurationError
@@ -12,62 +15,106 @@ from mqtemplate.remoting.tls import ClientTls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteSettings:
-    """Where a RocketMQ cluster is, and how to use it. Defaults are those of RocketMQ's Java client.
+class ClientIntervals:
+    """Intervals of a client's requests to name servers and brokers. The ranges apply to ``application.yml``."""
 
-    Attributes:
-        name_servers: ``host:port`` each; one is used until it fails.
-        producer_group: Whom the cluster knows the sender as.
-        namespace: Prefix of topics and groups on the wire, the older form; empty for none.
-        namespace_v2: The newer form, told beside them.
-        request_timeout_ms: Of all calls that have no limit of their own.
-        retry_times_when_send_failed: How often a send tries another queue or broker, within its time.
-        retry_times_when_send_async_failed: The same for `Broker.send_async`.
-        retry_next_server: Try another broker also where one answered that a message is not as safe as it was set to be.
-        max_message_size: Bytes of a body; the broker has a limit of its own.
-        compress_threshold: Bytes from which a body is compressed.
-        default_topic_queue_nums: How many queues a topic gets that its first message makes.
-        pull_batch_size: Messages that one pull asks for; brokers give 32 at most unless they were told otherwise.
-        pull_threshold_messages: Messages of a queue that are fetched ahead; so many more are not asked for.
-        pull_threshold_bytes: The same in bytes of bodies.
-        suspend_ms: How long a broker may keep a pull open while there is nothing.
-        retry_after_error_ms: When a pull that failed is tried again.
-        offset_path: The folder with the progress of broadcasting groups.
-        tools_group: Whom `Broker.pull` reads as; brokers know this one from the start.
-        send_avoid_ms: How long a broker that failed a send is passed over where there is another.
-    """
+    poll_name_server_interval_ms: Annotated[int, Gt(0)] = 30_000
+    """Milliseconds between two requests for the routes of topics."""
+
+    heartbeat_broker_interval_ms: Annotated[int, Gt(0)] = 30_000
+    """Milliseconds between two heartbeats. A broker removes a client after two minutes without a heartbeat."""
+
+    persist_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
+    """Milliseconds between two updates of the brokers' consumer offsets. Commits in between are collected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSettings(ClientIntervals):
+    """Address of a RocketMQ cluster and how to use it. Defaults are those of RocketMQ's Java client."""
 
     name_servers: tuple[str, ...]
+    """Name servers as ``host:port``. The client uses one until it fails."""
+
     producer_group: str = "mqtemplate-producer"
+    """Producer group of all sends."""
+
     namespace: str = ""
+    """Prefix of topics and groups on the wire, the older form of a namespace; empty for none."""
+
     namespace_v2: str = ""
+    """The newer form of a namespace, sent beside topics and groups."""
+
     credentials: Credentials | None = None
+    """Access key and secret key; None for a cluster without access control."""
+
     tls: ClientTls | None = None
+    """TLS settings; None for plain connections."""
+
     connect_timeout_ms: int = 3_000
+    """Longest time to open a connection."""
+
     request_timeout_ms: int = 3_000
+    """Timeout of requests without a timeout of their own."""
+
     retry_times_when_send_failed: int = 2
+    """Retries of a synchronous send, with another queue or broker, within its timeout."""
+
     retry_times_when_send_async_failed: int = 2
+    """Retries of an asynchronous send."""
+
     retry_next_server: bool = False
+    """True: retry with another broker also if one stored the message with a weaker guarantee than configured."""
+
     max_message_size: int = 4 << 20
+    """Largest body in bytes. The broker has a limit of its own."""
+
     compress_threshold: int = 4_096
+    """Body size in bytes from which the client compresses a body."""
+
     compression_type: CompressionType = CompressionType.ZLIB
+    """Compression of bodies."""
+
     compression_level: int = 5
+    """Level of the compression, in the scale of its type."""
+
     default_topic_queue_nums: int = 4
-    poll_name_server_interval_ms: int = 30_000
-    heartbeat_broker_interval_ms: int = 30_000
+    """Queues of a topic that its first message creates."""
+
     rebalance_interval_ms: int = 20_000
-    persist_consumer_offset_interval_ms: int = 5_000
+    """Milliseconds between two rebalances of a consumer group."""
+
     lock_interval_ms: int = 20_000
+    """Milliseconds between two renewals of queue locks, for orderly consumers."""
+
     lock_live_ms: int = 30_000
+    """Milliseconds after which a queue lock is no longer valid without a renewal."""
+
     pull_batch_size: int = 32
+    """Messages of one pull. A broker returns 32 at most unless it is configured otherwise."""
+
     pull_threshold_messages: int = 1_000
+    """Messages of one queue that are pulled ahead; with so many the client stops pulling from the queue."""
+
     pull_threshold_bytes: int = 100 << 20
+    """The same limit in bytes of bodies."""
+
     suspend_ms: int = 15_000
+    """Longest time that a broker may hold a pull while there is no message."""
+
     pull_timeout_ms: int = 30_000
+    """Timeout of a pull."""
+
     retry_after_error_ms: int = 1_000
+    """Time after which a failed pull is repeated."""
+
     offset_path: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
+    """Directory with the offsets of broadcasting groups."""
+
     tools_group: str = "TOOLS_CONSUMER"
+    """Consumer group of `Broker.pull`. Every broker has it from the start."""
+
     send_avoid_ms: int = 30_000
+    """Time for which a broker that failed a send is not used while another broker is available."""
 
     def __post_init__(self) -> None:
         if not self.name_servers:
@@ -75,4 +122,4 @@ class RemoteSettings:
                 "a remote broker needs the address of a name server; give name_servers=('host:port',)"
             )
         if self.namespace and self.namespace_v2:
-            raise ConfigurationError("namespace and namespace_v2 say the same in two forms; keep one of them")
+            raise ConfigurationError("namespace and namespace_v2 are two forms of one setting; keep one of them")

@@ -1,1 +1,1 @@
-"""Configuration: files, profiles, environment and placeholders as one tree of keys."""
+"""Configuration as keys: files, environment, placeholders, and the binding of keys to typed sections."""

@@ -1,124 +1,191 @@
-"""From keys to models: the schema says how each key is to be read, and errors say where it was written."""
+"""Binding of keys to sections, and pydantic's errors in terms of keys and their origins."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.relaxed_keys import shown
-from mqtemplate.context.config.schema import FieldShape, Location, as_written, field_named, shape_of
+from mqtemplate.context.config.relaxed_keys import dotted, variable_name
+from mqtemplate.context.config.schema import (
+    FieldShape,
+    Location,
+    all_fields,
+    as_written,
+    field_named,
+    fields_of,
+    is_secret,
+    shape_of,
+)
 from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
 from mqtemplate.errors import ConfigurationError
+
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's name for models, and for dataclasses
 
 
 @dataclass(slots=True)
 class Binding:
-    """A part of the configuration in the form that pydantic takes.
+    """The keys of one section in the form that pydantic takes.
 
     Attributes:
-        prefix: Where in the configuration the model stands.
-        values: By field name; an unknown key stays as it was written, so that pydantic refuses it.
-        origins: Where each value and section was written, by pydantic's location.
+        prefix: Path of the section in the configuration.
+        values: Values by field name. An unknown key is there as written, so that pydantic refuses it.
+        origins: Origins of values and sections, by pydantic's location.
     """
 
-    model: type[BaseModel]
+    section: type
     prefix: tuple[str, ...]
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[Location, str] = field(default_factory=dict)
 
-    def origin_of(self, location: Location) -> str:
-        """Where a value was written, or the nearest section around it."""
-        while location and location not in self.origins:
-            location = location[:-1]
-        return self.origins.get(location) or "defaults"
+    def explain(self, error: ValidationError) -> ConfigurationError:
+        """Return one error that lists all problems, one per line. It contains no values of secrets."""
+        problems = error.errors(include_url=False)
+        lines = [f"configuration is not usable: {len(problems)} problem{'s' if len(problems) > 1 else ''}"]
+        lines += (f"  {self._line(problem)}" for problem in problems)
+        return ConfigurationError("\n".join(lines))
+
+    def name_of(self, location: Location) -> str:
+        """Return the key at a location, as a file writes it."""
+        return dotted((*self.prefix, *as_written(self.section, location)))
+
+    def _line(self, problem: ErrorDetails) -> str:
+        location = problem["loc"]
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, ContradictionError):
+            return f"{self._place(self._first_written(location, cause))}: {cause}"
+        where = self._place(location)
+        if problem["type"] in _UNKNOWN_KEY:
+            return f"{where}: no such key{self._nearest(location)}"
+        if problem["type"] == "missing":
+            in_list = any(isinstance(part, int) for part in location)  # a variable cannot name an item of a list
+            variable = "" if in_list else f" or as {variable_name(map(str, (*self.prefix, *location)))}"
+            return f"{where}: required; set it in application.yml{variable}"
+        text = f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+        if is_secret(self.section, location):
+            return f"{text} (its value is not shown)"
+        if not isinstance(problem["input"], str | int | float):
+            return text  # a whole section or list, which may contain secrets
+        return f"{text} (got {problem['input']!r})"
+
+    def _place(self, location: Location) -> str:
+        """Return the origin of a value, or of the nearest section around it, and its key."""
+        around = location
+        while around and around not in self.origins:
+            around = around[:-1]
+        return f"{self.origins.get(around) or 'defaults'}: {self.name_of(location)}"
+
+    def _first_written(self, location: Location, error: ContradictionError) -> Location:
+        """Return the first key of a contradiction that was written; the first at all if none was."""
+        candidates = [(*location, *key.split(".")) for key in error.keys] or [location]
+        return next((candidate for candidate in candidates if candidate in self.origins), candidates[0])
+
+    def _nearest(self, location: Location) -> str:
+        """Return a hint: a similar key of the same section, a similar key elsewhere, or the keys of the section."""
+        known = [as_written(self.section, path) for path, _ in all_fields(self.section)]
+        section = as_written(self.section, location[:-1])
+        siblings = {str(path[-1]): path for path in known if path[:-1] == section}
+        if close := difflib.get_close_matches(str(location[-1]), siblings, 1):
+            return f"; did you mean '{dotted((*self.prefix, *siblings[close[0]]))}'?"
+        wanted = dotted(as_written(self.section, location))
+        anywhere = {key: path for path in known if not wanted.startswith(key := dotted(path))}
+        if close := difflib.get_close_matches(wanted, anywhere, 1, cutoff=0.75):
+            return f"; did you mean '{dotted((*self.prefix, *anywhere[close[0]]))}'?"
+        return f"; here may stand: {', '.join(siblings)}" if siblings else ""
 
 
-def bind(node: ConfigNode, model: type[BaseModel], placeholders: Placeholders, prefix: tuple[str, ...] = ()) -> Binding:
-    """Read the keys below *node* as *model* wants them.
+def bind(node: ConfigNode, section: type, placeholders: Placeholders, prefix: tuple[str, ...] = ()) -> Binding:
+    """Read the keys below *node* as the section declares them.
 
     Raises:
-        ConfigurationError: A placeholder cannot be filled, a section has a value, a value has keys below it,
-            or one field is given in two spellings.
+        ConfigurationError: A placeholder cannot be resolved, a section has a value, a value has keys below it, or one
+            field is given in two spellings.
     """
-    binding = Binding(model, prefix)
-    binding.values = _Reader(binding, placeholders).section(node, model, ())
+    binding = Binding(section, prefix)
+    binding.values = _Reader(binding, placeholders).section(node, section, ())
     return binding
 
 
 class _Reader:
+    """Reader of one tree of keys into the values and origins of a `Binding`."""
+
     def __init__(self, binding: Binding, placeholders: Placeholders) -> None:
         self._binding = binding
         self._placeholders = placeholders
 
-    def section(self, node: ConfigNode, model: type[BaseModel], at: Location) -> dict[str, Any]:
+    def section(self, node: ConfigNode, section: type, at: Location) -> dict[str, Any]:
+        """Return the values of a section by field name."""
         self._binding.origins[at] = node.origin
         if node.value is not UNSET:
-            raise ConfigurationError(f"{node.origin}: {self._name(at)} is a section; write keys below it, not a value")
+            name = self._binding.name_of(at)
+            raise ConfigurationError(f"{node.origin}: {name} is a section; write keys below it, not a value")
         values: dict[str, Any] = {}
-        spelled: dict[str, str] = {}
+        spellings: dict[str, str] = {}
         for key, child in node.children.items():
-            name = field_named(model, key)
-            if name is None:
+            field_name = field_named(section, key)
+            if field_name is None:
                 self._binding.origins[(*at, key)] = child.origin
-                allowed = model.model_config.get("extra") == "allow"
-                values[key] = self._plain(child) if allowed else None  # else never read: pydantic refuses the key
+                allowed = getattr(section, "model_config", {}).get("extra") == "allow"
+                values[key] = self._plain(child) if allowed else None  # pydantic refuses the key, whatever its value
                 continue
-            if (twin := spelled.setdefault(name, key)) != key:
+            if (twin := spellings.setdefault(field_name, key)) != key:
                 raise ConfigurationError(f"{child.origin}: '{key}' and '{twin}' are one key in two spellings; keep one")
-            shape = shape_of(model.model_fields[name].annotation)
-            if shape.model is not None or not child.is_empty:
-                values[name] = self._field(child, shape, (*at, name))
+            shape = shape_of(fields_of(section)[field_name].annotation)
+            if shape.section is not None or not child.is_empty:
+                values[field_name] = self._field(child, shape, (*at, field_name))
         return values
 
     def _field(self, node: ConfigNode, shape: FieldShape, at: Location) -> object:
         self._binding.origins[at] = node.origin
-        if shape.model is not None:
-            return self.section(node, shape.model, at)
+        if shape.section is not None:
+            return self.section(node, shape.section, at)
         if shape.map_depth and node.value is UNSET:
             return self._map(node, shape, at)
         if node.children:
             key = next(iter(node.children))
+            name = self._binding.name_of(at)
             raise ConfigurationError(
-                f"{node.children[key].origin}: {self._name(at)} takes one value; there is no key '{key}' below it"
+                f"{node.children[key].origin}: {name} takes one value; there is no key '{key}' below it"
             )
         value = self._placeholders.resolve(node.value, node.origin)
-        if shape.item_model is not None and isinstance(value, list):
-            return [self._item(item, shape.item_model, (*at, index), node.origin) for index, item in enumerate(value)]
+        if shape.item_section is not None and isinstance(value, list):
+            return [
+                self._item(item, shape.item_section, (*at, number), node.origin) for number, item in enumerate(value)
+            ]
         return value
 
     def _map(self, node: ConfigNode, shape: FieldShape, at: Location) -> dict[str, Any]:
-        """Keys that the user chose: taken as written, dots belong to the last of them."""
-        if shape.item_model is not None and shape.map_depth == 1:
-            return {key: self.section(child, shape.item_model, (*at, key)) for key, child in node.children.items()}
+        """Read keys that the user chose: unchanged, and dots belong to the last of them."""
+        if shape.item_section is not None and shape.map_depth == 1:
+            return {key: self.section(child, shape.item_section, (*at, key)) for key, child in node.children.items()}
         values: dict[str, Any] = {}
         for path, leaf in node.leaves():
             *outer, last = ".".join(path).split(".", shape.map_depth - 1)
-            place = values
+            inner = values
             for part in outer:
-                place = place.setdefault(part, {})
-                if not isinstance(place, dict):
-                    name = self._name((*at, *outer))
+                inner = inner.setdefault(part, {})
+                if not isinstance(inner, dict):
+                    name = self._binding.name_of((*at, *outer))
                     raise ConfigurationError(f"{leaf.origin}: {name} has a value and keys below it; keep one")
-            place[last] = self._placeholders.resolve(leaf.value, leaf.origin)
+            inner[last] = self._placeholders.resolve(leaf.value, leaf.origin)
             self._binding.origins[(*at, *outer, last)] = leaf.origin
         return values
 
     def _plain(self, node: ConfigNode) -> object:
-        """A key that the model knows nothing about, as it was written."""
+        """Return a key that the section does not declare, as it was written."""
         if node.value is not UNSET:
             return self._placeholders.resolve(node.value, node.origin)
         return {key: self._plain(child) for key, child in node.children.items()}
 
-    def _item(self, item: object, model: type[BaseModel], at: Location, origin: str) -> object:
+    def _item(self, item: object, section: type, at: Location, origin: str) -> object:
         if not isinstance(item, Mapping):
             return item
         root = ConfigNode(origin=origin)
         insert_mapping(root, item, origin)
-        return self.section(root, model, at)
-
-    def _name(self, at: Location) -> str:
-        return shown((*self._binding.prefix, *as_written(self._binding.model, at)))
+        return self.section(root, section, at)

@@ -1,4 +1,4 @@
-"""Environment variables as keys, bound by the schema: no separator has to be guessed."""
+"""Environment variables as keys. The known keys are looked for among the variables: no separator has to be guessed."""
 
 from __future__ import annotations
 
@@ -6,66 +6,57 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel
-
-from mqtemplate.context.config.relaxed_keys import same_key, shown, squash
-from mqtemplate.context.config.schema import FieldShape, field_shapes
+from mqtemplate.context.config.relaxed_keys import canonical_key, dotted, same_key, variable_name
+from mqtemplate.context.config.schema import FieldShape, all_fields
 from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.errors import ConfigurationError
 
-_NOT_OURS = {"ROCKETMQ_HOME"}  # where a RocketMQ is installed; set on many machines, means nothing to us
+_NOT_OURS = {"ROCKETMQ_HOME"}  # the folder of a RocketMQ installation; set on many machines
 
 
 @dataclass(slots=True)
 class BoundEnvironment:
-    """What the environment says.
+    """The keys that environment variables set.
 
     Attributes:
-        root: The keys it sets.
-        unused: Variables that begin like ours and set nothing -> the variable that may have been meant, or None.
+        root: The keys.
+        unused: Variables with our prefix that set no key -> the variable that may be meant, or None.
     """
 
     root: ConfigNode = field(default_factory=ConfigNode)
     unused: dict[str, str | None] = field(default_factory=dict)
 
 
-def variable_name(path: tuple[str, ...]) -> str:
-    """The spelling we advise: ``ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT``."""
-    return "_".join(path).replace("-", "_").upper()
+def bind_environment(section: type, environment: Mapping[str, str], prefix: tuple[str, ...] = ()) -> BoundEnvironment:
+    """Find the variables that set keys of a section.
 
-
-def bind_environment(
-    model: type[BaseModel], environment: Mapping[str, str], prefix: tuple[str, ...] = ()
-) -> BoundEnvironment:
-    """Find the variables that set keys of *model*.
-
-    Underscores and case carry no meaning, so ``ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT``,
-    ``ROCKETMQ_PRODUCER_SENDMESSAGETIMEOUT`` and ``ROCKETMQ__PRODUCER__SEND_MESSAGE_TIMEOUT`` are one key. Keys in
-    a map are the user's own words and need the double underscore: ``ROCKETMQ__CONSUMER__LISTENERS__group__topic``.
+    Underscores and case have no meaning, so ``ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT``,
+    ``ROCKETMQ_PRODUCER_SENDMESSAGETIMEOUT`` and ``ROCKETMQ__PRODUCER__SEND_MESSAGE_TIMEOUT`` are one key. The user
+    chooses the keys of a map, so they need the double underscore: ``ROCKETMQ__CONSUMER__LISTENERS__group__topic``.
 
     Args:
-        prefix: Where in the configuration the model stands.
+        prefix: Path of the section.
 
     Raises:
         ConfigurationError: Two spellings of one variable have different values.
     """
-    shapes = {(*prefix, *path): shape for path, shape in field_shapes(model)}
-    plain = {squash("".join(path)): path for path, shape in shapes.items()}
+    shapes = {(*prefix, *path): shape for path, shape in all_fields(section) if shape.section is None}
+    by_canonical = {canonical_key("".join(path)): path for path in shapes}
     maps = {path: shape for path, shape in shapes.items() if shape.map_depth}
-    firsts = {squash(path[0]) for path in shapes}
+    first_words = {canonical_key(path[0]) for path in shapes}
     bound = BoundEnvironment()
     by_path: dict[tuple[str, ...], str] = {}
     for name, value in sorted(environment.items()):
         first, separator, _ = name.replace(".", "_").partition("_")
-        if not separator or squash(first) not in firsts or name.upper() in _NOT_OURS:
+        if not separator or canonical_key(first) not in first_words or name.upper() in _NOT_OURS:
             continue
-        path = plain.get(squash(name.replace(".", ""))) or next(_map_entries(name, maps), None)
+        path = by_canonical.get(canonical_key(name.replace(".", ""))) or next(_map_entries(name, maps), None)
         if path is None:
             bound.unused[name] = _nearest(name, shapes)
             continue
         if (twin := by_path.setdefault(path, name)) != name and environment[twin] != value:
             raise ConfigurationError(
-                f"environment: {twin} and {name} both set {shown(path)}, to different values; keep one"
+                f"environment: {twin} and {name} both set {dotted(path)}, to different values; keep one"
             )
         bound.root.put(path, value, f"environment {name}")
     return bound

@@ -1,22 +1,28 @@
-"""``${key:default}``: values that refer to the environment or to other keys."""
+"""Placeholders ``${key:default}``: values that refer to the environment or to other keys."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import TypeAlias
 
-from mqtemplate.context.config.tree import UNSET
 from mqtemplate.errors import ConfigurationError
 
-Lookup = Callable[[str], tuple[object, str]]
-"""A key's raw value and where it is from; `UNSET` if nobody gave one."""
+Found: TypeAlias = tuple[object, str]
+"""The raw value of a key, and its origin."""
+
+Lookup: TypeAlias = Callable[[str], Found | None]
+"""Finds a key; None if it has no value."""
+
+_BRACES = re.compile(r"\$\{|\}")
 
 
 class Placeholders:
-    """Fills placeholders in.
+    """Resolver of placeholders.
 
-    - ``${shop.name}`` needs a value, ``${shop.name:none}`` has a default; the default may hold placeholders.
-    - A text that is one placeholder and nothing else takes the value with its type; inside other text it becomes text.
-    - ``$${`` is a plain ``${``.
+    - ``${shop.name}`` needs a value, ``${shop.name:none}`` has a default; the default may contain placeholders.
+    - A text that is exactly one placeholder takes the value with its type; inside other text it becomes text.
+    - ``$${`` is a literal ``${``.
 
     Args:
         lookup: Finds the raw value of a key.
@@ -29,20 +35,21 @@ class Placeholders:
         """Resolve text, and the text in lists and mappings.
 
         Raises:
-            ConfigurationError: A key has neither value nor default, refers to itself, or a brace is left open.
+            ConfigurationError: A key has neither value nor default, refers to itself, or a brace is not closed.
         """
         return self._resolve(value, origin, ())
 
-    def _resolve(self, value: object, origin: str, asking: tuple[str, ...]) -> object:
+    def _resolve(self, value: object, origin: str, keys: tuple[str, ...]) -> object:
+        """Resolve a value of the last of *keys*; each of them refers to the next."""
         if isinstance(value, dict):
-            return {key: self._resolve(item, origin, asking) for key, item in value.items()}
+            return {key: self._resolve(item, origin, keys) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._resolve(item, origin, asking) for item in value]
+            return [self._resolve(item, origin, keys) for item in value]
         if isinstance(value, str) and "${" in value:
-            return self._fill(value, origin, asking)
+            return self._resolve_text(value, origin, keys)
         return value
 
-    def _fill(self, text: str, origin: str, asking: tuple[str, ...]) -> object:
+    def _resolve_text(self, text: str, origin: str, keys: tuple[str, ...]) -> object:
         parts: list[object] = []
         at = 0
         while (start := text.find("${", at)) >= 0:
@@ -53,47 +60,39 @@ class Placeholders:
             if start > at:
                 parts.append(text[at:start])
             end = _closing_brace(text, start, origin)
-            parts.append(self._value_of(text[start + 2 : end], origin, asking))
+            parts.append(self._value_of(text[start + 2 : end], origin, keys))
             at = end + 1
         if at < len(text):
             parts.append(text[at:])
         return parts[0] if len(parts) == 1 else "".join(map(_as_text, parts))
 
-    def _value_of(self, expression: str, origin: str, asking: tuple[str, ...]) -> object:
+    def _value_of(self, expression: str, origin: str, keys: tuple[str, ...]) -> object:
         key, has_default, default = expression.partition(":")
         key = key.strip()
         if not key:
             raise ConfigurationError(f"{origin}: '${{{expression}}}' names no key; write ${{some.key:default}}")
-        if key in asking:
-            chain = " -> ".join(f"${{{name}}}" for name in (*asking[asking.index(key) :], key))
+        if key in keys:
+            chain = " -> ".join(f"${{{name}}}" for name in (*keys[keys.index(key) :], key))
             raise ConfigurationError(f"{origin}: placeholders refer to each other in a circle: {chain}")
-        value, found_at = self._lookup(key)
-        if value is not UNSET:
-            return self._resolve(value, found_at, (*asking, key))
+        if (found := self._lookup(key)) is not None:
+            value, found_at = found
+            return self._resolve(value, found_at, (*keys, key))
         if has_default:
-            return self._resolve(default, origin, asking)
+            return self._resolve(default, origin, keys)
         raise ConfigurationError(
             f"{origin}: '${{{expression}}}' has no value and no default; set {key} or write ${{{key}:default}}"
         )
 
 
 def _closing_brace(text: str, start: int, origin: str) -> int:
+    """Return the position of the brace that closes the placeholder at *start*; placeholders may be nested."""
     depth = 0
-    at = start
-    while at < len(text):
-        if text.startswith("${", at):
-            depth += 1
-            at += 2
-            continue
-        if text[at] == "}":
-            depth -= 1
-            if depth == 0:
-                return at
-        at += 1
-    raise ConfigurationError(f"{origin}: a placeholder is not closed: write '}}' behind it, or $${{ for a plain ${{")
+    for brace in _BRACES.finditer(text, start):
+        depth += 1 if brace[0] == "${" else -1
+        if depth == 0:
+            return brace.start()
+    raise ConfigurationError(f"{origin}: a placeholder is not closed: add '}}', or write $${{ for a literal ${{")
 
 
 def _as_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

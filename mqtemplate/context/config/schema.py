@@ -1,4 +1,7 @@
-"""What a model says about the keys it knows: their names, which hold maps, which are secret."""
+"""The keys that a section declares: their names, which are maps, which are secret.
+
+A section is a pydantic model or a pydantic dataclass.
+"""
 
 from __future__ import annotations
 
@@ -9,96 +12,101 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 
 from mqtemplate.context.config.relaxed_keys import kebab, same_key
 
 Location = tuple[int | str, ...]
-"""A place below a model as pydantic names it: field names, keys of maps, indices of lists."""
+"""A position below a section in pydantic's form: field names, keys of maps, indices of lists."""
 
 _SECRET_NAME = re.compile(r"password|passwd|secret|token|credential|(access|api|private).?key", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class FieldShape:
-    """How the keys below a field are to be read.
+    """The keys that a field has below it.
 
     Attributes:
-        model: The field is a section with keys of its own.
-        map_depth: The field is a map, so many levels of keys that the user chooses; 0 for none.
-        item_model: The values of the map, or the items of the list, are sections.
+        section: The field is a section with keys of its own.
+        map_depth: The field is a map with so many levels of keys that the user chooses; 0 for no map.
+        item_section: The values of the map, or the items of the list, are sections.
     """
 
-    model: type[BaseModel] | None = None
+    section: type | None = None
     map_depth: int = 0
-    item_model: type[BaseModel] | None = None
+    item_section: type | None = None
+
+
+def is_section(kind: Any) -> bool:
+    """Return True for a class of sections."""
+    return isinstance(kind, type) and (issubclass(kind, BaseModel) or is_pydantic_dataclass(kind))
+
+
+def fields_of(section: type) -> Mapping[str, FieldInfo]:
+    """Return the fields of a section by name."""
+    fields: Mapping[str, FieldInfo] = (
+        section.model_fields if issubclass(section, BaseModel) else section.__pydantic_fields__  # type: ignore[attr-defined]
+    )
+    return fields
 
 
 def shape_of(annotation: Any) -> FieldShape:
-    """Read a field's annotation; ``Annotated`` and ``| None`` are looked through."""
+    """Return the shape of a field; ``Annotated`` and ``| None`` do not matter."""
     annotation = _bare(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return FieldShape(model=annotation)
+    if is_section(annotation):
+        return FieldShape(section=annotation)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         below = shape_of(arguments[1])
         if below.map_depth:
-            return FieldShape(map_depth=1 + below.map_depth, item_model=below.item_model)
-        return FieldShape(map_depth=1, item_model=below.model)
+            return FieldShape(map_depth=1 + below.map_depth, item_section=below.item_section)
+        return FieldShape(map_depth=1, item_section=below.section)
     if annotation is dict:
         return FieldShape(map_depth=1)
     if isinstance(origin, type) and issubclass(origin, Sequence) and arguments:
-        return FieldShape(item_model=shape_of(arguments[0]).model)
+        return FieldShape(item_section=shape_of(arguments[0]).section)
     return FieldShape()
 
 
-def field_named(model: type[BaseModel], key: str) -> str | None:
-    """The field that a key means, in whatever spelling."""
-    return next((name for name in model.model_fields if same_key(name, key)), None)
+def field_named(section: type, key: str) -> str | None:
+    """Return the name of the field for a key in any spelling."""
+    return next((name for name in fields_of(section) if same_key(name, key)), None)
 
 
-def field_shapes(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldShape]]:
-    """Every field that takes a value or a map, sections gone through."""
-    for name, field in model.model_fields.items():
+def all_fields(section: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldShape]]:
+    """Yield every field at any depth, sections before the fields in them, with its path."""
+    for name, field in fields_of(section).items():
         shape = shape_of(field.annotation)
-        if shape.model is not None:
-            yield from field_shapes(shape.model, (*path, name))
-        else:
-            yield (*path, name), shape
+        yield (*path, name), shape
+        if shape.section is not None:
+            yield from all_fields(shape.section, (*path, name))
 
 
-def known_paths(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every key there is, sections too."""
-    for name, field in model.model_fields.items():
-        yield (*path, name)
-        if (below := shape_of(field.annotation).model) is not None:
-            yield from known_paths(below, (*path, name))
-
-
-def _fields_along(model: type[BaseModel], location: Location) -> Iterator[tuple[int | str, FieldInfo | None]]:
-    """Each part of a place with the field it names; None for the user's own keys and for places in lists."""
-    section: type[BaseModel] | None = model
-    items: type[BaseModel] | None = None
+def _fields_along(section: type, location: Location) -> Iterator[tuple[int | str, FieldInfo | None]]:
+    """Yield each part of a location with its field; None for keys that the user chose and positions in lists."""
+    current: type | None = section
+    items: type | None = None
     for part in location:
-        info = section.model_fields.get(str(part)) if section is not None else None
+        info = fields_of(current).get(str(part)) if current is not None else None
         yield part, info
-        shape = shape_of(info.annotation) if info is not None else FieldShape(model=items)
-        section, items = shape.model, shape.item_model
+        shape = shape_of(info.annotation) if info is not None else FieldShape(section=items)
+        current, items = shape.section, shape.item_section
 
 
-def as_written(model: type[BaseModel], location: Location) -> Location:
-    """A place as a file writes it: fields in kebab-case, the user's own keys as they are."""
+def as_written(section: type, location: Location) -> Location:
+    """Return a location as a file writes it: fields in kebab-case, keys that the user chose unchanged."""
     return tuple(
         kebab(part) if isinstance(part, str) and info is not None else part
-        for part, info in _fields_along(model, location)
+        for part, info in _fields_along(section, location)
     )
 
 
-def is_secret(model: type[BaseModel], location: Location) -> bool:
-    """Whether what stands at a place must not be shown: by its type, or by its name."""
+def is_secret(section: type, location: Location) -> bool:
+    """Return True if the value at a location must not be shown, because of its type or its name."""
     return any(
         (isinstance(part, str) and _SECRET_NAME.search(part) is not None) or (info is not None and _holds_secret(info))
-        for part, info in _fields_along(model, location)
+        for part, info in _fields_along(section, location)
     )
 
 

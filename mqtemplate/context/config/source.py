@@ -1,43 +1,24 @@
-"""Where settings come from: files, profiles, the environment, arguments; and how they are laid over each other."""
+"""Sources of settings: files, profiles, the environment and arguments, and their order."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from mqtemplate.context.config.binding import Binding, bind
-from mqtemplate.context.config.environment import BoundEnvironment, bind_environment
-from mqtemplate.context.config.explain import explain
-from mqtemplate.context.config.loaded import ConfigOrigins, LoadedConfig
+from mqtemplate.context.config.binding import bind
+from mqtemplate.context.config.configuration import Configuration
+from mqtemplate.context.config.environment import bind_environment
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.schema import field_named
-from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
-from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml
+from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins, insert_mapping
+from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml, split_names
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
 
 _PROFILES_KEY = ("mqtemplate", "profiles", "active")
-_ARGUMENT = "argument settings"
-
-
-class RelaxedSource(PydanticBaseSettingsSource):
-    """Gives pydantic-settings what was bound: files, environment and arguments, already in the model's spelling."""
-
-    def __init__(self, settings_cls: type[BaseSettings], binding: Binding) -> None:
-        super().__init__(settings_cls)
-        self._binding = binding
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        return self._binding.values.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        return self._binding.values
 
 
 def load_settings(
@@ -52,56 +33,50 @@ def load_settings(
     of the profiles, then the environment, then *arguments*.
 
     Args:
-        config_folder: Where the files are; the working directory if not given. No file at all is fine.
-        profiles: Names of profiles; if none, those of ``mqtemplate.profiles.active`` in *arguments*, else in
+        config_folder: Folder of the files; by default the working directory. A folder without files is allowed.
+        profiles: Active profiles; by default those of ``mqtemplate.profiles.active`` in *arguments*, else in
             ``MQTEMPLATE_PROFILES_ACTIVE``, else in ``application.yml``.
-        environment: Variables; those of the process if not given.
-        arguments: Keys given by the program, dotted or nested, in any spelling.
+        environment: Environment variables; by default those of the process.
+        arguments: Keys that the program sets, dotted or nested, in any spelling.
 
     Raises:
-        ConfigurationError: It cannot be used: all findings with file, line and nearest known key.
+        ConfigurationError: The configuration is invalid; the error lists all problems with file, line and nearest key.
     """
     variables = os.environ if environment is None else environment
-    given = bind_environment(AppSettings, variables)
+    bound = bind_environment(AppSettings, variables)
     overlay = ConfigNode()
-    insert_mapping(overlay, arguments or {}, _ARGUMENT)
+    insert_mapping(overlay, arguments or {}, "argument settings")
     files = _Files(_existing_folder(config_folder))
-    active = tuple(profiles) or _profiles_of(overlay) or _profiles_of(given.root) or files.default_profiles()
+    active = tuple(profiles) or _profiles_of(overlay) or _profiles_of(bound.root) or files.default_profiles()
     root = files.merged(active)
-    root.merge(given.root)
+    root.merge(bound.root)
     root.merge(overlay)
-    if active:
-        root.merge(_active_profiles(active))
-    config = LoadedConfig(root, variables, _origins(files, active, given, root))
-    return _bound(config)
+    if active:  # as a key, so that the settings contain the active profiles whatever named them
+        in_force = ConfigNode()
+        in_force.put(_PROFILES_KEY, list(active), "profiles in force")
+        root.merge(in_force)
+    origins = ConfigOrigins(
+        files=tuple(files.read),
+        profiles=active,
+        unmatched_profiles=tuple(name for name in active if name not in files.mentioned_profiles),
+        unused_variables=bound.unused,
+        root=root,
+    )
+    return _settings(Configuration(root, variables, origins))
 
 
-def _bound(config: LoadedConfig) -> AppSettings:
-    ours = ConfigNode(children={key: node for key, node in config.root.children.items() if _is_ours(key)})
-    binding = bind(ours, AppSettings, Placeholders(config.lookup))
-
-    class Bound(AppSettings):
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *_: Any, **__: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return (RelaxedSource(settings_cls, binding),)
-
-    Bound.__name__ = Bound.__qualname__ = AppSettings.__name__
+def _settings(configuration: Configuration) -> AppSettings:
+    root = configuration.root
+    ours = ConfigNode(children={key: node for key, node in root.children.items() if field_named(AppSettings, key)})
+    binding = bind(ours, AppSettings, Placeholders(configuration.lookup))
     try:
-        settings = Bound()
+        return AppSettings(configuration, **binding.values)
     except ValidationError as exc:
-        raise explain(exc, binding) from None  # pydantic's own text may print a secret
-    settings._config = config
-    return settings
-
-
-def _is_ours(key: str) -> bool:
-    return field_named(AppSettings, key) is not None
+        raise binding.explain(exc) from None  # pydantic's own text may contain a secret
 
 
 class _Files:
-    """The files of a folder, each read once."""
+    """The files of a folder; each is read once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -110,7 +85,7 @@ class _Files:
         self._base = self._documents("application")
 
     def default_profiles(self) -> tuple[str, ...]:
-        """What ``application.yml`` itself says; only outside of documents that are for a profile."""
+        """Return the profiles that ``application.yml`` activates, outside of documents that are for a profile."""
         found: tuple[str, ...] = ()
         for document in self._base:
             if not document.on_profile:
@@ -118,6 +93,7 @@ class _Files:
         return found
 
     def merged(self, profiles: Sequence[str]) -> ConfigNode:
+        """Return the keys of all documents that apply to the profiles; later documents win."""
         root = ConfigNode()
         documents = list(self._base)
         for document in self._base:
@@ -159,10 +135,7 @@ def _existing_folder(config_folder: Path | str | None) -> Path:
 
 def _profiles_of(root: ConfigNode) -> tuple[str, ...]:
     node = root.find(_PROFILES_KEY)
-    if node is None or node.value is UNSET:
-        return ()
-    names = node.value if isinstance(node.value, list) else str(node.value).split(",")
-    return tuple(str(name).strip() for name in names if str(name).strip())
+    return () if node is None or node.value is UNSET else split_names(node.value)
 
 
 def _refuse_profiles(documents: Sequence[YamlDocument]) -> None:
@@ -173,20 +146,3 @@ def _refuse_profiles(documents: Sequence[YamlDocument]) -> None:
                 f"{node.origin}: mqtemplate.profiles.active cannot stand in a part that is itself for a profile; "
                 "move it to the head of application.yml, or set MQTEMPLATE_PROFILES_ACTIVE"
             )
-
-
-def _active_profiles(active: Sequence[str]) -> ConfigNode:
-    """The profiles in force as a key, so that the settings tell what happened whoever named them."""
-    overlay = ConfigNode()
-    overlay.put(_PROFILES_KEY, list(active), "profiles in force")
-    return overlay
-
-
-def _origins(files: _Files, active: Sequence[str], given: BoundEnvironment, root: ConfigNode) -> ConfigOrigins:
-    return ConfigOrigins(
-        files=tuple(files.read),
-        profiles=tuple(active),
-        unmatched_profiles=tuple(name for name in active if name not in files.mentioned_profiles),
-        unused_variables=dict(given.unused),
-        root=root,
-    )

@@ -1,4 +1,4 @@
-"""All keys that were read, with the place each one came from."""
+"""The keys that were read, each with its origin."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
+"""Value of a node that has no value; None is not one either, see `ConfigNode`."""
 
 
 @dataclass(slots=True, eq=False)
 class ConfigNode:
-    """One key: its value, the keys below it, and where it was written.
+    """One key: its value, the keys below it, and its origin.
 
-    - Keys are kept as written, since below a user's own section they may be data. Between files, spellings of one
-      key meet (`merge`).
-    - A node may have a value *and* children: Spark's ``spark.speculation`` and ``spark.speculation.interval``
-      are both settings.
-    - A value given later replaces the earlier one whole, lists too; children are merged.
-    - An empty value (``key:`` with nothing behind it) counts as not given.
+    - Keys are stored as written, because below a section of the application they may be data. `merge` matches different
+      spellings of one key.
+    - A node may have a value *and* children: ``spark.speculation`` and ``spark.speculation.interval`` are both
+      settings of Spark.
+    - A later value replaces the earlier one completely, lists too; children are merged.
+    - A key without a value (``key:``) counts as not given.
 
     Attributes:
-        value: A scalar or a list, placeholders not yet resolved.
+        value: A scalar or a list, with unresolved placeholders.
         origin: ``application.yml:4``, ``environment ROCKETMQ_NAME_SERVER`` or ``argument settings``.
     """
 
@@ -40,12 +41,13 @@ class ConfigNode:
     children: dict[str, ConfigNode] = field(default_factory=dict)
 
     def child(self, key: str) -> ConfigNode | None:
-        """The node of *key*, in whatever spelling; the exact one goes first."""
+        """Return the child for a key in any spelling; an exact match has priority."""
         if (exact := self.children.get(key)) is not None:
             return exact
         return next((node for name, node in self.children.items() if same_key(name, key)), None)
 
     def find(self, path: Sequence[str]) -> ConfigNode | None:
+        """Return the node at a path, in any spelling; None if there is none."""
         node: ConfigNode | None = self
         for part in path:
             if node is None:
@@ -54,7 +56,7 @@ class ConfigNode:
         return node
 
     def put(self, path: Sequence[str], value: object, origin: str) -> ConfigNode:
-        """Set the value of *path*, spelled exactly so; `UNSET` only makes the node, to know the place of a section."""
+        """Set the value at a path, in exactly this spelling. `UNSET` only creates the node: a section has an origin."""
         node = self
         for part in path:
             node = node.children.setdefault(part, ConfigNode(origin=origin))
@@ -64,7 +66,7 @@ class ConfigNode:
         return node
 
     def merge(self, later: ConfigNode) -> None:
-        """Lay a later tree over this one."""
+        """Merge a later tree into this one; the later values win."""
         for key, node in later.children.items():
             mine = self.child(key)
             if mine is None:
@@ -74,8 +76,12 @@ class ConfigNode:
                 mine.value, mine.origin = node.value, node.origin
             mine.merge(node)
 
+    def copy(self) -> ConfigNode:
+        """Return a copy of the tree."""
+        return ConfigNode(self.value, self.origin, {key: node.copy() for key, node in self.children.items()})
+
     def leaves(self, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ConfigNode]]:
-        """Every node that has a value, with its path as written."""
+        """Yield every node that has a value, with its path as written."""
         if self.value is not UNSET:
             yield path, self
         for key, node in self.children.items():
@@ -83,11 +89,12 @@ class ConfigNode:
 
     @property
     def is_empty(self) -> bool:
+        """True if neither the node nor a node below it has a value."""
         return self.value is UNSET and all(node.is_empty for node in self.children.values())
 
 
 def insert_mapping(root: ConfigNode, mapping: Mapping[str, object], origin: str, path: tuple[str, ...] = ()) -> None:
-    """Put a nested mapping into a tree; keys may be dotted, as in a file."""
+    """Insert a nested mapping into a tree. Keys may contain dots, as in a file."""
     for key, value in mapping.items():
         below = (*path, *key.split("."))
         if isinstance(value, Mapping):
@@ -95,3 +102,26 @@ def insert_mapping(root: ConfigNode, mapping: Mapping[str, object], origin: str,
             insert_mapping(root, value, origin, below)
         else:
             root.put(below, value, origin)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigOrigins:
+    """Files, profiles and variables that were read, for logs and diagnosis. It shows no values.
+
+    Attributes:
+        files: Files in the order of merging.
+        profiles: Active profiles; a later one wins over an earlier one.
+        unmatched_profiles: Active profiles for which there is neither a file nor a document.
+        unused_variables: Environment variables with our prefix that set no key -> the variable that may be meant.
+    """
+
+    files: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+    unmatched_profiles: tuple[str, ...] = ()
+    unused_variables: Mapping[str, str | None] = field(default_factory=dict)
+    root: ConfigNode = field(default_factory=ConfigNode, repr=False)
+
+    def of(self, key: str) -> str:
+        """Return the origin of a key: ``application.yml:4``, ``environment NAME``, …; ``default`` without a value."""
+        node = self.root.find(key.split("."))
+        return node.origin if node is not None and not node.is_empty else "default"

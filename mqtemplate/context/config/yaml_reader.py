@@ -1,4 +1,4 @@
-"""YAML files as `ConfigNode` trees: with line numbers, without YAML 1.1's surprises."""
+"""Reader of YAML files into `ConfigNode` trees, with line numbers and without the type guesses of YAML 1.1."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _COLLECTIONS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that leaves alone what only looks like something else.
+    """A safe loader with fewer implicit types.
 
-    YAML 1.1 reads ``on`` and ``no`` as booleans, ``010`` as eight, ``1:30`` as ninety and a bare date as a
-    date. Here they stay text: a tag may be called ``on``, a level table begins with ``90s``.
+    YAML 1.1 reads ``on`` and ``no`` as booleans, ``010`` as eight, ``1:30`` as ninety and a bare date as a date. Here
+    they stay text: a tag may be called ``on``.
     """
 
 
@@ -42,21 +42,19 @@ class YamlDocument:
     """One document of a file.
 
     Attributes:
-        root: Its keys.
-        on_profile: The profiles it is for (``!name``: for all but that one); empty for every profile.
-        origin: Where it begins.
+        root: The keys of the document.
+        on_profile: Profiles to which the document applies (``!name``: all but that one); empty for all profiles.
     """
 
     root: ConfigNode
     on_profile: tuple[str, ...]
-    origin: str
 
 
 def read_yaml(file: Path) -> list[YamlDocument]:
-    """Read every document of a file.
+    """Return the documents of a file.
 
     Raises:
-        ConfigurationError: Not UTF-8, not YAML, a document that is no mapping, or a key given twice.
+        ConfigurationError: The file is not UTF-8 or not YAML, a document is not a mapping, or a key is given twice.
     """
     try:
         text = file.read_text("utf-8")
@@ -86,20 +84,25 @@ def _documents(loader: _Loader, file: str) -> Iterator[YamlDocument]:
         if not isinstance(node, yaml.MappingNode):
             raise ConfigurationError(f"{origin}: a document is made of 'key: value' lines, this one is not")
         root = ConfigNode(origin=origin)
-        _Walk(loader, file).mapping(node, root)
-        yield YamlDocument(root, _take_activation(root), origin)
+        _TreeBuilder(loader, file).add_mapping(node, root)
+        yield YamlDocument(root, _remove_activation(root))
 
 
-def _take_activation(root: ConfigNode) -> tuple[str, ...]:
-    """The profiles a document is for; the key itself is taken out, it is no setting."""
+def split_names(value: object) -> tuple[str, ...]:
+    """Return the names in a list, or in a text with commas."""
+    names = value if isinstance(value, list) else str(value).split(",")
+    return tuple(str(name).strip() for name in names if str(name).strip())
+
+
+def _remove_activation(root: ConfigNode) -> tuple[str, ...]:
+    """Remove the activation key, which is no setting, and return its profiles."""
     for path in _ACTIVATION_KEYS:
         activate = root.find(path[:-1])
         node = root.find(path)
         if activate is None or node is None or node.value is UNSET:
             continue
         activate.children.pop(next(key for key, child in activate.children.items() if child is node))
-        values = node.value if isinstance(node.value, list) else str(node.value).split(",")
-        return tuple(str(value).strip() for value in values if str(value).strip())
+        return split_names(node.value)
     return ()
 
 
@@ -107,21 +110,22 @@ def _is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
 
 
-class _Walk:
-    """Turns the nodes of one document into config nodes."""
+class _TreeBuilder:
+    """Converter of the YAML nodes of one document to config nodes."""
 
     def __init__(self, loader: _Loader, file: str) -> None:
         self._loader = loader
         self._file = file
-        self._open: set[int] = set()  # mappings and lists we are inside of: an alias may lead back into one
+        self._open: set[int] = set()  # mappings and lists around the current node: an alias may refer to one
 
-    def mapping(self, node: yaml.MappingNode, parent: ConfigNode) -> None:
+    def add_mapping(self, node: yaml.MappingNode, parent: ConfigNode) -> None:
+        """Add the keys of a mapping below *parent*."""
         self._enter(node)
         for key_node, value_node in self._pairs(node):
             below = tuple(self._key(key_node).split("."))
             origin = self._at(key_node)
             if isinstance(value_node, yaml.MappingNode):
-                self.mapping(value_node, parent.put(below, UNSET, origin))
+                self.add_mapping(value_node, parent.put(below, UNSET, origin))
                 continue
             twin = parent.put(below, UNSET, origin)
             if twin.value is not UNSET:
@@ -131,7 +135,7 @@ class _Walk:
         self._open.discard(id(node))
 
     def _plain(self, node: yaml.Node) -> object:
-        """A scalar, or a list with whatever is in it."""
+        """Return a scalar, or a list or mapping with all it contains, as Python values."""
         if isinstance(node, yaml.ScalarNode):
             return self._loader.construct_object(node)
         self._enter(node)
@@ -145,7 +149,7 @@ class _Walk:
         return plain
 
     def _pairs(self, node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
-        """The pairs of a mapping, ``<<`` merged in; what stands in the mapping itself comes last and wins."""
+        """Return the pairs of a mapping with ``<<`` merged; the mapping's own pairs come last, so they win."""
         seen: set[str] = set()
         for key_node, _ in node.value:
             key = self._key(key_node)

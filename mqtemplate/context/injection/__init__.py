@@ -1,1 +1,1 @@
-"""Dependency injection: definitions of components and the resolution of constructor parameters."""
+"""Dependency injection: what an application contains, and which object each constructor gets."""

@@ -1,4 +1,4 @@
-"""What an application is given: classes, functions, objects, and modules to look into."""
+"""Components of an application: classes, functions, objects, and modules to search."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from types import ModuleType
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
 from mqtemplate.errors import DependencyError
 from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, listener_specs
-from mqtemplate.template import TRANSACTION_LISTENER_ATTRIBUTE
+from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE
 
 SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
-"""Where ``@spark_listener`` notes what it was told; read by name, since Spark is optional."""
+"""Attribute in which ``@spark_listener`` stores its specification. The name is repeated here: Spark is optional."""
 
 _MARKS = (SERVICE_ATTRIBUTE, LISTENER_ATTRIBUTE, SPARK_LISTENER_ATTRIBUTE, TRANSACTION_LISTENER_ATTRIBUTE)
 
 
 def collect_components(given: Iterable[object]) -> tuple[object, ...]:
-    """Modules replaced by what is marked in them; everything once, in order.
+    """Return the components, each once, in order; a module is replaced by the marked classes and functions in it.
 
     A text is the name of a module: ``MQApplication(__name__)``.
 
     Raises:
-        DependencyError: Something is no component.
+        DependencyError: A value is not a component.
     """
     found: dict[int, object] = {}
     for component in given:
@@ -35,12 +35,12 @@ def collect_components(given: Iterable[object]) -> tuple[object, ...]:
 
 
 def is_injectable(component: object) -> bool:
-    """Whether others may ask for it: a class, an object, and what a function marked ``@service`` builds."""
+    """Return True for classes, objects, and functions marked ``@service``, whose result is injected."""
     return not inspect.isroutine(component) or service_mark(component) is not None
 
 
 def is_listener(component: object) -> bool:
-    """Whether a function, a class or one of its methods is marked ``@message_listener``; of an object, its class."""
+    """Return True for a mark ``@message_listener`` on a function, a class, one of its methods, or an object's class."""
     if inspect.isroutine(component):
         return bool(listener_specs(component))
     kind = component if inspect.isclass(component) else type(component)
@@ -50,7 +50,7 @@ def is_listener(component: object) -> bool:
 
 
 def is_spark_listener(component: object) -> bool:
-    """Whether a function, a class, or an object's class is marked ``@spark_listener``."""
+    """Return True if a function, a class, or an object's class is marked ``@spark_listener``."""
     holder = component if inspect.isclass(component) or inspect.isroutine(component) else type(component)
     return SPARK_LISTENER_ATTRIBUTE in vars(holder)
 
@@ -65,21 +65,21 @@ def _module(given: ModuleType | str) -> ModuleType:
 
 
 def _marked_in(module: ModuleType) -> Iterator[object]:
-    """What is marked in a module itself; of a package also what its ``__init__`` takes from modules inside it.
+    """Yield what is marked in a module; for a package also what its ``__init__`` imports from modules inside it.
 
-    What a module merely imports from elsewhere belongs to whoever gives that module.
+    Other imports of the module do not count: the application gets them if it is given their own module.
     """
     for value in list(vars(module).values()):
-        home = getattr(value, "__module__", None)
-        if not (inspect.isclass(value) or inspect.isfunction(value)) or not isinstance(home, str):
+        defined_in = getattr(value, "__module__", None)
+        if not (inspect.isclass(value) or inspect.isfunction(value)) or not isinstance(defined_in, str):
             continue
-        own = home == module.__name__ or home.startswith(f"{module.__name__}.")
-        if own and any(mark in vars(value) for mark in _MARKS):
+        is_own = defined_in == module.__name__ or defined_in.startswith(f"{module.__name__}.")
+        if is_own and any(mark in vars(value) for mark in _MARKS):
             yield value
 
 
 def _checked(component: object) -> object:
-    """Refuse what was given by mistake, before it is taken for an object to inject."""
+    """Return the component; refuse a value that was probably given by mistake."""
     if component is None or isinstance(component, int | float | bytes | dict | list | tuple | set):
         raise DependencyError(
             f"MQApplication was given {component!r}; components are classes, functions, objects and modules, "

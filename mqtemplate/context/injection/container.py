@@ -1,29 +1,29 @@
-"""What every application has, as a dependency-injector container; the context adds the user's own."""
+"""The objects of every application as a dependency-injector container. The context adds the application's own."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dependency_injector import containers, providers
+from pydantic_settings import BaseSettings
 
 from mqtemplate.clock import SystemClock
-from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.listener import ListenerRegistry
-from mqtemplate.template import RocketMQTemplate
+from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 
 class MQContainer(containers.DeclarativeContainer):
-    """Settings, clock, broker, converter, template and listeners, each made when it is first asked for.
+    """Container of settings, clock, broker, converter, template and listeners; each is built on first use.
 
-    - `providers.ThreadSafeSingleton` throughout: a plain singleton is built several times by several threads.
-    - ``broker`` is filled by a starter or by the application, and any other may be: by ``override``, which
-      reaches those that depend on it. A subclass of this container would not.
-    - The start and stop of what is in here is the application's business (`lifecycle`), since the container's
-      own resources have no order among those that do not know each other, and lose all errors of a stop but one.
+    - `providers.ThreadSafeSingleton` throughout: several threads may build a plain singleton several times.
+    - A starter or the application sets ``broker``, and may replace any other object by ``override``, which also
+      reaches the objects that depend on it. A subclass of this container would not.
+    - The application starts and stops the objects (`lifecycle`). The container's own resources have no order unless
+      they depend on each other, and of several errors at the stop only one would be raised.
     """
 
-    settings: providers.Dependency[AppSettings] = providers.Dependency(instance_of=AppSettings)
+    settings: providers.Dependency[Any] = providers.Dependency(instance_of=BaseSettings)
     clock: providers.Provider[Any] = providers.ThreadSafeSingleton(SystemClock)
     broker: providers.Dependency[Any] = providers.Dependency()
     converter: providers.Provider[Any] = providers.ThreadSafeSingleton(JsonMessageConverter)

@@ -1,31 +1,30 @@
-"""What a context can hand out: definitions, and which of them fit a wanted type."""
+"""Definitions of the objects in an application, and the types by which they are injected."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, get_origin
 
 from dependency_injector import providers
 
-from mqtemplate.context.injection.marks import Parameter, name_of
+from mqtemplate.context.injection.marks import name_of
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Definition:
-    """One object that the context has, or will build.
+    """One object that the application has, or builds when it is needed.
 
     Attributes:
-        name: Told apart by it: a parameter of this name gets this one.
-        kind: Its type: the class, or what a building function promises to return.
-        provider: dependency-injector's part: makes it once and keeps it.
-        origin: Who gave it, for reports: ``application``, ``starter embedded``, ``built in``, ``override``.
-        target: The class or function that makes it; None for a finished object.
-        is_default: Steps back as soon as anybody else gives one of the kind.
-        is_owned: The application stops it. What a test puts in as an override stays the test's.
-        uses: What it is built from, known once the context is linked.
+        name: Unique name. A parameter of this name gets this object if several have its type.
+        kind: Type of the object: its class, or the return type of the function that builds it.
+        provider: dependency-injector's provider, which builds the object once.
+        origin: Source, for reports: ``application``, ``starter embedded``, ``built in``, ``override``.
+        target: Class or function that builds the object; None for a finished object.
+        is_default: True: another definition of the same type replaces it.
+        is_owned: True: the application stops the object. A test owns its overrides itself.
     """
 
     name: str
@@ -35,16 +34,15 @@ class Definition:
     target: Callable[..., object] | None = None
     is_default: bool = False
     is_owned: bool = True
-    parameters: list[Parameter] = field(default_factory=list)
-    uses: list[Definition] = field(default_factory=list)
 
     @property
     def title(self) -> str:
+        """Name of the class or function, for reports."""
         return name_of(self.target if self.target is not None else self.kind)
 
 
 class Definitions:
-    """All definitions of a context, in the order they were given."""
+    """All definitions of an application, in the order of their registration."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Definition] = {}
@@ -53,29 +51,32 @@ class Definitions:
         return iter(self._by_name.values())
 
     def named(self, name: str) -> Definition | None:
+        """Return the definition with this name; None if there is none."""
         return self._by_name.get(name)
 
     def add(self, definition: Definition) -> None:
+        """Add a definition."""
         self._by_name[definition.name] = definition
 
     def fitting(self, wanted: Any) -> list[Definition]:
-        """Those of a type; defaults only if there is nothing else."""
+        """Return the definitions of a type; defaults only if there is no other."""
         found = [definition for definition in self if fits(definition.kind, wanted)]
         given = [definition for definition in found if not definition.is_default]
         return _most_explicit(given or found, wanted)
 
     def types_by_name(self) -> dict[str, type]:
+        """Return the types of all definitions by the names of the classes."""
         return {definition.kind.__name__: definition.kind for definition in self}
 
 
 def _most_explicit(found: list[Definition], wanted: Any) -> list[Definition]:
-    """Who names a protocol as a base means it; who merely has the right methods counts if nobody does."""
-    named = [definition for definition in found if _is_subclass(definition.kind, wanted)]
-    return named or found
+    """Prefer classes that have a protocol as base class to classes that merely have its methods."""
+    derived = [definition for definition in found if _is_subclass(definition.kind, wanted)]
+    return derived or found
 
 
 def fits(kind: type, wanted: Any) -> bool:
-    """Whether an object of *kind* may go where *wanted* is asked for: the class itself, a base, or a protocol."""
+    """Return True if *kind* can be injected as *wanted*: it is the class, a subclass, or implements the protocol."""
     wanted = get_origin(wanted) or wanted
     if not isinstance(wanted, type) or wanted is object:
         return False
@@ -106,6 +107,6 @@ def _has_member(kind: type, name: str) -> bool:
 
 
 def snake_case(class_name: str) -> str:
-    """``AuditService`` -> ``audit_service``, ``SQLStore`` -> ``sql_store``."""
+    """Return a class name in snake_case: ``AuditService`` -> ``audit_service``, ``SQLStore`` -> ``sql_store``."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name.lstrip("_"))
     return words.lower()

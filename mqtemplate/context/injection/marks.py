@@ -1,4 +1,4 @@
-"""What a user writes for dependency injection, and reading what a constructor asks for."""
+"""Marks that a user writes for dependency injection, and the parameters of constructors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dependency_injector.wiring import Closing, Provide, Provider
 from mqtemplate.errors import DependencyError
 
 SERVICE_ATTRIBUTE = "__mqtemplate_service__"
-"""Where a decorated class or function keeps its `ServiceMark`."""
+"""Attribute of a decorated class or function that holds its `ServiceMark`."""
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
 _MARKERS: tuple[type, ...] = tuple(marker for marker in (Provide, Provider, Closing) if isinstance(marker, type))
@@ -21,10 +21,10 @@ _MARKERS: tuple[type, ...] = tuple(marker for marker in (Provide, Provider, Clos
 
 @dataclass(frozen=True, slots=True)
 class ServiceMark:
-    """What ``@service`` noted.
+    """The attributes of one ``@service``.
 
     Attributes:
-        name: The name by which a parameter may ask for it; from the class or function if not given.
+        name: Name by which a parameter selects the service; by default the name of the class or function.
     """
 
     name: str | None = None
@@ -32,10 +32,10 @@ class ServiceMark:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A parameter's value comes from the configuration: ``Annotated[int, Value("${shop.limit:10}")]``.
+    """Annotation of a parameter with a value of the configuration: ``Annotated[int, Value("${shop.limit:10}")]``.
 
     Attributes:
-        text: With placeholders; what comes out is converted to the annotated type.
+        text: Text with placeholders. The resolved text is converted to the annotated type.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A parameter is a section of the configuration, a pydantic model: ``Annotated[Shop, Section("shop")]``."""
+    """Annotation of a parameter, a pydantic model, with a section: ``Annotated[Shop, Section("shop")]``."""
 
     key: str
 
@@ -57,41 +57,40 @@ def service(*, name: str | None = None) -> Callable[[_Target], _Target]: ...
 
 
 def service(target: _Target | None = None, /, *, name: str | None = None) -> _Target | Callable[[_Target], _Target]:
-    """Let the application build this: one object, from what the constructor's types ask for.
+    """Mark a class or function: the application builds one object, with arguments by the types of the parameters.
 
-    On a class, the class is what others may ask for, and its bases and protocols. On a function, the function
-    builds the object and its return type is what others may ask for. The decorator only notes that; a test
-    calls the class with arguments of its own.
+    The object is injected by the type of the class, its base classes and protocols; for a function, by its return type.
+    The decorator only stores the mark, so a test may call the class with arguments of its own.
 
     Args:
-        name: Tells two services of one type apart: a parameter of that name gets this one.
+        name: Distinguishes several services of one type: a parameter of that name gets this one.
 
     Raises:
-        DependencyError: The target is neither class nor function.
+        DependencyError: The target is neither a class nor a function.
     """
 
-    def note(marked: _Target) -> _Target:
+    def mark(marked: _Target) -> _Target:
         if inspect.isclass(getattr(marked, "__wrapped__", None)):
             raise DependencyError(
                 f"@service: {name_of(marked)} is a class that @inject turned into a function; remove @inject, "
                 "the application injects the constructor by its types"
             )
         if not inspect.isclass(marked) and not inspect.isfunction(marked):
-            raise DependencyError(f"@service stands on a class, or on a function that builds an object, got {marked!r}")
+            raise DependencyError(f"@service needs a class, or a function that builds an object, got {marked!r}")
         setattr(marked, SERVICE_ATTRIBUTE, ServiceMark(name))
         return marked
 
-    return note if target is None else note(target)
+    return mark if target is None else mark(target)
 
 
 def service_mark(target: object) -> ServiceMark | None:
-    """What was noted on this very class or function; a base class's mark is that class's own."""
+    """Return the mark of this class or function; None if only a base class has one."""
     mark: ServiceMark | None = getattr(target, "__dict__", {}).get(SERVICE_ATTRIBUTE)
     return mark
 
 
 def name_of(target: object) -> str:
-    """How errors name a type, class or function."""
+    """Return the name of a type, class or function for error messages."""
     if target is None or target is type(None):
         return "None"
     return str(getattr(target, "__qualname__", target)).rpartition("<locals>.")[2]
@@ -99,15 +98,15 @@ def name_of(target: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One thing that a constructor asks for.
+    """One parameter of a constructor or function.
 
     Attributes:
-        wanted: The type, ``| None`` taken off.
-        many: Asks for all objects of that type: ``list[Handler]``.
-        source: Where its value is, if it comes from the configuration.
-        is_optional: May stay away: it has a default, or is ``| None``.
-        has_default: Has a default of its own, which then counts.
-        is_positional: Can only be passed by place.
+        wanted: The type, without ``| None``.
+        many: True: it takes all objects of the type (``list[Handler]``).
+        source: The configuration value or section it takes, if any.
+        is_optional: True: no object is needed, because it has a default or is ``| None``.
+        has_default: True: its default is used if there is no object.
+        is_positional: True: it can only be passed by position.
     """
 
     name: str
@@ -120,22 +119,20 @@ class Parameter:
 
 
 def read_parameters(target: Callable[..., object], known: Mapping[str, type]) -> list[Parameter]:
-    """What a class's constructor or a function asks for.
+    """Return the parameters of a constructor or function.
 
     Args:
-        known: Types by name, for annotations that name a class their module does not know at run time, such as
-            one imported under ``TYPE_CHECKING`` or defined inside a function.
+        known: Types by name, for annotations that the module cannot resolve at run time: a class that is imported under
+            ``TYPE_CHECKING``, or defined inside a function.
 
     Raises:
-        DependencyError: An annotation is missing or cannot be read, or dependency-injector's own markers are used.
+        DependencyError: An annotation is missing or cannot be read, or is a marker of dependency-injector.
     """
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError) as exc:
-        raise DependencyError(
-            f"{name_of(target)} does not tell what it asks for; register an object of it instead"
-        ) from exc
-    hints = _type_hints(target, known)
+        raise DependencyError(f"{name_of(target)} has no readable signature; register an object of it instead") from exc
+    hints = type_hints(target, known)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
         _read(target, parameter, hints.get(parameter.name, inspect.Parameter.empty))
@@ -144,7 +141,12 @@ def read_parameters(target: Callable[..., object], known: Mapping[str, type]) ->
     ]
 
 
-def _type_hints(target: Callable[..., object], known: Mapping[str, type]) -> dict[str, Any]:
+def type_hints(target: Callable[..., object], known: Mapping[str, type] | None = None) -> dict[str, Any]:
+    """Return the annotations of a function or constructor; *known* as for `read_parameters`.
+
+    Raises:
+        DependencyError: An annotation cannot be read.
+    """
     holder: Any = target
     if inspect.isclass(target):
         holder = target.__init__ if target.__init__ is not object.__init__ else target.__new__
@@ -156,7 +158,7 @@ def _type_hints(target: Callable[..., object], known: Mapping[str, type]) -> dic
         return get_type_hints(holder, include_extras=True)
     except NameError:
         try:
-            return get_type_hints(holder, localns=dict(known), include_extras=True)
+            return get_type_hints(holder, localns=dict(known or {}), include_extras=True)
         except NameError as exc:
             raise DependencyError(
                 f"{name_of(target)}: the annotations name {exc.name!r}, which is not known at run time; import it "
@@ -171,13 +173,10 @@ def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Para
     has_default = parameter.default is not inspect.Parameter.empty
     if annotation is inspect.Parameter.empty and not has_default:
         raise DependencyError(
-            f"{where} has no type annotation, so nobody knows what to inject; annotate it, or give it a default"
+            f"{where} has no type annotation, so it is unknown what to inject; annotate it, or give it a default"
         )
-    wanted: Any = annotation
-    extras: list[Any] = []
-    if get_origin(annotation) is Annotated:
-        wanted, *extras = get_args(annotation)
-    if isinstance(parameter.default, _MARKERS) or any(isinstance(extra, _MARKERS) for extra in extras):
+    wanted, *extras = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if any(isinstance(each, _MARKERS) for each in (parameter.default, *extras)):
         raise DependencyError(
             f"{where} carries a marker of dependency-injector, which acts only in modules wired to a container; "
             "annotate the type alone (the application injects by type), or use Annotated[..., Value('${key}')]"
@@ -205,6 +204,6 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
 
 
 def _is_sequence(annotation: Any) -> bool:
-    """``list[T]`` and ``Sequence[T]`` of a class: all services of that type."""
+    """Return True for ``list[T]`` and ``Sequence[T]`` of a class, which take all services of the type."""
     arguments = get_args(annotation)
     return get_origin(annotation) in (list, Sequence) and len(arguments) == 1 and isinstance(arguments[0], type)

@@ -1,98 +1,144 @@
-"""Who gets what: every dependency is settled before the first object is made, so that its errors come early."""
+"""Resolution of dependencies, before the first object is built: errors are raised while nothing is open yet."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from dependency_injector import providers
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits
 from mqtemplate.context.injection.marks import Parameter, Section, Value, name_of, read_parameters
-from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import DependencyError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _PLAIN = (str, bytes, int, float, bool, complex, dict, list, tuple, set)
 _NOTHING = object()
 
 
-class Wiring:
-    """Connects the providers of definitions by the types that their constructors name.
+class Values(Protocol):
+    """Values of the configuration, for `Value` and `Section`; `AppSettings` implements it."""
 
-    Args:
-        definitions: What there is.
-        settings: Where ``Value`` and ``Section`` look.
+    def resolve(self, text: object, origin: str) -> object:
+        """Resolve the placeholders in a text."""
+
+    def bind(self, section: str, model: type[Model]) -> Model:
+        """Read a section into a model."""
+
+
+@dataclass(slots=True)
+class Arguments:
+    """Arguments of a call, as providers.
+
+    Attributes:
+        uses: Definitions of the objects among the arguments.
     """
 
-    def __init__(self, definitions: Definitions, settings: AppSettings) -> None:
+    positional: list[Any] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+    uses: list[Definition] = field(default_factory=list)
+
+
+class Wiring:
+    """Resolver of dependencies: it connects the providers of definitions by the types of the parameters.
+
+    Args:
+        definitions: All definitions of the application.
+        values: Values for `Value` and `Section`.
+    """
+
+    def __init__(self, definitions: Definitions, values: Values) -> None:
         self._definitions = definitions
-        self._settings = settings
-        self._linked: set[int] = set()
+        self._values = values
+        self._uses: dict[Definition, list[Definition]] = {}  # of each linked definition
+        self._built_in_uses: dict[Definition, list[Definition]] = {}
+
+    def add_built_in(self, definition: Definition, uses: list[Definition]) -> None:
+        """Add the definitions that a built-in object uses. Its provider is connected already."""
+        self._built_in_uses[definition] = uses
+        self._uses.pop(definition, None)
 
     def link(self, definition: Definition) -> None:
         """Connect a definition and, before it, all that it uses.
 
         Raises:
-            DependencyError: Something it asks for is missing, ambiguous, or needs itself to be built.
+            DependencyError: A dependency is missing or ambiguous, or part of a circle.
         """
         self._link(definition, [])
 
-    def arguments(self, target: Callable[..., object]) -> tuple[list[Any], dict[str, Any]]:
-        """What to call a class or function with, as providers; what they stand for is linked."""
-        positional, named, uses = self._arguments(target, read_parameters(target, self._definitions.types_by_name()))
-        for used in uses:
+    def arguments(self, target: Callable[..., object]) -> Arguments:
+        """Return the arguments for a class or function; the definitions that it uses are linked."""
+        arguments = self._arguments(target)
+        for used in arguments.uses:
             self.link(used)
-        return positional, named
+        return arguments
 
     def choose(self, wanted: Any, name: str | None = None) -> Definition | None:
-        """The one definition of a type; *name* tells two apart. None if there is none.
+        """Return the definition of a type, or among several the one with this name; None if there is none.
 
         Raises:
-            DependencyError: Several fit, and none has that name.
+            DependencyError: Several have the type, and none of them the name.
         """
         fitting = self._definitions.fitting(wanted)
         if len(fitting) <= 1:
             return fitting[0] if fitting else None
-        qualified = [definition for definition in fitting if definition.name == name]
-        if qualified:
-            return qualified[0]
+        named = [definition for definition in fitting if definition.name == name]
+        if named:
+            return named[0]
         raise DependencyError(
             f"{len(fitting)} objects are a {name_of(wanted)}: {_list(fitting)}; "
             "choose one by naming the parameter after it, or give one another name by @service(name=...)"
         )
 
+    def in_order(self) -> Iterator[Definition]:
+        """Yield the definitions, each after all that it uses."""
+        seen: set[Definition] = set()
+
+        def visit(definition: Definition) -> Iterator[Definition]:
+            if definition in seen:
+                return
+            seen.add(definition)
+            for used in self._uses.get(definition, ()):
+                yield from visit(used)
+            yield definition
+
+        for definition in self._definitions:
+            yield from visit(definition)
+
     def _link(self, definition: Definition, above: list[Definition]) -> None:
         if definition in above:
-            raise DependencyError(_circle(definition, above))
-        if id(definition) in self._linked:
+            raise DependencyError(self._circle(definition, above))
+        if definition in self._uses:
             return
+        uses = self._built_in_uses.get(definition, [])
         if definition.target is not None:
-            definition.parameters = read_parameters(definition.target, self._definitions.types_by_name())
-            positional, named, definition.uses = self._arguments(definition.target, definition.parameters)
+            arguments = self._arguments(definition.target)
             assert isinstance(definition.provider, providers.BaseSingleton)
-            definition.provider.set_args(*positional).set_kwargs(**named)
-        for used in definition.uses:
+            definition.provider.set_args(*arguments.positional).set_kwargs(**arguments.named)
+            uses = arguments.uses
+        for used in uses:
             self._link(used, [*above, definition])
-        self._linked.add(id(definition))
+        self._uses[definition] = uses
 
-    def _arguments(
-        self, target: Callable[..., object], parameters: list[Parameter]
-    ) -> tuple[list[Any], dict[str, Any], list[Definition]]:
-        positional: list[Any] = []
-        named: dict[str, Any] = {}
-        uses: list[Definition] = []
-        for parameter in parameters:
-            argument = self._argument(target, parameter, uses)
+    def _arguments(self, target: Callable[..., object]) -> Arguments:
+        arguments = Arguments()
+        for parameter in self._parameters(target):
+            argument = self._argument(target, parameter, arguments.uses)
             if argument is _NOTHING:
                 continue
             if parameter.is_positional:
-                positional.append(argument)
+                arguments.positional.append(argument)
             else:
-                named[parameter.name] = argument
-        return positional, named, uses
+                arguments.named[parameter.name] = argument
+        return arguments
+
+    def _parameters(self, target: Callable[..., object]) -> list[Parameter]:
+        return read_parameters(target, self._definitions.types_by_name())
 
     def _argument(self, target: Callable[..., object], parameter: Parameter, uses: list[Definition]) -> Any:
         if parameter.source is not None:
@@ -123,22 +169,20 @@ class Wiring:
                 raise DependencyError(
                     f"{where}: Section({source.key!r}) fills a pydantic model, got {name_of(parameter.wanted)}"
                 )
-            return self._settings.bind(source.key, parameter.wanted)
-        value = self._settings.resolve(source.text, where)
+            return self._values.bind(source.key, parameter.wanted)
+        value = self._values.resolve(source.text, where)
         if value == "" and parameter.is_optional and parameter.wanted is not str and not parameter.has_default:
             return None
         try:
             return TypeAdapter(parameter.wanted).validate_python(value)
         except (ValidationError, PydanticSchemaGenerationError) as exc:
-            reason = (
-                exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else "this type cannot be read from text"
-            )
+            reason = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else "text cannot be read as this type"
             raise DependencyError(
                 f"{where}: the value of {source.text!r} is no {name_of(parameter.wanted)}: {reason}"
             ) from None
 
     def _missing(self, target: Callable[..., object], parameter: Parameter) -> str:
-        where = f"{name_of(target)}: parameter {parameter.name!r} wants "
+        where = f"{name_of(target)}: parameter {parameter.name!r} needs "
         if parameter.wanted in _PLAIN:
             plain = name_of(parameter.wanted)
             return (
@@ -146,27 +190,26 @@ class Wiring:
                 f"Annotated[{plain}, Value('${{some.key}}')] to take it from the configuration, or give it a default"
             )
         return (
-            f"{where}{name_of(parameter.wanted)}, and nothing here is one; there is: {_list(self._definitions)}. "
+            f"{where}{name_of(parameter.wanted)}, and no object here is one; there is: {_list(self._definitions)}. "
             "Mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
         )
+
+    def _circle(self, definition: Definition, above: list[Definition]) -> str:
+        circle = [*above[above.index(definition) :], definition]
+        steps = [self._step(user, used) for user, used in itertools.pairwise(circle)]
+        return (
+            f"these need each other to be built: {' -> '.join([*steps, definition.title])}; "
+            "break the circle: move what both need into a third service, or pass it later by a method"
+        )
+
+    def _step(self, user: Definition, used: Definition) -> str:
+        """Return ``Orders(audit)``: the definition, and the parameter that needs the next one."""
+        parameters = [] if user.target is None else self._parameters(user.target)
+        names = [parameter.name for parameter in parameters if fits(used.kind, parameter.wanted)]
+        return f"{user.title}({names[0]})" if names else user.title
 
 
 def _list(definitions: Iterable[Definition]) -> str:
     return ", ".join(
         sorted(name_of(each.kind) + ("" if each.is_default else f" ({each.name})") for each in definitions)
     )
-
-
-def _circle(definition: Definition, above: list[Definition]) -> str:
-    ring = [*above[above.index(definition) :], definition]
-    steps = [_step(upper, lower) for upper, lower in itertools.pairwise(ring)]
-    return (
-        f"these need each other to be built: {' -> '.join([*steps, definition.title])}; "
-        "break the circle: move what both need into a third service, or pass it later by a method"
-    )
-
-
-def _step(upper: Definition, lower: Definition) -> str:
-    """``Orders(audit)``: who asks, and by which parameter."""
-    asking = [parameter.name for parameter in upper.parameters if fits(lower.kind, parameter.wanted)]
-    return f"{upper.title}({asking[0]})" if asking else upper.title

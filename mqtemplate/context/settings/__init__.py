@@ -1,1 +1,1 @@
-"""Typed settings: the models behind ``rocketmq.*`` and ``mqtemplate.*``."""
+"""Typed settings: the sections ``rocketmq.*`` and ``mqtemplate.*``, and their support by the brokers."""

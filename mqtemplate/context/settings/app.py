@@ -1,74 +1,122 @@
-"""All settings of an application, as one frozen, typed object."""
+"""All settings of an application, as one frozen object."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, PrivateAttr, model_validator
+from pydantic import BaseModel, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from mqtemplate.context.config.loaded import ConfigOrigins, LoadedConfig
-from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.schema import field_named
-from mqtemplate.context.config.tree import UNSET, ConfigNode
-from mqtemplate.context.settings.mqtemplate import MQTemplateSettings
-from mqtemplate.context.settings.name_server import EmbeddedHome, RemoteCluster, parse_name_server
-from mqtemplate.context.settings.properties import ContradictionError
+from mqtemplate.context.config.contradiction import ContradictionError
+from mqtemplate.context.config.placeholders import Found, Placeholders
+from mqtemplate.context.config.schema import field_named, is_section
+from mqtemplate.context.config.tree import ConfigOrigins
+from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings
+from mqtemplate.context.settings.cluster import ClusterSettings
+from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
+from mqtemplate.context.settings.properties import Properties
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
+from mqtemplate.context.settings.server import ServerSettings
+from mqtemplate.context.settings.starters import (
+    AutoconfigureSettings,
+    EmbeddedStarterSettings,
+    LoggingSettings,
+    ProfilesSettings,
+    SparkSettings,
+)
+from mqtemplate.errors import ConfigurationError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class MQTemplateSettings(Properties):
+    """Keys that Spring does not have: the embedded broker, the starters, and the application itself."""
+
+    broker: BrokerSettings = BrokerSettings()
+    server: ServerSettings = ServerSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    embedded: EmbeddedStarterSettings = EmbeddedStarterSettings()
+    logging: LoggingSettings = LoggingSettings()
+    spark: SparkSettings = SparkSettings()
+    autoconfigure: AutoconfigureSettings = AutoconfigureSettings()
+    profiles: ProfilesSettings = ProfilesSettings()
+
+
+class Keys(Protocol):
+    """The keys that were read: `mqtemplate.context.config.configuration.Configuration`."""
+
+    origins: ConfigOrigins
+
+    def lookup(self, key: str) -> Found | None:
+        """Return the raw value of a key and its origin; None if the key has no value."""
+
+    def bind(self, section: str, model: type[Model]) -> Model:
+        """Read a section of the application into a model of its own."""
+
+
 class AppSettings(BaseSettings):
-    """Everything that files, environment and arguments say, checked.
+    """Everything that files, environment and arguments set, validated.
 
-    Made by `load_settings`. Made by hand (``AppSettings(rocketmq={...})``, keys in snake_case) it reads no file and
-    no environment, which is what a test may want.
+    `load_settings` creates it. Created directly (``AppSettings(rocketmq={...})``, keys in snake_case) it reads no file
+    and no environment, as a test may need.
 
-    Sections other than the two below are the user's own: ask with `get`, or read one into a model with `bind`.
+    Sections other than the two below belong to the application: `get` returns a key, `bind` reads a section.
+
+    Args:
+        keys: All keys that were read, for `get`, `resolve` and `bind`.
+        sections: The sections below, as mappings or models.
     """
 
-    model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True, env_prefix=""
-    )
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     rocketmq: RocketMQSettings = RocketMQSettings()
     mqtemplate: MQTemplateSettings = MQTemplateSettings()
 
-    _config: LoadedConfig = PrivateAttr(default_factory=lambda: LoadedConfig(ConfigNode(), {}, ConfigOrigins()))
+    _keys: Keys | None = PrivateAttr(default=None)
+
+    def __init__(self, keys: Keys | None = None, /, **sections: Any) -> None:
+        super().__init__(**sections)
+        self._keys = keys
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what is passed: the stock sources know no relaxed keys. `load_settings` adds ours."""
+        """Return the only source of values, the arguments. `load_settings` has read files and environment by then."""
         return (init_settings,)
 
-    @model_validator(mode="after")
-    def _check_home(self) -> Self:
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_broker(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        settings = validate(values)
+        is_given = _contains(values, "mqtemplate", "broker", "store_path")
+        settings._check_contradictions(is_given or settings.mqtemplate.broker.store_path != DEFAULT_STORE_PATH)
+        return settings
+
+    def _check_contradictions(self, has_store_path: bool) -> None:
+        """Refuse keys that contradict ``rocketmq.name-server``.
+
+        Args:
+            has_store_path: True: the store directory was written, even if it is the default.
+        """
         try:
             choice = parse_name_server(self.rocketmq.name_server)
         except ValueError as exc:
             raise ContradictionError(f"{exc}, got {self.rocketmq.name_server!r}", "rocketmq.name_server") from exc
         broker = self.mqtemplate.broker
-        if "store_path" in broker.model_fields_set:
+        if has_store_path:
             self._check_store_path(choice, broker.store_path)
         own_limit = self.rocketmq.producer.max_message_size
-        if isinstance(choice, EmbeddedHome) and own_limit is not None and own_limit > broker.max_message_size:
+        if isinstance(choice, EmbeddedStore) and own_limit is not None and own_limit > broker.max_message_size:
             raise ContradictionError(
                 f"is {own_limit}, but the broker takes {broker.max_message_size} bytes "
                 "at most; raise mqtemplate.broker.max-message-size with it",
                 "rocketmq.producer.max_message_size",
             )
-        return self
 
-    def _check_store_path(self, choice: EmbeddedHome | RemoteCluster, store_path: Path) -> None:
+    def _check_store_path(self, choice: EmbeddedStore | RemoteCluster, store_path: Path) -> None:
         name_server = self.rocketmq.name_server
         if isinstance(choice, RemoteCluster):
             problem = f"rocketmq.name-server is {name_server!r}, a cluster that keeps its own files"
@@ -83,18 +131,18 @@ class AppSettings(BaseSettings):
         )
 
     @property
-    def broker_choice(self) -> EmbeddedHome | RemoteCluster:
-        """What ``rocketmq.name-server`` chose."""
+    def broker_choice(self) -> EmbeddedStore | RemoteCluster:
+        """The broker that ``rocketmq.name-server`` chooses."""
         return parse_name_server(self.rocketmq.name_server)
 
     @property
-    def names_no_cluster(self) -> bool:
-        """Whether the broker is one of this process."""
-        return isinstance(self.broker_choice, EmbeddedHome)
+    def is_embedded(self) -> bool:
+        """True if the broker is an embedded one."""
+        return isinstance(self.broker_choice, EmbeddedStore)
 
     @property
     def store_path(self) -> Path | None:
-        """The folder of the embedded broker; None where it has none."""
+        """Store directory of the embedded broker; None if it has none."""
         choice = self.broker_choice
         if isinstance(choice, RemoteCluster) or choice.in_memory:
             return None
@@ -102,16 +150,16 @@ class AppSettings(BaseSettings):
 
     @property
     def origins(self) -> ConfigOrigins:
-        """Which files and profiles were read, and where each key was written."""
-        return self._config.origins
+        """Files and profiles that were read, and the origin of each key."""
+        return ConfigOrigins() if self._keys is None else self._keys.origins
 
     def get(self, key: str, default: object = None) -> object:
-        """The value of any key, ours or the user's, placeholders filled in; *default* if nobody gave one."""
-        value, origin = self._lookup(key)
-        return default if value is UNSET else Placeholders(self._lookup).resolve(value, origin)
+        """Return the value of any key with its placeholders resolved; *default* if the key has no value."""
+        found = self._lookup(key)
+        return default if found is None else Placeholders(self._lookup).resolve(*found)
 
     def resolve(self, text: object, origin: str = "a placeholder in code") -> object:
-        """Fill the ``${key:default}`` in a text; anything else is returned as it is.
+        """Resolve ``${key:default}`` in a text; return anything else unchanged.
 
         Raises:
             ConfigurationError: A key has neither value nor default.
@@ -119,31 +167,46 @@ class AppSettings(BaseSettings):
         return Placeholders(self._lookup).resolve(text, origin)
 
     def resolve_text(self, text: str) -> str:
-        """As `resolve`, always a text: a list becomes its items joined by commas."""
+        """Resolve a text to a text: as `resolve`, and the items of a list are joined by commas."""
         value = self.resolve(text)
         if isinstance(value, list):
             return ",".join(map(str, value))
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def bind(self, section: str, model: type[Model]) -> Model:
-        """Read a section of your own into a pydantic model: relaxed keys, environment, errors with file and line.
+        """Read a section of the application into a pydantic model, with relaxed keys and the environment.
 
         Raises:
-            ConfigurationError: All that is wrong with it.
+            ConfigurationError: The section has invalid keys or values; the error lists all with file and line.
         """
-        return self._config.bind(section, model)
+        if self._keys is not None:
+            return self._keys.bind(section, model)
+        try:
+            return model()
+        except ValidationError as exc:
+            keys = ", ".join(f"{section}.{'.'.join(map(str, each['loc']))}" for each in exc.errors())
+            raise ConfigurationError(f"these settings were created without a file, and {keys} is required") from None
 
-    def _lookup(self, key: str) -> tuple[object, str]:
-        """As the files say, else the model's default, so that ``${rocketmq.producer.send-message-timeout}`` works."""
-        value, origin = self._config.lookup(key)
-        return (value, origin) if value is not UNSET else (_default_of(self, key.split(".")), "default")
+    def _lookup(self, key: str) -> Found | None:
+        """Find a key as files and environment set it; else its default, for ``${rocketmq.producer.group}``."""
+        found = None if self._keys is None else self._keys.lookup(key)
+        return found or _default_of(self, key.split("."))
 
 
-def _default_of(settings: AppSettings, path: list[str]) -> object:
+def _contains(values: object, *path: str) -> bool:
+    """Return True if raw values contain a key. A section that is an object already does not show what was written."""
+    for part in path:
+        if not isinstance(values, Mapping) or part not in values:
+            return False
+        values = values[part]
+    return True
+
+
+def _default_of(settings: AppSettings, path: list[str]) -> Found | None:
     value: Any = settings
     for part in path:
-        name = field_named(type(value), part) if isinstance(value, BaseModel) else None
+        name = field_named(type(value), part) if is_section(type(value)) else None
         if name is None:
-            return UNSET
+            return None
         value = getattr(value, name)
-    return UNSET if value is None or isinstance(value, BaseModel) else value
+    return None if value is None or is_section(type(value)) else (value, "default")

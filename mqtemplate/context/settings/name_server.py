@@ -1,4 +1,4 @@
-"""``rocketmq.name-server``: one key that chooses the broker."""
+"""The key ``rocketmq.name-server``, which chooses the broker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _ALLOWED = "'embedded', 'embedded:memory', 'embedded:<folder>', or 'host:port;ho
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddedHome:
-    """The broker of this process.
+class EmbeddedStore:
+    """Choice of the embedded broker, and its store.
 
     Attributes:
-        path: The folder that the key itself names; None: the folder of ``mqtemplate.broker.store-path``.
-        in_memory: No folder at all.
+        path: Store directory in the key itself; None for the directory in ``mqtemplate.broker.store-path``.
+        in_memory: True: the store has no directory.
     """
 
     path: Path | None = None
@@ -25,25 +25,25 @@ class EmbeddedHome:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCluster:
-    """Name servers of a RocketMQ cluster, as ``host:port``."""
+    """Choice of a RocketMQ cluster: its name servers as ``host:port``."""
 
     addresses: tuple[str, ...]
 
 
-def parse_name_server(text: str) -> EmbeddedHome | RemoteCluster:
-    """Read the key.
+def parse_name_server(text: str) -> EmbeddedStore | RemoteCluster:
+    """Return the broker that the value of the key chooses.
 
     Raises:
-        ValueError: It is neither of the forms.
+        ValueError: The value has none of the allowed forms.
     """
     kind, colon, rest = text.strip().partition(":")
     if kind.lower() == "embedded":
         rest = rest.strip()
         if colon and not rest:
-            raise ValueError(f"'embedded:' lacks what comes behind the colon; allowed are {_ALLOWED}")
+            raise ValueError(f"'embedded:' has nothing after the colon; allowed are {_ALLOWED}")
         if rest.lower() == "memory":
-            return EmbeddedHome(in_memory=True)
-        return EmbeddedHome(path=Path(rest).expanduser() if rest else None)
+            return EmbeddedStore(in_memory=True)
+        return EmbeddedStore(path=Path(rest).expanduser() if rest else None)
     addresses = tuple(part.strip() for part in re.split("[;,]", text) if part.strip())
     if not addresses or not all(_is_address(address) for address in addresses):
         raise ValueError(f"allowed are {_ALLOWED}")

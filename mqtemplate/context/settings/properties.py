@@ -1,41 +1,74 @@
-"""What all models of settings share: the base class, and types for values as people write them."""
+"""Base class, field helpers and value types of the sections."""
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from mqtemplate.message import HostAddress
+
+SECTION_CONFIG = ConfigDict(
+    extra="forbid",
+    hide_input_in_errors=True,  # pydantic's own error texts would show secrets
+    coerce_numbers_to_str=True,  # a group or a key may consist of digits; YAML reads those as a number
+)
 
 
 class Properties(BaseModel):
     """A section of the configuration: frozen, and an unknown key in it is an error.
 
-    Field names are snake_case and carry no aliases; the binding knows how else a key may be written.
-    The text under a field is its documentation. Values are never part of an error's text: pydantic would
-    print secrets.
+    Field names are in snake_case and have no aliases; the binding maps other spellings of a key. The text under a field
+    is its documentation; `reference` reads it.
     """
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-        hide_input_in_errors=True,
-        coerce_numbers_to_str=True,  # a group or a key may consist of digits; YAML reads those as a number
-    )
+    model_config = ConfigDict(frozen=True, **SECTION_CONFIG)
 
 
-class ContradictionError(ValueError):
-    """Two keys that cannot both be meant.
+@dataclass(frozen=True, slots=True)
+class DeclaredIn:
+    """Mark of a field whose default and documentation are in a broker's settings."""
 
-    Attributes:
-        keys: Their paths below the model that found it, for the file and line in the message.
+    settings: type
+    name: str
+
+
+def same_as(settings: type, name: str, **rules: Any) -> Any:
+    """Return a field with the default and the documentation of a field in a broker's settings.
+
+    Args:
+        rules: Ranges for pydantic, such as ``ge=0``.
     """
+    [declared] = [field for field in dataclasses.fields(settings) if field.name == name]
+    field: FieldInfo = Field(declared.default, **rules)
+    field.metadata.append(DeclaredIn(settings, name))
+    return field
 
-    def __init__(self, message: str, *keys: str) -> None:
-        super().__init__(message)
-        self.keys = keys
+
+def upper_case(value: Any) -> Any:
+    """Return the name of an enumeration's member: ``sync-flush`` is ``SYNC_FLUSH``."""
+    return value.upper().replace("-", "_") if isinstance(value, str) else value
+
+
+def host_and_port(value: Any) -> Any:
+    """Return the address for ``127.0.0.1:10911`` or ``[::1]:10911``; an address object unchanged."""
+    if not isinstance(value, str):
+        return value
+    ip, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit():
+        raise ValueError("must be ip:port, for example 127.0.0.1:10911")
+    return HostAddress(ip.strip("[]"), int(port))
+
+
+def bytes_of(value: Any) -> Any:
+    """Return the number of bytes for ``64MiB``."""
+    try:
+        return int(_BYTE_SIZE.validate_python(value))
+    except ValidationError as exc:
+        raise ValueError(exc.errors()[0]["msg"]) from None
 
 
 def _blank_is_none(value: Any) -> Any:
@@ -47,30 +80,19 @@ def _split_commas(value: Any) -> Any:
     return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
 
 
-def _upper(value: Any) -> Any:
-    return value.upper().replace("-", "_") if isinstance(value, str) else value
-
-
-def _host_and_port(value: Any) -> Any:
-    """``127.0.0.1:10911`` or ``[::1]:10911``; an address object passes."""
-    if not isinstance(value, str):
-        return value
-    ip, colon, port = value.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit():
-        raise ValueError("must be ip:port, for example 127.0.0.1:10911")
-    return HostAddress(ip.strip("[]"), int(port))
-
+_BYTE_SIZE = TypeAdapter(ByteSize)
 
 OptionalText = Annotated[str | None, BeforeValidator(_blank_is_none)]
-"""Text, or nothing; ``${NAME:}`` without a value is nothing."""
+"""Text or None; ``${NAME:}`` without a value is None."""
 
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(_blank_is_none)]
 """As `OptionalText`, and never printed."""
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
-"""A list, or one text with commas, which is how an environment variable says it."""
+"""A list, or one text with commas, as in an environment variable."""
 
-UpperCase = BeforeValidator(_upper)
-"""For an enumeration: ``sync-flush`` is ``SYNC_FLUSH``."""
+UpperCase = BeforeValidator(upper_case)
+"""Validator of an enumeration."""
 
-HostPort = Annotated[HostAddress, BeforeValidator(_host_and_port)]
+HostPort = Annotated[HostAddress, BeforeValidator(host_and_port)]
+"""An address as ``ip:port``."""

@@ -1,4 +1,4 @@
-"""``rocketmq.*``: the keys that rocketmq-spring has, with its defaults."""
+"""The section ``rocketmq.*``: the keys of rocketmq-spring, with its defaults."""
 
 from __future__ import annotations
 
@@ -8,42 +8,38 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from mqtemplate.broker import MessageModel
-from mqtemplate.context.settings.properties import (
-    ContradictionError,
-    OptionalSecret,
-    OptionalText,
-    Properties,
-    UpperCase,
-)
+from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.context.config.contradiction import ContradictionError, check_both_or_none
+from mqtemplate.context.settings.properties import OptionalSecret, OptionalText, Properties, UpperCase, same_as
 from mqtemplate.selectors.tags import SelectorType
 
 
 class AccessChannel(Enum):
-    """Where a cluster runs: on own machines, or at a provider."""
+    """Operator of a cluster: the user, or a cloud provider."""
 
     LOCAL = "LOCAL"
     CLOUD = "CLOUD"
 
 
 class ClientSettings(Properties):
-    """What producers and consumers have in common: who they are, and how they reach a cluster."""
+    """Keys that producers and consumers share: their identity, and the connection to a cluster."""
 
     namespace: OptionalText = None
-    """Prefix that keeps the topics and groups of several users of one cluster apart, the older form."""
+    """Prefix that separates the topics and groups of several users of one cluster, the older form."""
     namespace_v2: OptionalText = None
-    """The newer form, known to the cluster itself. Not together with ``namespace``."""
+    """The newer form of a namespace, which the cluster resolves. Not together with ``namespace``."""
     access_key: OptionalSecret = None
-    """Name of the account on a cluster with access control."""
+    """Access key of the account on a cluster with access control."""
     secret_key: OptionalSecret = None
-    """Its secret."""
+    """Secret key of the account."""
     enable_msg_trace: bool = False
-    """Write a trace of each message into the trace topic."""
+    """True: write a trace of each message into the trace topic."""
     customized_trace_topic: str = "RMQ_SYS_TRACE_TOPIC"
-    """The topic for traces."""
+    """Topic of traces."""
     tls_enable: bool = False
-    """Talk to the cluster over TLS."""
+    """True: connect to the cluster over TLS."""
     instance_name: str = "DEFAULT"
-    """Tells two clients of one process apart; in a broadcasting group, whose progress to go on with."""
+    """Distinguishes two clients of one process. In a broadcasting group, the client continues from its offsets."""
 
     @model_validator(mode="after")
     def _check_client(self) -> Self:
@@ -51,75 +47,68 @@ class ClientSettings(Properties):
             raise ContradictionError(
                 "says the same as 'namespace' in a newer form; keep one of the two", "namespace_v2", "namespace"
             )
-        if (self.access_key is None) != (self.secret_key is None):
-            given, absent = ("access", "secret") if self.access_key else ("secret", "access")
-            raise ContradictionError(f"needs '{absent}-key' beside it; give both or none", f"{given}_key")
+        check_both_or_none(self, "access_key", "secret_key")
         return self
 
 
 class ProducerSettings(ClientSettings):
-    """What the template sends as."""
+    """The producer of the template."""
 
     group: OptionalText = None
-    """The producer group: under this name a cluster knows the sender, and asks it about transactions."""
+    """Producer group. A cluster checks transactions with the members of the group."""
     send_message_timeout: int = Field(3_000, gt=0)
-    """Milliseconds for one call of a send verb, if the call does not say otherwise; retries are part of it."""
-    compress_message_body_threshold: int = Field(4_096, ge=0)
-    """Bytes from which a client compresses a body before it travels."""
-    retry_times_when_send_failed: int = Field(2, ge=0)
-    """How often ``sync_send`` tries again on another broker."""
-    retry_times_when_send_async_failed: int = Field(2, ge=0)
-    """The same for ``async_send``."""
-    retry_next_server: bool = False
-    """Try another broker also when one answered that it did not store the message."""
+    """Milliseconds for a send without a timeout of its own, retries included."""
+    compress_message_body_threshold: int = same_as(RemoteSettings, "compress_threshold", ge=0)
+    retry_times_when_send_failed: int = same_as(RemoteSettings, "retry_times_when_send_failed", ge=0)
+    retry_times_when_send_async_failed: int = same_as(RemoteSettings, "retry_times_when_send_async_failed", ge=0)
+    retry_next_server: bool = same_as(RemoteSettings, "retry_next_server")
     max_message_size: int | None = Field(None, gt=0)
-    """Bytes a body may have here, if that is less than what the broker takes."""
+    """Largest body in bytes, if it is to be smaller than the broker's limit."""
 
 
-class _Reading(ClientSettings):
+class _ConsumerKeys(ClientSettings):
     group: OptionalText = None
-    """The consumer group."""
+    """Consumer group."""
     topic: OptionalText = None
-    """The topic to read."""
+    """Topic to read."""
     message_model: Annotated[MessageModel, UpperCase] = MessageModel.CLUSTERING
-    """CLUSTERING shares the messages out among the group, BROADCASTING gives each member all."""
+    """CLUSTERING: each message goes to one member of the group. BROADCASTING: to all members."""
     selector_type: Annotated[SelectorType, UpperCase] = SelectorType.TAG
-    """How ``selector-expression`` is to be read."""
+    """Language of ``selector-expression``."""
     selector_expression: str = "*"
-    """Which messages: tags joined by two bars, or ``*`` for all."""
+    """Messages to select: tags joined by two bars, or ``*`` for all."""
     pull_batch_size: int = Field(10, gt=0, le=1_024)
-    """How many messages one call asks for."""
+    """Messages that one call requests."""
 
 
-class PullConsumerSettings(_Reading):
-    """What ``template.receive`` reads. It needs ``group`` and ``topic``."""
+class PullConsumerSettings(_ConsumerKeys):
+    """Subscription of ``template.receive``. It needs ``group`` and ``topic``."""
 
     @model_validator(mode="after")
     def _check_pair(self) -> Self:
-        if (self.group is None) != (self.topic is None):
-            given, absent = ("group", "topic") if self.group else ("topic", "group")
-            raise ContradictionError(f"needs '{absent}' beside it: receive() reads one topic for one group", given)
+        check_both_or_none(self, "group", "topic", ": receive() reads one topic for one group")
         return self
 
 
-class ConsumerSettings(_Reading):
-    """What holds for the listeners."""
+class ConsumerSettings(_ConsumerKeys):
+    """Keys for the listeners."""
 
     listeners: dict[str, dict[str, bool]] = Field(default_factory=dict)
-    """Whether the listener of that group on that topic is started."""
+    """False: the listener of that group for that topic is not started."""
 
     def is_listener_enabled(self, group: str, topic: str) -> bool:
+        """Return True unless the configuration switches the listener off."""
         return self.listeners.get(group, {}).get(topic, True)
 
 
 class RocketMQSettings(Properties):
-    """The broker to use, and how to use it."""
+    """The broker, and its clients."""
 
     name_server: str = Field("embedded", min_length=1)
-    """Which broker: ``embedded`` keeps its files in ``mqtemplate.broker.store-path``, ``embedded:./data`` in that
-    folder, ``embedded:memory`` keeps nothing. ``host:port;host:port`` is for a RocketMQ cluster."""
+    """The broker. ``embedded``: an embedded broker over ``mqtemplate.broker.store-path``; ``embedded:./data``: over
+    that directory; ``embedded:memory``: without files. ``host:port;host:port``: a RocketMQ cluster."""
     access_channel: Annotated[AccessChannel | None, UpperCase] = None
-    """Whether the cluster is an own one (LOCAL) or a provider's (CLOUD)."""
+    """Operator of the cluster: the user (LOCAL) or a cloud provider (CLOUD)."""
     producer: ProducerSettings = ProducerSettings()
     consumer: ConsumerSettings = ConsumerSettings()
     pull_consumer: PullConsumerSettings = PullConsumerSettings()

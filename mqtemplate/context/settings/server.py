@@ -1,4 +1,4 @@
-"""``mqtemplate.server.*``: the broker as a server, for ``python -m mqtemplate broker``."""
+"""The section ``mqtemplate.server.*``: the server of ``python -m mqtemplate broker``."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from enum import Enum
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic.dataclasses import dataclass
 
+from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import (
-    ContradictionError,
+    SECTION_CONFIG,
     HostPort,
     OptionalSecret,
     OptionalText,
     Properties,
     UpperCase,
+    host_and_port,
 )
 from mqtemplate.message import HostAddress
+from mqtemplate.server.settings import ServerOptions
 
 
 class AclRight(Enum):
-    """What an account may do with a topic or a group."""
+    """Permission of an account on a topic or a group."""
 
     DENY = "DENY"
     PUB = "PUB"
@@ -44,29 +48,29 @@ _Right = Annotated[AclRight, BeforeValidator(_right)]
 
 
 class AccountSettings(Properties):
-    """One access key; the names are those of RocketMQ's ``plain_acl.yml``."""
+    """One account; the names are those of RocketMQ's ``plain_acl.yml``."""
 
     access_key: str = Field(min_length=7)
-    """The name that requests carry."""
+    """Access key in the account's requests."""
     secret_key: SecretStr
-    """What requests are signed with; it is never sent."""
+    """Secret key that signs the requests; it is never sent."""
     admin: bool = False
-    """Whether it may do everything, also what administrators do."""
+    """True: all requests are allowed, those of administrators too."""
     default_topic_perm: _Right = AclRight.DENY
-    """The right on topics that are not named below: PUB, SUB, PUB|SUB, or DENY."""
+    """Permission on topics that are not in ``topic-perms``: PUB, SUB, PUB|SUB, or DENY."""
     default_group_perm: _Right = AclRight.DENY
-    """The right on groups that are not named below."""
+    """Permission on groups that are not in ``group-perms``."""
     topic_perms: dict[str, _Right] = Field(default_factory=dict)
-    """Topic -> right."""
+    """Topic -> permission."""
     group_perms: dict[str, _Right] = Field(default_factory=dict)
-    """Group -> right."""
+    """Group -> permission."""
 
 
 class AclSection(Properties):
-    """Access control: off unless switched on. See [server](server.md)."""
+    """Access control; off by default. See [server](server.md)."""
 
     enabled: bool = False
-    """Whether each request must be signed by one of the accounts."""
+    """True: one of the accounts must sign each request."""
     accounts: tuple[AccountSettings, ...] = ()
     """A list; each has ``access-key``, ``secret-key``, ``admin``, ``default-topic-perm``, ``default-group-perm``,
     ``topic-perms`` and ``group-perms``."""
@@ -76,12 +80,12 @@ class AclSection(Properties):
         if self.accounts and not self.enabled:
             raise ContradictionError("are given, but 'enabled' is not true; set it, or remove them", "accounts")
         if self.enabled and not self.accounts:
-            raise ContradictionError("is true, but there are no accounts: nobody could come in", "enabled")
+            raise ContradictionError("is true, but there are no accounts: no client could connect", "enabled")
         return self
 
 
 class ServerTlsMode(Enum):
-    """What the server makes of a connection."""
+    """Connections that the server accepts."""
 
     DISABLED = "DISABLED"
     PERMISSIVE = "PERMISSIVE"
@@ -89,7 +93,7 @@ class ServerTlsMode(Enum):
 
 
 class ClientAuthMode(Enum):
-    """Whether a client must show a certificate."""
+    """Certificates that the server requests from clients."""
 
     NONE = "NONE"
     OPTIONAL = "OPTIONAL"
@@ -100,17 +104,17 @@ class ServerTlsSettings(Properties):
     """TLS of the server. Files are in PEM form."""
 
     mode: Annotated[ServerTlsMode, UpperCase] = ServerTlsMode.DISABLED
-    """DISABLED, PERMISSIVE (each client as it likes) or ENFORCING (TLS only)."""
+    """DISABLED: plain connections only. PERMISSIVE: both, as the client chooses. ENFORCING: TLS only."""
     cert_path: OptionalText = None
-    """The server's certificate, those of its issuers behind it."""
+    """The server's certificate, followed by those of its issuers."""
     key_path: OptionalText = None
-    """Its private key."""
+    """Private key of the certificate."""
     key_password: OptionalSecret = None
-    """The password of the private key, if it has one."""
+    """Password of the private key, if it has one."""
     client_auth: Annotated[ClientAuthMode, UpperCase] = ClientAuthMode.NONE
-    """Whether clients must show a certificate: NONE, OPTIONAL or REQUIRE."""
+    """Client certificates: NONE, OPTIONAL or REQUIRE."""
     trust_cert_path: OptionalText = None
-    """Who may issue certificates of clients."""
+    """Certificates of the issuers that client certificates may have."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
@@ -121,31 +125,20 @@ class ServerTlsSettings(Properties):
         return self
 
 
-class ServerSettings(Properties):
-    """The broker as a server, started by ``python -m mqtemplate broker``. Applications do not read it."""
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class ServerSettings(ServerOptions):
+    """The broker as a server, started by ``python -m mqtemplate broker``. Applications do not use it."""
 
-    listen: HostPort = HostAddress("127.0.0.1", 10911)
-    """Where the broker waits for clients."""
     name_server: _OptionalHostPort = HostAddress("127.0.0.1", 9876)
-    """Where its name server waits for them; ``none`` for no door of its own, since the broker's answers alike."""
+    """Address of the name server; ``none`` for no listener socket of its own, since the broker's does the same."""
     advertise: _OptionalHostPort = None
-    """The address that clients are told, if it is not ``listen``: needed where that is ``0.0.0.0``."""
-    cluster_name: str = Field("DefaultCluster", min_length=1)
-    """The cluster's name in routes and in the property ``CLUSTER`` of messages."""
-    auto_create_topic_enable: bool = True
-    """Whether a first message makes its topic."""
-    default_topic_queue_nums: int = Field(8, ge=1, le=1_024)
-    """How many queues a topic gets at most that a client's first message makes; Java's clients ask for 4."""
-    auto_create_subscription_group: bool = True
-    """Whether a first consumer makes its group."""
-    enable_property_filter: bool = True
-    """Whether consumers may select by SQL92."""
-    recall_message_enable: bool = True
-    """Whether producers may call waiting messages back."""
-    max_connections: int = Field(20_000, ge=1)
-    """Connections at one time; one more is closed as soon as it has come."""
+    """Address that clients get, if it is not ``listen``: needed if that is ``0.0.0.0``."""
+    max_connections: Annotated[int, Field(ge=1)] = 20_000
+    """Most connections at one time; one more is closed at once."""
     acl: AclSection = AclSection()
     tls: ServerTlsSettings = ServerTlsSettings()
+
+    _address = field_validator("listen", mode="before")(host_and_port)
 
     @field_validator("listen", "name_server", "advertise")
     @classmethod
@@ -170,8 +163,8 @@ class ServerSettings(Properties):
             )
         if self.name_server is not None and self.name_server == self.listen and self.listen.port:
             raise ContradictionError(
-                "is the broker's address too; give another port, or 'none': the broker's door answers as a name "
-                "server as well",
+                "is the broker's address too; give another port, or 'none': the broker's listener socket answers "
+                "the requests for a name server too",
                 "name_server",
             )
         return self

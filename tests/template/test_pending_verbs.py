@@ -1,4 +1,4 @@
-"""Taking back, moving and looking at what waits, as a user calls it."""
+"""The verbs for pending messages: cancel, reschedule, list and count."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mqtemplate.testing import Harness, RecordingTemplate, messages_in
 NOW_MS = VirtualClock().now_ms()
 NOW = datetime.fromtimestamp(NOW_MS / 1_000, UTC)
 
-MOVES = {
-    "a span": {"delay": timedelta(minutes=5)},
+NEW_TIMES = {
+    "a time span": {"delay": timedelta(minutes=5)},
     "seconds": {"delay": 300.0},
     "a datetime": {"deliver_at": NOW + timedelta(minutes=5)},
     "epoch milliseconds": {"deliver_at": NOW_MS + 300_000},
 }
 
 
-def test_a_message_is_taken_back_by_its_handle(
+def test_a_message_is_cancelled_by_its_handle(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     result = mqtemplate_template.sync_send("orders:paid", "body", delay_level=3)
@@ -34,21 +34,19 @@ def test_a_message_is_taken_back_by_its_handle(
     assert messages_in(mqtemplate_template.broker, "orders") == []
 
 
-def test_a_message_is_taken_back_by_its_key(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
-) -> None:
+def test_a_message_is_cancelled_by_its_key(mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness) -> None:
     mqtemplate_template.sync_send("orders", "body", delay=3_600, keys="4466")
 
     assert mqtemplate_template.cancel(key="4466").count == 1
 
 
-@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_a_new_time_may_be_said_in_every_way(
-    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, move: dict[str, object]
+@pytest.mark.parametrize("new_time", NEW_TIMES.values(), ids=NEW_TIMES)
+def test_a_message_is_rescheduled(
+    mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, new_time: dict[str, object]
 ) -> None:
     result = mqtemplate_template.sync_send("orders", "body", delay_level=18)
 
-    mqtemplate_template.reschedule(result.handle, **move)  # type: ignore[arg-type]
+    mqtemplate_template.reschedule(result.handle, **new_time)  # type: ignore[arg-type]
     mqtemplate_harness.advance("299999ms")
     before = len(messages_in(mqtemplate_template.broker, "orders"))
     mqtemplate_harness.advance("1ms")
@@ -57,7 +55,7 @@ def test_a_new_time_may_be_said_in_every_way(
     assert len(messages_in(mqtemplate_template.broker, "orders")) == 1
 
 
-def test_without_a_time_it_is_now(mqtemplate_template: RecordingTemplate) -> None:
+def test_reschedule_without_a_time_delivers_now(mqtemplate_template: RecordingTemplate) -> None:
     result = mqtemplate_template.sync_send("orders", "body", delay_level=18)
 
     mqtemplate_template.reschedule(result.handle)
@@ -65,7 +63,7 @@ def test_without_a_time_it_is_now(mqtemplate_template: RecordingTemplate) -> Non
     assert len(messages_in(mqtemplate_template.broker, "orders")) == 1
 
 
-def test_pending_messages_are_shown_and_counted(mqtemplate_template: RecordingTemplate) -> None:
+def test_pending_messages_are_listed_and_counted(mqtemplate_template: RecordingTemplate) -> None:
     mqtemplate_template.sync_send("orders:paid", "body", deliver_at=NOW + timedelta(days=1), keys="4466")
     mqtemplate_template.sync_send("orders:paid", "body", delay=60)
 
@@ -76,8 +74,8 @@ def test_pending_messages_are_shown_and_counted(mqtemplate_template: RecordingTe
     assert counts.buckets == {NOW_MS: 1, NOW_MS + 86_400_000: 1}
 
 
-def test_mistakes_are_told(mqtemplate_template: RecordingTemplate) -> None:
-    with pytest.raises(DelayError, match="delay and deliver_at are two answers to one question"):
+def test_invalid_arguments_are_refused(mqtemplate_template: RecordingTemplate) -> None:
+    with pytest.raises(DelayError, match="delay and deliver_at are two delays for one message"):
         mqtemplate_template.reschedule("handle", delay=1, deliver_at=NOW)
     with pytest.raises(DelayError, match="before must be an aware datetime or epoch milliseconds, got datetime"):
         mqtemplate_template.pending(before=datetime(2026, 1, 1))  # noqa: DTZ001
@@ -85,3 +83,5 @@ def test_mistakes_are_told(mqtemplate_template: RecordingTemplate) -> None:
         mqtemplate_template.pending(after="soon")  # type: ignore[arg-type]
     with pytest.raises(MessageError, match="by must be a millisecond or more"):
         mqtemplate_template.count_pending(by=timedelta(0))
+    with pytest.raises(TypeError, match=r"pending\(\) has no option 'befor'; did you mean 'before'\?"):
+        mqtemplate_template.pending(befor=NOW)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""One key, many spellings, in files and in the environment."""
+"""Spellings of one key, in files and in the environment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.context import AppSettings
-from mqtemplate.context.config.relaxed_keys import squash
-from mqtemplate.context.config.schema import field_shapes
+from mqtemplate.context.config.relaxed_keys import canonical_key
+from mqtemplate.context.config.schema import all_fields
 from mqtemplate.store.settings import FlushDiskType
 from tests.context.loading import Load, Refusal
 
@@ -25,8 +25,8 @@ from tests.context.loading import Load, Refusal
         "rocketmq.producer:\n  sendMessageTimeout: 7",
     ],
 )
-def test_a_key_may_be_spelled_in_any_case(load: Load, yaml: str) -> None:
-    """Files from Spring are pasted as they are; people from Python write snake_case."""
+def test_a_key_may_be_written_in_any_case(load: Load, yaml: str) -> None:
+    """Files of Spring applications work unchanged, and so does snake_case."""
     assert load(yaml).rocketmq.producer.send_message_timeout == 7
 
 
@@ -41,7 +41,7 @@ def test_a_key_may_be_spelled_in_any_case(load: Load, yaml: str) -> None:
     ],
 )
 def test_the_environment_binds_in_every_spelling_and_wins_over_files(load: Load, variable: str) -> None:
-    """Wiring comes from a file and can be overridden by the environment."""
+    """The environment overrides the file."""
     settings = load("rocketmq.producer.send-message-timeout: 7", environment={variable: "8"})
 
     assert settings.rocketmq.producer.send_message_timeout == 8
@@ -57,13 +57,13 @@ def test_arguments_of_the_program_win_over_the_environment(load: Load) -> None:
     assert settings.origins.of("rocketmq.producer.group") == "argument settings"
 
 
-def test_two_variables_for_one_key_that_differ_are_an_error(refusal: Refusal) -> None:
+def test_two_variables_with_different_values_for_one_key_are_an_error(refusal: Refusal) -> None:
     text = refusal(environment={"ROCKETMQ_PRODUCER_GROUP": "a", "ROCKETMQ__PRODUCER__GROUP": "b"})
 
     assert "ROCKETMQ_PRODUCER_GROUP and ROCKETMQ__PRODUCER__GROUP both set rocketmq.producer.group" in text
 
 
-def test_a_variable_that_begins_like_ours_and_binds_to_nothing_is_reported(load: Load) -> None:
+def test_a_variable_with_our_prefix_that_sets_no_key_is_reported(load: Load) -> None:
     settings = load(
         environment={"ROCKETMQ_PRODUCER_GRUOP": "x", "MQTEMPLATE_ZZZ": "x", "ROCKETMQ_HOME": "/opt", "OTHER": "x"}
     )
@@ -75,8 +75,8 @@ def test_a_variable_that_begins_like_ours_and_binds_to_nothing_is_reported(load:
 
 
 def test_no_two_keys_share_an_environment_name() -> None:
-    """Underscores carry no meaning in a variable, so two keys that differ only by them could not be told apart."""
-    names = [squash("".join(path)) for path, _ in field_shapes(AppSettings)]
+    """Underscores have no meaning in a variable, so it could not distinguish two keys that differ only by them."""
+    names = [canonical_key("".join(path)) for path, shape in all_fields(AppSettings) if shape.section is None]
 
     assert [one for one, other in itertools.pairwise(sorted(names)) if one == other] == []
 
@@ -93,14 +93,14 @@ def test_two_spellings_of_one_key_in_one_file_are_an_error(refusal: Refusal) -> 
     assert text == "application.yml:3: 'nameServer' and 'name-server' are one key in two spellings; keep one"
 
 
-def test_spellings_of_one_key_meet_between_files(load: Load) -> None:
+def test_files_may_write_one_key_in_different_spellings(load: Load) -> None:
     settings = load("rocketmq.name-server: embedded", dev="rocketmq:\n  nameServer: embedded:memory", profiles=["dev"])
 
     assert settings.rocketmq.name_server == "embedded:memory"
 
 
-def test_names_that_the_user_chose_stay_as_they_are(load: Load) -> None:
-    """Groups, topics and Spark's keys are data: no case is changed, dots in them do not cut."""
+def test_keys_that_the_user_chose_are_not_changed(load: Load) -> None:
+    """Groups, topics and Spark's keys are data: their case is kept, and dots in them do not separate levels."""
     settings = load(
         """
         rocketmq.consumer.listeners:
@@ -124,13 +124,13 @@ def test_names_that_the_user_chose_stay_as_they_are(load: Load) -> None:
     }
 
 
-def test_names_that_the_user_chose_can_come_from_the_environment(load: Load) -> None:
+def test_keys_that_the_user_chose_can_be_set_by_the_environment(load: Load) -> None:
     settings = load(environment={"ROCKETMQ__CONSUMER__LISTENERS__Billing_Group__Orders-Paid": "false"})
 
     assert settings.rocketmq.consumer.listeners == {"Billing_Group": {"Orders-Paid": False}}
 
 
-def test_values_are_taken_as_people_write_them(load: Load) -> None:
+def test_values_have_convenient_forms(load: Load) -> None:
     settings = load(
         """
         rocketmq:
@@ -156,7 +156,7 @@ def test_values_are_taken_as_people_write_them(load: Load) -> None:
 
 
 def test_an_empty_value_counts_as_not_given(load: Load) -> None:
-    """A section whose lines are all commented out must not be an error."""
+    """A section whose lines are all commented out is not an error."""
     settings = load("rocketmq:\n  producer:\n  name-server:\nmqtemplate: ~")
 
     assert settings.rocketmq.name_server == "embedded"

@@ -1,4 +1,4 @@
-"""Which files are read, in which order, and who decides on the profiles."""
+"""Files and profiles: which are read, and in which order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BASE = """
     """
 
 
-def test_a_profile_changes_single_keys_and_keeps_their_neighbours(load: Load) -> None:
+def test_a_profile_changes_single_keys_and_keeps_the_others(load: Load) -> None:
     settings = load(_BASE, dev="rocketmq.producer.group: dev", profiles=["dev"])
 
     assert settings.rocketmq.producer.group == "dev"
@@ -45,7 +45,7 @@ def test_a_list_is_replaced_as_a_whole(load: Load) -> None:
 @pytest.mark.parametrize(
     ("profiles", "group"), [([], "not-prod"), (["dev"], "not-prod"), (["prod"], "prod"), (["test"], "not-prod")]
 )
-def test_documents_of_one_file_are_for_profiles(load: Load, profiles: list[str], group: str) -> None:
+def test_a_document_of_a_file_may_apply_to_profiles_only(load: Load, profiles: list[str], group: str) -> None:
     yaml = """
         rocketmq.producer.group: base
         ---
@@ -61,13 +61,13 @@ def test_documents_of_one_file_are_for_profiles(load: Load, profiles: list[str],
     assert load(yaml, profiles=profiles).rocketmq.producer.group == group
 
 
-def test_spring_s_own_activation_key_is_understood(load: Load) -> None:
+def test_spring_s_activation_key_works(load: Load) -> None:
     yaml = "a: 1\n---\nspring.config.activate.on-profile: prod\nrocketmq.producer.group: prod\n"
 
     assert load(yaml, profiles=["prod"]).rocketmq.producer.group == "prod"
 
 
-def test_profiles_come_from_the_argument_then_the_environment_then_the_file(load: Load) -> None:
+def test_profiles_are_set_by_the_argument_else_the_environment_else_the_file(load: Load) -> None:
     def profiles(**given: object) -> tuple[str, ...]:
         return load("mqtemplate.profiles.active: [file]", **given).mqtemplate.profiles.active
 
@@ -79,31 +79,31 @@ def test_profiles_come_from_the_argument_then_the_environment_then_the_file(load
     assert profiles(environment=environment, profiles=["argument"]) == ("argument",)
 
 
-def test_a_part_for_a_profile_cannot_switch_profiles_on(refusal: Refusal) -> None:
+def test_a_document_for_a_profile_cannot_activate_profiles(refusal: Refusal) -> None:
     text = refusal(dev="mqtemplate.profiles.active: prod", profiles=["dev"])
 
     assert text.startswith("application-dev.yml:1: mqtemplate.profiles.active cannot stand in a part that is itself")
 
 
-def test_a_profile_that_nothing_is_for_is_reported(load: Load) -> None:
+def test_a_profile_without_file_and_document_is_reported(load: Load) -> None:
     settings = load("a: 1\n---\nconfig.activate.on-profile: prod\nb: 1", profiles=["prod", "dvv"])
 
     assert settings.origins.unmatched_profiles == ("dvv",)
 
 
-def test_no_file_at_all_is_fine(tmp_path: Path) -> None:
+def test_a_folder_without_files_is_allowed(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, environment={})
 
     assert settings.rocketmq.name_server == "embedded"
     assert settings.origins.files == ()
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere' is no folder; give the one that holds application\.yml"):
         load_settings(tmp_path / "nowhere", environment={})
 
 
-def test_both_endings_at_once_are_an_error(load: Load, tmp_path: Path) -> None:
+def test_yml_and_yaml_side_by_side_are_an_error(load: Load, tmp_path: Path) -> None:
     (tmp_path / "application.yaml").write_text("a: 1")
 
     with pytest.raises(ConfigurationError, match=r"has both application\.yml and application\.yaml; keep one"):

@@ -1,4 +1,4 @@
-"""Constructor injection by type: what fits, which of two, and what is said when nothing does."""
+"""Constructor injection by type: which object a parameter gets, and the errors if there is none or several."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Orders:
     audit: Audit
 
 
-# --- what fits -----------------------------------------------------------------------------------
+# --- types ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.feature("C6", "B11")
 def test_a_service_gets_the_template_and_other_services_by_type() -> None:
-    """The template is injected through dependency-injector, into dataclasses as well."""
+    """dependency-injector injects the template, into dataclasses too."""
     context = context_of(Orders, Audit, ListStore, Worker)
 
     orders = context.get(Orders)
@@ -87,21 +87,21 @@ def test_a_service_gets_the_template_and_other_services_by_type() -> None:
     assert context.container.audit() is orders.audit
 
 
-def test_a_protocol_and_a_base_class_stand_for_the_one_that_implements_them() -> None:
+def test_a_parameter_of_a_protocol_or_base_class_gets_its_implementation() -> None:
     audit = context_of(Audit, ListStore, Worker).get(Audit)
 
     assert isinstance(audit.store, ListStore)
     assert audit.worker.work() == "done"
 
 
-def test_who_names_a_protocol_as_its_base_goes_before_who_merely_looks_like_it() -> None:
+def test_a_class_derived_from_a_protocol_has_priority_over_one_that_merely_has_its_methods() -> None:
     class Named(Store):
         def save(self, text: str) -> None: ...
 
     assert isinstance(context_of(Audit, ListStore, Worker, Named).get(Audit).store, Named)
 
 
-def test_a_function_builds_what_its_return_type_promises() -> None:
+def test_the_result_of_a_function_is_injected_by_its_return_type() -> None:
     @service
     def make_store() -> ListStore:
         return ListStore()
@@ -117,22 +117,22 @@ def test_an_object_is_injected_as_it_is() -> None:
     assert context_of(Audit, Worker, store).get(Audit).store is store
 
 
-def test_settings_clock_broker_and_context_may_be_asked_for() -> None:
-    class Curious:
+def test_settings_clock_broker_and_context_can_be_injected() -> None:
+    class Everything:
         def __init__(
             self, settings: AppSettings, clock: Clock, broker: EmbeddedBroker, context: ApplicationContext
         ) -> None:
-            self.everything = (settings, clock, broker, context)
+            self.given = (settings, clock, broker, context)
 
-    context = context_of(Curious)
+    context = context_of(Everything)
 
-    settings, _, broker, itself = context.get(Curious).everything
+    settings, _, broker, itself = context.get(Everything).given
     assert settings is context.settings
     assert broker is context.container.broker()
     assert itself is context
 
 
-def test_a_user_s_converter_takes_the_place_of_the_built_in_one() -> None:
+def test_a_converter_of_the_application_replaces_the_built_in_one() -> None:
     class Upper(JsonMessageConverter):
         pass
 
@@ -142,16 +142,16 @@ def test_a_user_s_converter_takes_the_place_of_the_built_in_one() -> None:
     assert type(context.get(MessageConverter)) is Upper  # type: ignore[type-abstract]
 
 
-def test_what_is_optional_may_stay_away() -> None:
-    class Relaxed:
+def test_an_optional_parameter_needs_no_object() -> None:
+    class Optional:
         def __init__(self, a: Store | None, b: Store | None = None, *, c: int = 3, d=4) -> None:  # type: ignore[no-untyped-def]
             self.given = (a, b, c, d)
 
-    assert context_of(Relaxed).get(Relaxed).given == (None, None, 3, 4)
-    assert isinstance(context_of(Relaxed, ListStore).get(Relaxed).given[0], ListStore)
+    assert context_of(Optional).get(Optional).given == (None, None, 3, 4)
+    assert isinstance(context_of(Optional, ListStore).get(Optional).given[0], ListStore)
 
 
-def test_a_list_takes_all_of_a_type() -> None:
+def test_a_parameter_of_a_list_gets_all_objects_of_the_type() -> None:
     class All:
         def __init__(self, stores: list[ListStore], workers: Sequence[Base] = ()) -> None:
             self.stores, self.workers = stores, workers
@@ -162,10 +162,10 @@ def test_a_list_takes_all_of_a_type() -> None:
     assert both.workers == ()
 
 
-# --- which of two --------------------------------------------------------------------------------
+# --- several objects of one type -----------------------------------------------------------------
 
 
-def test_of_two_the_one_named_like_the_parameter_is_taken() -> None:
+def test_the_name_of_the_parameter_selects_one_of_several_objects() -> None:
     class Chooser:
         def __init__(self, other_store: Store, fast: Store) -> None:
             self.chosen = (type(other_store), type(fast))
@@ -177,7 +177,7 @@ def test_of_two_the_one_named_like_the_parameter_is_taken() -> None:
     assert context_of(Chooser, ListStore, OtherStore, Fast).get(Chooser).chosen == (OtherStore, Fast)
 
 
-def test_of_two_none_is_guessed() -> None:
+def test_several_objects_without_the_name_of_the_parameter_are_an_error() -> None:
     with pytest.raises(DependencyError) as refused:
         context_of(Audit, ListStore, OtherStore, Worker)
 
@@ -187,7 +187,7 @@ def test_of_two_none_is_guessed() -> None:
     )
 
 
-def test_two_of_one_name_are_refused() -> None:
+def test_two_objects_with_one_name_are_refused() -> None:
     class Audit:
         pass
 
@@ -195,7 +195,7 @@ def test_two_of_one_name_are_refused() -> None:
         context_of(Audit, globals()["Audit"])
 
 
-def test_a_class_called_like_something_built_in_takes_nothing_away() -> None:
+def test_a_class_with_the_name_of_a_built_in_object_does_not_replace_it() -> None:
     class Settings:
         pass
 
@@ -208,22 +208,22 @@ def test_a_class_called_like_something_built_in_takes_nothing_away() -> None:
     assert isinstance(context.container.template(), RocketMQTemplate)
 
 
-# --- what is said when nothing fits --------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
-def test_what_is_missing_is_named_with_class_parameter_type_and_what_there_is() -> None:
+def test_the_error_for_a_missing_object_names_class_parameter_type_and_the_existing_objects() -> None:
     with pytest.raises(DependencyError) as refused:
         context_of(Audit, Worker)
 
     text = str(refused.value)
-    assert text.startswith("Audit: parameter 'store' wants Store, and nothing here is one; there is: AppSettings, ")
+    assert text.startswith("Audit: parameter 'store' needs Store, and no object here is one; there is: AppSettings, ")
     assert "Worker (worker)" in text
     assert text.endswith(
         "Mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
     )
 
 
-def test_what_is_missing_is_found_before_anything_is_built() -> None:
+def test_a_missing_object_is_reported_before_any_object_is_built() -> None:
     built: list[str] = []
 
     class Early:
@@ -251,7 +251,7 @@ class Farm:
     def __init__(self, egg: Egg) -> None: ...
 
 
-def test_a_circle_is_printed() -> None:
+def test_the_error_for_a_circle_shows_it() -> None:
     with pytest.raises(DependencyError) as refused:
         context_of(Farm, Chicken, Egg, Nest)
 
@@ -260,14 +260,14 @@ def test_a_circle_is_printed() -> None:
     )
 
 
-def test_a_circle_through_the_template_is_printed() -> None:
-    """A converter that wants the template, which wants the converter."""
+def test_the_error_for_a_circle_through_the_template_shows_it() -> None:
+    """A converter that needs the template, which needs the converter."""
 
-    class Greedy(JsonMessageConverter):
+    class Circular(JsonMessageConverter):
         def __init__(self, template: RocketMQTemplate) -> None: ...
 
-    with pytest.raises(DependencyError, match=r"RocketMQTemplate -> Greedy\(template\) -> RocketMQTemplate"):
-        context_of(Greedy)
+    with pytest.raises(DependencyError, match=r"RocketMQTemplate -> Circular\(template\) -> RocketMQTemplate"):
+        context_of(Circular)
 
 
 @pytest.mark.parametrize("plain", ["str", "int", "dict"])
@@ -278,7 +278,7 @@ def test_plain_values_are_not_injected_by_type(plain: str) -> None:
     Plain.__init__.__annotations__["name"] = plain
 
     with pytest.raises(
-        DependencyError, match=rf"parameter 'name' wants a plain {plain}.*write Annotated\[{plain}, Value"
+        DependencyError, match=rf"parameter 'name' needs a plain {plain}.*write Annotated\[{plain}, Value"
     ):
         context_of(Plain)
 
@@ -291,7 +291,7 @@ def test_a_parameter_without_a_type_is_refused() -> None:
         context_of(Untyped)
 
 
-def test_a_type_known_to_the_checker_only_is_refused_with_its_name() -> None:
+def test_the_error_for_a_type_known_to_the_type_checker_only_names_it() -> None:
     class Typed:
         def __init__(self, amount: Decimal) -> None: ...
 
@@ -312,21 +312,21 @@ def test_a_class_defined_in_a_function_is_found_by_its_name() -> None:
     assert context.get(Outer).inner is context.get(Inner)
 
 
-def test_markers_of_dependency_injector_are_refused_with_a_sentence() -> None:
-    """They would be passed as they are, and the service would hold a marker instead of a store."""
+def test_markers_of_dependency_injector_are_refused() -> None:
+    """The service would get the marker instead of a store."""
 
     class Marked:
         def __init__(self, store: Store = Provide["store"]) -> None: ...
 
-    class Annotatedly:
+    class MarkedInAnnotation:
         def __init__(self, store: Annotated[Store, Provide["store"]]) -> None: ...
 
-    for marked in (Marked, Annotatedly):
+    for marked in (Marked, MarkedInAnnotation):
         with pytest.raises(DependencyError, match="parameter 'store' carries a marker of dependency-injector"):
             context_of(marked, ListStore)
 
 
-def test_inject_on_a_class_is_refused_with_a_sentence() -> None:
+def test_inject_on_a_class_is_refused() -> None:
     """It turns the class into a function."""
 
     class Marked:
@@ -336,7 +336,7 @@ def test_inject_on_a_class_is_refused_with_a_sentence() -> None:
         service(inject(Marked))
 
 
-def test_what_cannot_be_built_is_refused() -> None:
+def test_abstract_classes_and_functions_without_a_return_type_are_refused() -> None:
     def nothing() -> None: ...
 
     for component, problem in [
@@ -346,11 +346,11 @@ def test_what_cannot_be_built_is_refused() -> None:
     ]:
         with pytest.raises(DependencyError, match=problem):
             context_of(component)
-    with pytest.raises(DependencyError, match="@service stands on a class, or on a function"):
+    with pytest.raises(DependencyError, match="@service needs a class, or a function"):
         service(3)  # type: ignore[type-var]
 
 
-def test_a_constructor_that_raises_is_named() -> None:
+def test_the_error_for_a_constructor_that_raises_names_the_class() -> None:
     class Broken:
         def __init__(self) -> None:
             raise ValueError("no luck")
@@ -360,17 +360,17 @@ def test_a_constructor_that_raises_is_named() -> None:
     assert isinstance(refused.value.__cause__, ValueError)
 
 
-def test_asking_for_what_is_not_there_says_what_is() -> None:
-    with pytest.raises(DependencyError, match=r"nothing here is a Audit; there is: .*EmbeddedBroker"):
+def test_the_error_of_get_names_the_existing_objects() -> None:
+    with pytest.raises(DependencyError, match=r"no object here is a Audit; there is: .*EmbeddedBroker"):
         context_of().get(Audit)
 
 
-def test_a_linked_context_takes_nothing_more() -> None:
+def test_nothing_can_be_registered_after_the_link() -> None:
     with pytest.raises(DependencyError, match="the context is complete"):
         context_of().register(ListStore)
 
 
-def test_without_a_broker_the_way_out_is_told() -> None:
+def test_the_error_without_a_broker_says_what_to_do() -> None:
     with pytest.raises(DependencyError, match=r"there is no Broker: .*mqtemplate\.embedded\.enabled"):
         ApplicationContext(AppSettings()).link()
 
@@ -385,7 +385,7 @@ class Limits(BaseModel):
 class Configured:
     def __init__(
         self,
-        name: Annotated[str, Value("${shop.name:nobody}")],
+        name: Annotated[str, Value("${shop.name:none}")],
         limit: Annotated[int, Value("${shop.limit:10}")],
         limits: Annotated[Limits, Section("shop.limits")],
         colours: Annotated[list[str], Value("${shop.colours}")],
@@ -396,10 +396,10 @@ class Configured:
 def test_values_and_sections_come_from_the_configuration(load: Load) -> None:
     settings = load("shop:\n  limit: '7'\n  limits: {perDay: 3}\n  colours: [red, blue]")
 
-    assert context_of(Configured, settings=settings).get(Configured).given == ("nobody", 7, 3, ["red", "blue"])
+    assert context_of(Configured, settings=settings).get(Configured).given == ("none", 7, 3, ["red", "blue"])
 
 
-def test_a_value_of_the_wrong_type_is_named_with_class_and_parameter(load: Load) -> None:
+def test_the_error_for_a_value_of_the_wrong_type_names_class_and_parameter(load: Load) -> None:
     settings = load("shop:\n  limit: many\n  limits: {perDay: 3}\n  colours: [red]")
 
     with pytest.raises(
@@ -408,7 +408,7 @@ def test_a_value_of_the_wrong_type_is_named_with_class_and_parameter(load: Load)
         context_of(Configured, settings=settings)
 
 
-def test_a_value_that_nobody_gives_is_named_with_class_and_parameter(load: Load) -> None:
+def test_the_error_for_a_missing_value_names_class_and_parameter(load: Load) -> None:
     with pytest.raises(ConfigurationError, match=r"Configured: parameter 'colours': '\$\{shop.colours\}' has no value"):
         context_of(Configured, settings=load("shop.limits.per-day: 3"))
 
@@ -424,15 +424,15 @@ def overridden(*components: object, **kwargs: dict[type, object]) -> Application
     return context
 
 
-def test_an_override_takes_the_place_of_everything_of_its_type() -> None:
-    """And with it goes what only the real one needed."""
+def test_an_override_replaces_everything_of_its_type() -> None:
+    """Dependencies of the replaced class are not needed any more."""
     fake = ListStore()
     broker = EmbeddedBroker(clock=VirtualClock())
 
-    class NeedsMuch(OtherStore):
+    class ReplacedStore(OtherStore):
         def __init__(self, worker: Base) -> None: ...
 
-    context = overridden(Audit, Worker, NeedsMuch, overrides={Store: fake, EmbeddedBroker: broker})
+    context = overridden(Audit, Worker, ReplacedStore, overrides={Store: fake, EmbeddedBroker: broker})
 
     assert context.get(Audit).store is fake
     assert context.get(RocketMQTemplate).broker is broker

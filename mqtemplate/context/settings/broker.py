@@ -1,0 +1,64 @@
+"""The section ``mqtemplate.broker.*``: the settings of the embedded broker, and its store directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import field_validator
+from pydantic.dataclasses import dataclass
+
+from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+from mqtemplate.context.config.contradiction import ContradictionError
+from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, host_and_port, upper_case
+from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.store.settings import parse_delete_when
+
+DEFAULT_STORE_PATH = Path("./mqtemplate-store")
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class BrokerSettings(EmbeddedSettings):
+    """The embedded broker. Sizes are bytes, or text such as ``64MiB``; names are those of RocketMQ's broker."""
+
+    store_path: Path = DEFAULT_STORE_PATH
+    """Store directory, relative to the working directory; created if missing. One process at a time owns it."""
+
+    _sizes = field_validator(
+        "mapped_file_size_commit_log",
+        "mapped_file_size_consume_queue",
+        "mapped_file_size_timer_log",
+        "max_message_size",
+        mode="before",
+    )(bytes_of)
+    _address = field_validator("listen_host", mode="before")(host_and_port)
+    _flush_disk_type = field_validator("flush_disk_type", mode="before")(upper_case)
+
+    @field_validator("delete_when", mode="before")
+    @classmethod
+    def _check_delete_when(cls, value: Any) -> Any:
+        text = ";".join(map(str, value)) if isinstance(value, list) else str(value)
+        try:
+            parse_delete_when(text)
+        except ConfigurationError as exc:
+            raise ValueError(str(exc).removeprefix("delete-when: ")) from exc
+        return text
+
+    @field_validator("message_delay_level", mode="before")
+    @classmethod
+    def _check_levels(cls, value: Any) -> Any:
+        text = " ".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(text, str):
+            try:
+                DelayLevels.parse(text)
+            except ConfigurationError as exc:
+                raise ValueError(str(exc).removeprefix("message-delay-level: ")) from exc
+        return text
+
+    def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+        except ConfigurationError as exc:  # the disk ratios: pydantic has checked the other rules
+            ratios = ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio")
+            raise ContradictionError(str(exc), *ratios) from exc

@@ -1,0 +1,109 @@
+"""Keys of ``rocketmq.*`` that a broker does not support, and keys that it does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mqtemplate.context.config.relaxed_keys import kebab
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.rocketmq import AccessChannel, ClientSettings
+from mqtemplate.errors import UnsupportedError
+
+
+class UnneededKey(NamedTuple):
+    """A key that is set and that the broker does not need."""
+
+    key: str
+    reason: str
+
+
+_NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
+_NO_USERS = "the embedded broker runs inside this process and has no users"
+_NO_TRACE = "the embedded broker writes no trace topic; log events carry msg_id, topic and group"
+_NO_CLUSTER_TRACE = "this client writes no trace topic; its log events carry msg_id, topic and group"
+_NO_RETRY = "a send inside this process has a definite result, so there is nothing to retry"
+_IN_THE_DECORATOR = "each listener sets it; write ${{{key}}} in @message_listener to take it from here"
+
+REFUSED_BY_EMBEDDED: dict[str, dict[str, str]] = {
+    section: {
+        "namespace": _NO_NAMESPACE,
+        "namespace_v2": _NO_NAMESPACE,
+        "access_key": _NO_USERS,
+        "secret_key": _NO_USERS,
+        "enable_msg_trace": _NO_TRACE,
+        "customized_trace_topic": _NO_TRACE,
+        "tls_enable": "the embedded broker uses no network connection",
+    }
+    for section in ("producer", "consumer", "pull_consumer")
+}
+REFUSED_BY_EMBEDDED["pull_consumer"]["instance_name"] = "template.receive is one reader, and is always called DEFAULT"
+"""Section -> field -> reason. A field with its default value is allowed."""
+
+_REFUSED_BY_CLUSTER = {
+    section: dict.fromkeys(("enable_msg_trace", "customized_trace_topic"), _NO_CLUSTER_TRACE)
+    for section in REFUSED_BY_EMBEDDED
+}
+
+UNNEEDED_BY_EMBEDDED = {
+    "producer": {
+        "compress_message_body_threshold": "bodies are not sent over a network, so they are not compressed",
+        "retry_times_when_send_failed": _NO_RETRY,
+        "retry_times_when_send_async_failed": _NO_RETRY,
+        "retry_next_server": "there is one broker only",
+        "instance_name": "it distinguishes the clients of a cluster; here is one client",
+    },
+    "pull_consumer": {"pull_batch_size": "template.receive(max_count=...) sets it for each call"},
+    "consumer": dict.fromkeys(
+        ("group", "topic", "message_model", "selector_type", "selector_expression", "pull_batch_size", "instance_name"),
+        _IN_THE_DECORATOR,
+    ),
+}
+"""Section -> field -> reason, with ``{key}`` for the key."""
+
+
+def check_embedded_support(settings: AppSettings) -> None:
+    """Refuse keys that the embedded broker does not support, before it opens anything.
+
+    Raises:
+        UnsupportedError: The first such key, with its origin, the reason, and what to do.
+    """
+    _check(settings, REFUSED_BY_EMBEDDED, "the embedded broker has no cloud provider")
+
+
+def check_cluster_support(settings: AppSettings) -> None:
+    """Refuse keys that the client of a cluster does not support.
+
+    Raises:
+        UnsupportedError: The first such key, with its origin, the reason, and what to do.
+    """
+    _check(settings, _REFUSED_BY_CLUSTER, "this client does not support the clusters of a cloud provider")
+
+
+def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
+    """Return the keys that are set and that the embedded broker does not need."""
+    found = []
+    for section, reasons in UNNEEDED_BY_EMBEDDED.items():
+        for field in sorted(_section(settings, section).model_fields_set & reasons.keys()):
+            key = f"rocketmq.{kebab(section)}.{kebab(field)}"
+            found.append(UnneededKey(key, reasons[field].format(key=key)))
+    return found
+
+
+def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]], no_cloud: str) -> None:
+    if settings.rocketmq.access_channel not in (None, AccessChannel.LOCAL):
+        raise _unsupported(settings, "rocketmq.access-channel", no_cloud)
+    for section, reasons in refused.items():
+        keys = _section(settings, section)
+        for field, reason in reasons.items():
+            if getattr(keys, field) != type(keys).model_fields[field].default:
+                raise _unsupported(settings, f"rocketmq.{kebab(section)}.{kebab(field)}", reason)
+
+
+def _section(settings: AppSettings, name: str) -> ClientSettings:
+    section: ClientSettings = getattr(settings.rocketmq, name)
+    return section
+
+
+def _unsupported(settings: AppSettings, key: str, reason: str) -> UnsupportedError:
+    return UnsupportedError(f"{settings.origins.of(key)}: {key} cannot be honoured: {reason}; remove the key")

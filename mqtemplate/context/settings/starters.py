@@ -1,0 +1,82 @@
+"""Sections of the starters and of the application: ``mqtemplate.logging.*``, ``mqtemplate.spark.*`` and others."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from mqtemplate.context.settings.properties import CommaList, OptionalText, Properties, UpperCase
+
+
+class LogFormat(Enum):
+    """Format of a log line."""
+
+    CONSOLE = "CONSOLE"
+    JSON = "JSON"
+
+
+class LogLevel(Enum):
+    """Least severe level of events that are written."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+    CRITICAL = "CRITICAL"
+
+
+class LoggingSettings(Properties):
+    """The logging starter. It does nothing in a program that has configured structlog itself."""
+
+    enabled: bool = True
+    """True: the starter may configure logging."""
+    level: Annotated[LogLevel, UpperCase] = LogLevel.INFO
+    """Least severe level of events to write, of this program and of its libraries."""
+    format: Annotated[LogFormat, UpperCase] = LogFormat.CONSOLE
+    """``console`` for people, ``json`` for machines; one line per event."""
+
+
+class EmbeddedStarterSettings(Properties):
+    """The starter that creates the embedded broker."""
+
+    enabled: bool = True
+    """True: the starter may create one."""
+
+
+class SparkSettings(Properties):
+    """The Spark starter, which runs the functions marked ``@spark_listener``."""
+
+    enabled: bool = True
+    """True: the starter may start a session. It does so only if there is a Spark listener."""
+    master: str = Field("local[2]", min_length=1)
+    """Spark master; by default this machine with two threads."""
+    checkpoint_path: Path = Path("./mqtemplate-checkpoints")
+    """Directory with the progress of the queries; after a restart they continue from there."""
+    conf: dict[str, str] = Field(default_factory=dict)
+    """Any of Spark's own keys, such as ``spark.sql.shuffle.partitions``."""
+    java_home: OptionalText = None
+    """Java installation to use; searched for if not given."""
+
+    @field_validator("conf", mode="before")
+    @classmethod
+    def _as_spark_writes_it(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
+
+
+class AutoconfigureSettings(Properties):
+    """Starters of the application."""
+
+    exclude: CommaList = ()
+    """Names of starters that do not act."""
+
+
+class ProfilesSettings(Properties):
+    """Profiles of the configuration."""
+
+    active: CommaList = ()
+    """Names of the active profiles; a later one wins over an earlier one."""
