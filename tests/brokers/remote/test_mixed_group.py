@@ -125,7 +125,7 @@ def test_java_takes_over_when_the_python_process_is_killed(
     """What the killed one had and did not commit comes again: at least once."""
     theirs = java.join(f"g-{topic}", topic)
     java.assigned(theirs, topic, QUEUES, PATIENCE_MS)
-    command = [sys.executable, "-m", "tests.brokers.remote_member", name_server.address, f"g-{topic}", topic]
+    command = [sys.executable, "-m", "tests.brokers.remote.member_process", name_server.address, f"g-{topic}", topic]
     ours = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert ours.stdout is not None

@@ -19,7 +19,7 @@ from mqtemplate.remoting.protocol.messages import encode_message
 from mqtemplate.results import TransactionState
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
-from tests.brokers.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 
 PATIENCE_S = 20
 HOST = HostAddress("127.0.0.1", 10911)

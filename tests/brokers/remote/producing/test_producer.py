@@ -15,7 +15,7 @@ from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.results import SendStatus
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-from tests.brokers.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 
 SEND = RequestCode.SEND_MESSAGE_V2
 MESSAGE = Message("orders", b"x")

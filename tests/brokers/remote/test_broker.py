@@ -33,7 +33,7 @@ from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoReq
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
-from tests.brokers.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 
 ANYWHERE = HostAddress("127.0.0.1", 0)
 

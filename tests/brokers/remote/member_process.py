@@ -1,4 +1,4 @@
-"""A member in a process of its own, to be killed: ``python -m tests.brokers.remote_member address group topic``.
+"""A member in a process of its own, to be killed: ``python -m tests.brokers.remote.member_process address group topic``.
 
 It says on standard output, a line each, when it has joined and what it was given; it commits nothing.
 """

@@ -15,7 +15,7 @@ from mqtemplate.remoting import RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-from tests.brokers.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 
 DEAD = "127.0.0.1:1"
 
