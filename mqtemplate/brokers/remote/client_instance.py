@@ -161,7 +161,9 @@ class ClientInstance:
             client_id=self.id, producer_group=producer_group, consumer_group=consumer_group
         )
         requests = [(address, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)) for address in addresses]
-        for address, answer in self.invoke_all(requests, self._settings.request_timeout_ms):
+        with self._heartbeat_lock:  # a heartbeat that a broker handles after this would register the member again
+            answers = self.invoke_all(requests, self._settings.request_timeout_ms)
+        for address, answer in answers:
             if not isinstance(answer, RemotingCommand) or answer.code != ResponseCode.SUCCESS:
                 _log.info("remote.unregister_failed", address=address, client_id=self.id, reason=_reason(answer))
 

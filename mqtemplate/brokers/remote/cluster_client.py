@@ -69,7 +69,7 @@ class ClusterClient:
         self.recall = RemoteRecall(
             first, routes, namespace, clock, settings.producer_group, settings.request_timeout_ms
         )
-        self.offsets = BrokerOffsets(first, routes, namespace)
+        self.offsets = BrokerOffsets(first, routes, namespace, settings.request_timeout_ms)
         self.members = Members(first, self._new_instance)
         self._retries = PullRetries(self.members)
         self._parts = MemberParts(
@@ -164,7 +164,8 @@ class ClusterClient:
         """Thread name -> what runs in it: what waits for brokers does not hold up what does not."""
         return {
             "remote": [self._refreshes, self._heartbeats],
-            "remote-groups": [self._rebalances, self._relocks, self._commits],
+            "remote-groups": [self._rebalances, self._relocks],
+            "remote-offsets": [self._commits],
             "remote-timers": [self._retries, self.requests],
         }
 

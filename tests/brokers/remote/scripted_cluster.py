@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,8 @@ from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
 
-Script = Callable[[RemotingCommand], RemotingCommand | None]
+Script = Callable[[RemotingCommand], RemotingCommand | Future[RemotingCommand] | None]
+"""Returns the response to a request, now or later; None leaves the request without a response."""
 
 
 class ScriptedBroker:
@@ -47,17 +49,22 @@ class ScriptedBroker:
         self.script(RequestCode.SEND_MESSAGE_V2, self.take)
 
     def script(self, code: int, answer: Script) -> None:
-        """Let *answer* make the answers to the requests of a code; None leaves them without."""
+        """Let *answer* respond to the requests of a code."""
 
         def process(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
             with self._lock:
                 self.seen.append(request)
             response = answer(request)
-            if response is not None:
-                response.version = self.version
-            return response
+            if isinstance(response, Future):
+                response.add_done_callback(lambda done: connection.reply(self._stamped(done.result())))
+                return None
+            return None if response is None else self._stamped(response)
 
         self._server.register(code, process)
+
+    def _stamped(self, response: RemotingCommand) -> RemotingCommand:
+        response.version = self.version
+        return response
 
     def refuse(self, code: int, with_code: int, remark: str = "no") -> None:
         self.script(code, lambda request: request.response(with_code, remark=remark))

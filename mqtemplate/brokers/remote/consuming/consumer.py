@@ -265,8 +265,8 @@ class RemoteConsumer(Consumer):
                 _log.warning("remote.queue_not_started", group=self.spec.group, queue=str(queue), reason=str(exc))
                 is_whole = False
                 continue
+            self._assignment |= {queue}  # before its messages can be polled: a commit of another queue is ignored
             self.pulls.add(queue, queue_offset)
-            self._assignment |= {queue}
         return is_whole
 
     def _give_up(self, queues: frozenset[MessageQueue]) -> None:

@@ -123,7 +123,7 @@ class Members:
     def flush_offsets(self) -> None:
         for member in self.all():
             try:
-                member.offsets.flush_later()
+                member.offsets.flush()
             except MQTemplateError as exc:
                 _log.warning("remote.commit_failed", group=member.spec.group, reason=str(exc))
 

@@ -20,7 +20,7 @@ from mqtemplate.brokers.remote.errors import answer_problem, check_answer
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.queries import RemoteQueries
 from mqtemplate.brokers.remote.routes import RouteTable
-from mqtemplate.errors import BrokerError, MQTemplateError, RemoteProtocolError
+from mqtemplate.errors import BrokerError, MQTemplateError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
@@ -32,7 +32,7 @@ from mqtemplate.remoting.protocol.headers.group import (
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-_TIMEOUT_MS = 5_000
+_NO_ANSWER = (RemoteConnectError, RemoteTimeoutError)
 
 
 class MemberOffsets(Protocol):
@@ -42,11 +42,8 @@ class MemberOffsets(Protocol):
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None: ...
 
-    def flush_later(self) -> None:
-        """Write what changed, without waiting for an answer."""
-
     def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Write what changed of these queues, or of all; done when this returns."""
+        """Store the changed offsets of *queues*, or of all queues, before this returns."""
 
     def forget(self, queue: MessageQueue) -> None:
         """It belongs to another member now."""
@@ -55,10 +52,11 @@ class MemberOffsets(Protocol):
 class BrokerOffsets:
     """Asks brokers how far any clustering group is, and tells them."""
 
-    def __init__(self, instance: ClientInstance, routes: RouteTable, namespace: Namespace) -> None:
+    def __init__(self, instance: ClientInstance, routes: RouteTable, namespace: Namespace, timeout_ms: int) -> None:
         self._instance = instance
         self._routes = routes
         self._namespace = namespace
+        self._timeout_ms = timeout_ms
 
     def read(self, group: str, queue: MessageQueue, *, young_is_zero: bool = False) -> int | None:
         """The committed offset; None if there is none.
@@ -77,7 +75,7 @@ class BrokerOffsets:
         )
         address = self._routes.address(queue.broker_name)
         request = RemotingCommand.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
-        answer = self._instance.invoke(address, request, _TIMEOUT_MS)
+        answer = self._instance.invoke(address, request, self._timeout_ms)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         asked = f"ask how far group {group!r} is in {queue}"
@@ -91,22 +89,20 @@ class BrokerOffsets:
             BrokerError: It refused; of a group that it does not know, with code 26 in the text.
         """
         address, request = self.request(group, queue, queue_offset)
-        answer = self._instance.invoke(address, request, _TIMEOUT_MS)
+        answer = self._instance.invoke(address, request, self._timeout_ms)
         check_answer(answer, f"commit offset {queue_offset} of group {group!r} in {queue}", address)
 
     def write_new(self, group: str, queue: MessageQueue, queue_offset: int, queries: RemoteQueries) -> None:
         """`write`, also of a group that no broker has heard of: brokers make one when somebody reads for it."""
         address, request = self.request(group, queue, queue_offset)
-        answer = self._instance.invoke(address, request, _TIMEOUT_MS)
+        answer = self._instance.invoke(address, request, self._timeout_ms)
         if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             queries.read_as(self._namespace.wrap(group), queue)
             self.write(group, queue, queue_offset)
         else:
             check_answer(answer, f"commit offset {queue_offset} of group {group!r} in {queue}", address)
 
-    def request(
-        self, group: str, queue: MessageQueue, queue_offset: int, *, one_way: bool = False
-    ) -> tuple[str, RemotingCommand]:
+    def request(self, group: str, queue: MessageQueue, queue_offset: int) -> tuple[str, RemotingCommand]:
         """Address and request of a commit."""
         wire = self._namespace.wrap_queue(queue)
         header = UpdateConsumerOffsetRequestHeader(
@@ -116,38 +112,45 @@ class BrokerOffsets:
             commit_offset=queue_offset,
             broker_name=wire.broker_name,
         )
-        request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header, one_way=one_way)
+        request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
         return self._routes.address(queue.broker_name), request
 
     def write_all(self, group: str, offsets: dict[MessageQueue, int]) -> set[MessageQueue]:
-        """Commit several at once, and wait; gives those that did not reach their broker, which are logged."""
-        requests, queues, failed = [], [], set()
+        """Commit several offsets and wait for the brokers; return the queues whose commit failed.
+
+        RocketMQ's broker loses concurrent first commits (``ConsumerOffsetManager.commitOffset`` in 4.9.7 and 5.5.0). It
+        looks up the offset table of a topic and group, and creates and stores a missing one, without a lock: each of
+        these commits stores a table of its own, and only the last table remains. So for each broker and topic, one
+        commit is acknowledged before the others are sent.
+
+        A broker that does not answer the first commits gets no others, so that it delays the caller by one time limit.
+        """
+        first = set({(queue.broker_name, queue.topic): queue for queue in offsets}.values())
+        problems = self._write(group, {queue: offsets[queue] for queue in first})
+        silent = {queue.broker_name: problem for queue, problem in problems.items() if isinstance(problem, _NO_ANSWER)}
+        others = offsets.keys() - first
+        problems |= {queue: silent[queue.broker_name] for queue in others if queue.broker_name in silent}
+        problems |= self._write(group, {queue: offsets[queue] for queue in others - problems.keys()})
+        for broker_name, problem in {queue.broker_name: problem for queue, problem in problems.items()}.items():
+            _log.warning("remote.commit_failed", group=group, broker=broker_name, reason=str(problem))
+        return set(problems)
+
+    def _write(self, group: str, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, BrokerError]:
+        """Commit concurrently and wait; return the queues that failed."""
+        requests, queues, problems = [], [], dict[MessageQueue, BrokerError]()
         for queue, queue_offset in offsets.items():
             try:
                 requests.append(self.request(group, queue, queue_offset))
                 queues.append(queue)
-            except BrokerError as exc:
-                failed.add(queue)
-                self._report(group, queue, exc)
-        answers = self._instance.invoke_all(requests, _TIMEOUT_MS)
+            except BrokerError as exc:  # no route names its broker any more
+                problems[queue] = exc
+        answers = self._instance.invoke_all(requests, self._timeout_ms)
         for queue, (address, answer) in zip(queues, answers, strict=True):
-            if not isinstance(answer, RemotingCommand) or answer.code != ResponseCode.SUCCESS:
-                failed.add(queue)
-                problem = answer_problem(answer, "commit", address) if isinstance(answer, RemotingCommand) else answer
-                self._report(group, queue, problem)
-        return failed
-
-    def tell(self, group: str, offsets: dict[MessageQueue, int]) -> None:
-        """Commit one way."""
-        for queue, queue_offset in offsets.items():
-            try:
-                self._instance.invoke_one_way(*self.request(group, queue, queue_offset, one_way=True))
-            except BrokerError as exc:
-                self._report(group, queue, exc)
-
-    @staticmethod
-    def _report(group: str, queue: MessageQueue, problem: BrokerError) -> None:
-        _log.warning("remote.commit_failed", group=group, topic=queue.topic, queue=queue.queue_id, reason=str(problem))
+            if isinstance(answer, BrokerError):
+                problems[queue] = answer
+            elif answer.code != ResponseCode.SUCCESS:
+                problems[queue] = answer_problem(answer, f"commit offsets of group {group!r}", address)
+        return problems
 
 
 class GroupOffsets:
@@ -160,6 +163,7 @@ class GroupOffsets:
         self._group = group
         self._brokers = brokers
         self._lock = threading.Lock()
+        self._flush_lock = threading.Lock()
         self._offsets: dict[MessageQueue, int] = {}
         self._changed: set[MessageQueue] = set()
 
@@ -173,27 +177,27 @@ class GroupOffsets:
                 self._offsets[queue] = queue_offset
                 self._changed.add(queue)
 
-    def flush_later(self) -> None:
-        self._brokers.tell(self._group, self._take_changed(None))
-
     def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        changed = self._take_changed(queues)
-        if not changed:
-            return
-        failed = self._brokers.write_all(self._group, changed)
-        with self._lock:
-            self._changed |= failed & self._offsets.keys()
+        """Commit the changed offsets of *queues*, or of all, and wait until the brokers have them.
+
+        A flush under way in another thread is awaited first: its commits may be of these queues.
+        """
+        with self._flush_lock:
+            with self._lock:
+                chosen = self._changed if queues is None else self._changed & set(queues)
+                changed = {queue: self._offsets[queue] for queue in chosen}
+            failed = self._brokers.write_all(self._group, changed)
+            with self._lock:
+                self._changed -= {
+                    queue
+                    for queue, queue_offset in changed.items()
+                    if queue not in failed and self._offsets.get(queue) == queue_offset
+                }
 
     def forget(self, queue: MessageQueue) -> None:
         with self._lock:
             self._offsets.pop(queue, None)
             self._changed.discard(queue)
-
-    def _take_changed(self, queues: Iterable[MessageQueue] | None) -> dict[MessageQueue, int]:
-        with self._lock:
-            taken = self._changed if queues is None else self._changed & set(queues)
-            self._changed = self._changed - taken
-            return {queue: self._offsets[queue] for queue in taken}
 
 
 @body
@@ -236,9 +240,6 @@ class FileOffsets:
             if self._offsets.get(queue) != queue_offset:
                 self._offsets[queue] = queue_offset
                 self._has_changed = True
-
-    def flush_later(self) -> None:
-        self.flush()
 
     def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
         with self._lock:

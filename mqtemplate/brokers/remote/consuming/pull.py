@@ -124,7 +124,8 @@ class MemberPulls:
             return Fetched(messages, header.next_begin_offset, header.suggest_which_broker_id)
         if answer.code in _NOTHING:
             header = answer.header(PullMessageResponseHeader)
-            return Fetched([], header.next_begin_offset, header.suggest_which_broker_id)
+            lags = header.max_offset < self._marks.end_of(queue)
+            return Fetched([], header.next_begin_offset, header.suggest_which_broker_id, lags)
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             header = answer.header(PullMessageResponseHeader)
             return OffsetMoved(header.next_begin_offset, header.suggest_which_broker_id)

@@ -27,11 +27,13 @@ class Fetched:
     Attributes:
         next_offset: Where to go on, behind what the selector left out too.
         broker_id: Which of the broker's addresses to ask next; 0 is the master.
+        lags: The queue is read to its end, and messages that this client has sent to it are not in it yet.
     """
 
     messages: list[MessageExt]
     next_offset: int
     broker_id: int = 0
+    lags: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class _Line:
 
     Attributes:
         is_fresh: No pull from here was answered yet; the first one does not wait, so that it is known what is there.
+        is_settled: A pull from here was answered, and the queue held what this client had sent to it.
         epoch: Counts up when it is read from elsewhere: an answer to an older pull is nothing then.
         retry_ms: When to pull again after a failure.
     """
@@ -79,6 +82,7 @@ class _Line:
     messages: deque[MessageExt] = field(default_factory=deque)
     size: int = 0
     is_fresh: bool = True
+    is_settled: bool = False
     epoch: int = 0
     in_flight: bool = False
     retry_ms: int | None = None
@@ -148,6 +152,7 @@ class PullLoop:
                 return
             line.epoch += 1
             line.is_fresh = True
+            line.is_settled = False
             line.next_offset = queue_offset
             line.messages.clear()
             line.size = 0
@@ -163,7 +168,7 @@ class PullLoop:
     def is_settling(self, without: frozenset[MessageQueue]) -> bool:
         """Whether it is not known yet of a queue what is there to take."""
         with self._lock:
-            return any(line.is_fresh and line.queue not in without for line in self._lines.values())
+            return any(not line.is_settled and line.queue not in without for line in self._lines.values())
 
     # --- taking --------------------------------------------------------------------------------
 
@@ -213,7 +218,8 @@ class PullLoop:
             if line.epoch != epoch:
                 return
             line.in_flight = False
-            was_fresh, line.is_fresh = line.is_fresh, False
+            was_settled, line.is_fresh = line.is_settled, False
+            line.is_settled |= not (isinstance(outcome, Fetched) and outcome.lags)
             if isinstance(outcome, PullFailed):
                 line.retry_ms = self._clock.now_ms() + outcome.retry_ms
             else:
@@ -223,7 +229,7 @@ class PullLoop:
                 line.messages.extend(outcome.messages)
                 line.size += sum([len(message.body) for message in outcome.messages])
         self._tell(line, outcome)
-        if was_fresh or (isinstance(outcome, Fetched) and outcome.messages):
+        if (line.is_settled and not was_settled) or (isinstance(outcome, Fetched) and outcome.messages):
             self._on_arrival()
         self._pull(line)
 

@@ -99,6 +99,34 @@ def test_only_the_first_pull_of_a_queue_does_not_wait() -> None:
     assert rung == ["ring"]
 
 
+def test_a_queue_settles_when_it_holds_what_this_client_has_sent() -> None:
+    """A broker acknowledges a message before it is in its queue."""
+    wire = Wire()
+    loop, rung = loop_over(wire)
+    loop.add(A, 0)
+
+    wire.answer(Fetched([], 0, lags=True))
+    assert loop.is_settling(NONE)
+    assert (wire.out[0][3], rung) == (True, []), "the broker holds the next pull until the message arrives"
+    wire.bring(1)
+
+    assert not loop.is_settling(NONE)
+    assert rung == ["ring"]
+
+
+def test_a_queue_that_settled_stays_so_until_a_seek() -> None:
+    wire = Wire()
+    loop, _ = loop_over(wire)
+    loop.add(A, 0)
+    wire.answer(Fetched([], 0))
+
+    wire.answer(Fetched([], 0, lags=True))
+    assert not loop.is_settling(NONE)
+    loop.seek(A, 5)
+
+    assert loop.is_settling(NONE)
+
+
 def test_a_full_queue_asks_for_no_more_until_there_is_room() -> None:
     wire = Wire()
     loop, _ = loop_over(wire, messages=3)
