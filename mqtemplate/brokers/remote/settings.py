@@ -1,4 +1,4 @@
-"""What a remote broker can be told."""
+"""Settings of the remote broker."""
 
 from __future__ import annotations
 
@@ -7,33 +7,42 @@ from pathlib import Path
 
 from mqtemplate.compression import CompressionType
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.remoting import ClientTls, Credentials
+from mqtemplate.remoting.settings import Credentials
+from mqtemplate.remoting.tls import ClientTls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSettings:
-    """Where a RocketMQ cluster is, and how to use it. Defaults are those of RocketMQ's Java client.
+    """Addresses of a RocketMQ cluster, and how the client uses it. Defaults are those of RocketMQ's Java client.
 
     Attributes:
-        name_servers: ``host:port`` each; one is used until it fails.
-        producer_group: Whom the cluster knows the sender as.
-        namespace: Prefix of topics and groups on the wire, the older form; empty for none.
-        namespace_v2: The newer form, told beside them.
-        request_timeout_ms: Of all calls that have no limit of their own.
-        retry_times_when_send_failed: How often a send tries another queue or broker, within its time.
+        name_servers: ``host:port`` of each; the client uses one until it fails.
+        producer_group: Producer group of this client.
+        namespace: Prefix of topics and groups on the wire, RocketMQ's older form; empty for none.
+        namespace_v2: Namespace in RocketMQ's newer form, an extra field of each request.
+        connect_timeout_ms: Time limit for a new connection.
+        request_timeout_ms: Time limit of a request that has no other limit.
+        retry_times_when_send_failed: Further attempts of `Broker.send` at another queue or broker, within its timeout.
         retry_times_when_send_async_failed: The same for `Broker.send_async`.
-        retry_next_server: Try another broker also where one answered that a message is not as safe as it was set to be.
-        max_message_size: Bytes of a body; the broker has a limit of its own.
-        compress_threshold: Bytes from which a body is compressed.
-        default_topic_queue_nums: How many queues a topic gets that its first message makes.
-        pull_batch_size: Messages that one pull asks for; brokers give 32 at most unless they were told otherwise.
-        pull_threshold_messages: Messages of a queue that are fetched ahead; so many more are not asked for.
+        retry_next_server: Also try another broker after a response such as ``FLUSH_DISK_TIMEOUT``.
+        max_message_size: Largest body in bytes; the broker has a limit of its own.
+        compress_threshold: Bodies of this size in bytes or more are compressed.
+        default_topic_queue_nums: Number of queues of a topic that its first message creates.
+        poll_name_server_interval_ms: Interval of route updates.
+        heartbeat_broker_interval_ms: Interval of heartbeats.
+        rebalance_interval_ms: Interval of rebalances; changes in a group cause further ones.
+        persist_consumer_offset_interval_ms: Interval at which committed offsets are sent to the brokers.
+        lock_interval_ms: Interval at which queue locks are renewed.
+        lock_live_ms: A queue lock that was not renewed for this time counts as lost.
+        pull_batch_size: Largest number of messages of one pull; brokers limit it to 32 unless configured otherwise.
+        pull_threshold_messages: Pulling from a queue pauses when this many of its messages are prefetched.
         pull_threshold_bytes: The same in bytes of bodies.
-        suspend_ms: How long a broker may keep a pull open while there is nothing.
-        retry_after_error_ms: When a pull that failed is tried again.
-        offset_path: The folder with the progress of broadcasting groups.
-        tools_group: Whom `Broker.pull` reads as; brokers know this one from the start.
-        send_avoid_ms: How long a broker that failed a send is passed over where there is another.
+        suspend_ms: Time for which a broker may hold a pull until a message arrives.
+        pull_timeout_ms: Time limit of a pull; longer than *suspend_ms*.
+        retry_after_error_ms: Pause before a failed pull is repeated.
+        offset_path: Directory with the offsets of broadcasting groups.
+        tools_group: Consumer group of `Broker.pull`; every RocketMQ broker has this group.
+        send_avoid_ms: After a failed send, the producer prefers other brokers for this time.
     """
 
     name_servers: tuple[str, ...]
@@ -74,4 +83,4 @@ class RemoteSettings:
                 "a remote broker needs the address of a name server; give name_servers=('host:port',)"
             )
         if self.namespace and self.namespace_v2:
-            raise ConfigurationError("namespace and namespace_v2 say the same in two forms; keep one of them")
+            raise ConfigurationError("namespace and namespace_v2 are two forms of one setting; keep one of them")
