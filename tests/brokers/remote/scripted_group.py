@@ -55,7 +55,9 @@ class ScriptedGroups:
         broker.script(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self._list_members)
         broker.script(RequestCode.QUERY_CONSUMER_OFFSET, self._query_offset)
         broker.script(RequestCode.UPDATE_CONSUMER_OFFSET, self.commit)
-        broker.script(RequestCode.GET_MIN_OFFSET, lambda request: request.response(header=OffsetResponseHeader(offset=0)))
+        broker.script(
+            RequestCode.GET_MIN_OFFSET, lambda request: request.response(header=OffsetResponseHeader(offset=0))
+        )
         broker.script(RequestCode.PULL_MESSAGE, self._find_nothing)
         broker.script(RequestCode.LOCK_BATCH_MQ, self._lock_queues)
         broker.script(RequestCode.UNLOCK_BATCH_MQ, self._unlock_queues)

@@ -36,7 +36,7 @@ def test_it_works_at_once_when_it_is_asked_for() -> None:
     service = PeriodicService("work", work, clock, 1_000)
     service.on_wake(lambda: woken.append("wake"))
 
-    service.soon()
+    service.trigger()
     service.step()
 
     assert (work.done, woken) == (1, ["wake"])
@@ -49,10 +49,10 @@ def test_who_asks_while_it_works_gets_another_turn() -> None:
     def work() -> None:
         done.append("work")
         if len(done) == 1:
-            service.soon()
+            service.trigger()
 
     service = PeriodicService("work", work, clock, 1_000)
-    service.soon()
+    service.trigger()
 
     assert service.step() == clock.now_ms()
     service.step()
@@ -63,7 +63,7 @@ def test_the_work_may_say_when_it_wants_to_come_again() -> None:
     clock = VirtualClock()
     service = PeriodicService("work", Work(50), clock, 1_000)
 
-    service.soon()
+    service.trigger()
 
     assert service.step() == clock.now_ms() + 50
 
@@ -71,7 +71,7 @@ def test_the_work_may_say_when_it_wants_to_come_again() -> None:
 def test_what_failed_is_due_again_a_second_later() -> None:
     clock, work = VirtualClock(), Work(ValueError("no"))
     service = PeriodicService("work", work, clock, 30_000)
-    service.soon()
+    service.trigger()
 
     with pytest.raises(ValueError, match="no"):
         service.step()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.brokers.remote.consuming.offsets import FileOffsets, broadcast_file
+from mqtemplate.brokers.remote.consuming.offset_store import LocalFileOffsetStore, local_offset_file
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.message import MessageQueue
 
@@ -15,19 +15,19 @@ QUEUE = MessageQueue("orders", "broker-a", 1)
 
 def test_progress_is_there_again_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "a" / "offsets.json"
-    offsets = FileOffsets(path)
+    offsets = LocalFileOffsetStore(path)
 
     offsets.commit(QUEUE, 7)
     offsets.flush()
 
-    assert FileOffsets(path).read(QUEUE) == 7
-    assert FileOffsets(path).read(MessageQueue("orders", "broker-a", 2)) is None
+    assert LocalFileOffsetStore(path).read(QUEUE) == 7
+    assert LocalFileOffsetStore(path).read(MessageQueue("orders", "broker-a", 2)) is None
 
 
 def test_nothing_is_written_while_nothing_changed(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
 
-    FileOffsets(path).flush()
+    LocalFileOffsetStore(path).flush()
 
     assert not path.exists()
 
@@ -35,7 +35,7 @@ def test_nothing_is_written_while_nothing_changed(tmp_path: Path) -> None:
 def test_the_file_is_one_that_rocketmq_s_client_reads_and_writes(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     path.write_text('{"offsetTable":{{"brokerName":"broker-a","queueId":1,"topic":"orders"}:5}}')
-    offsets = FileOffsets(path)
+    offsets = LocalFileOffsetStore(path)
 
     offsets.commit(QUEUE, 6)
     offsets.flush()
@@ -47,14 +47,14 @@ def test_a_file_that_cannot_be_read_is_named_with_a_way_out(tmp_path: Path) -> N
     path = tmp_path / "offsets.json"
     path.write_text("{")
 
-    with pytest.raises(MQTemplateError, match=r"offsets\.json cannot be read.*delete it to have the group begin anew"):
-        FileOffsets(path)
+    with pytest.raises(MQTemplateError, match=r"offsets\.json cannot be read.*delete it to have the group start again"):
+        LocalFileOffsetStore(path)
 
 
 def test_members_groups_and_clusters_have_files_of_their_own(tmp_path: Path) -> None:
     """Whatever is in their names."""
     files = {
-        broadcast_file(tmp_path, instance, servers, group)
+        local_offset_file(tmp_path, instance, servers, group)
         for instance in ("hall", "../lobby")
         for servers in (("a:1",), ("a:1", "b:1"))
         for group in ("screens", "%x|y", "../../etc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mqtemplate.brokers.remote.consuming.pull_loop import Fetched, OffsetMoved, Outcome, PullFailed, PullLoop
+from mqtemplate.brokers.remote.consuming.pull_loop import Outcome, Pulled, PullFailed, PullLoop
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import RemoteConnectError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue
@@ -29,7 +29,7 @@ class Wire:
         self.out: list[tuple[MessageQueue, int, int, bool, Callable[[Outcome], None]]] = []
         self.fails = False
 
-    def fetch(
+    def pull(
         self, queue: MessageQueue, queue_offset: int, broker_id: int, may_wait: bool, done: Callable[[Outcome], None], /
     ) -> None:
         if self.fails:
@@ -46,14 +46,23 @@ class Wire:
 
     def bring(self, count: int, body: bytes = b"x") -> None:
         queue, at, *_ = self.out[0]
-        self.answer(Fetched([message(queue, at + number, body) for number in range(count)], at + count))
+        self.answer(Pulled([message(queue, at + number, body) for number in range(count)], at + count))
 
 
 def loop_over(
     wire: Wire, clock: VirtualClock | None = None, messages: int = 100, size: int = 1_000
 ) -> tuple[PullLoop, list[str]]:
-    rung: list[str] = []
-    return PullLoop("pull", wire.fetch, clock or VirtualClock(), messages, size, lambda: rung.append("ring")), rung
+    """Return a loop, and the list of its events."""
+    events: list[str] = []
+    loop = PullLoop(
+        wire.pull,
+        clock or VirtualClock(),
+        messages,
+        size,
+        on_arrival=lambda: events.append("arrival"),
+        on_retry=lambda: events.append("retry"),
+    )
+    return loop, events
 
 
 def offsets(messages: list[MessageExt]) -> list[int]:
@@ -62,12 +71,12 @@ def offsets(messages: list[MessageExt]) -> list[int]:
 
 def test_a_queue_is_read_from_its_position_and_then_on() -> None:
     wire = Wire()
-    loop, rung = loop_over(wire)
+    loop, events = loop_over(wire)
 
     loop.add(A, 5)
     wire.bring(2)
 
-    assert (rung, wire.asked()) == (["ring"], [(0, 7)])
+    assert (events, wire.asked()) == (["arrival"], [(0, 7)])
     assert offsets(loop.take(10, NONE)) == [5, 6]
     assert loop.position(A) == 7
 
@@ -86,41 +95,41 @@ def test_one_pull_is_out_for_a_queue_at_most() -> None:
 def test_only_the_first_pull_of_a_queue_does_not_wait() -> None:
     """So that it is known soon what is there; after that nobody needs to ask twice."""
     wire = Wire()
-    loop, rung = loop_over(wire)
+    loop, events = loop_over(wire)
     loop.add(A, 0)
     assert loop.is_settling(NONE)
     assert not loop.is_settling(frozenset({A}))
 
     first = wire.out[0][3]
-    wire.answer(Fetched([], 0))
+    wire.answer(Pulled([], 0))
 
     assert (first, wire.out[0][3]) == (False, True)
     assert not loop.is_settling(NONE)
-    assert rung == ["ring"]
+    assert events == ["arrival"]
 
 
 def test_a_queue_settles_when_it_holds_what_this_client_has_sent() -> None:
     """A broker acknowledges a message before it is in its queue."""
     wire = Wire()
-    loop, rung = loop_over(wire)
+    loop, events = loop_over(wire)
     loop.add(A, 0)
 
-    wire.answer(Fetched([], 0, lags=True))
+    wire.answer(Pulled([], 0, lags=True))
     assert loop.is_settling(NONE)
-    assert (wire.out[0][3], rung) == (True, []), "the broker holds the next pull until the message arrives"
+    assert (wire.out[0][3], events) == (True, []), "the broker holds the next pull until the message arrives"
     wire.bring(1)
 
     assert not loop.is_settling(NONE)
-    assert rung == ["ring"]
+    assert events == ["arrival"]
 
 
 def test_a_queue_that_settled_stays_so_until_a_seek() -> None:
     wire = Wire()
     loop, _ = loop_over(wire)
     loop.add(A, 0)
-    wire.answer(Fetched([], 0))
+    wire.answer(Pulled([], 0))
 
-    wire.answer(Fetched([], 0, lags=True))
+    wire.answer(Pulled([], 0, lags=True))
     assert not loop.is_settling(NONE)
     loop.seek(A, 5)
 
@@ -177,15 +186,15 @@ def test_a_queue_that_is_left_alone_keeps_its_messages() -> None:
 
 def test_what_the_selector_left_out_moves_the_position() -> None:
     wire = Wire()
-    loop, rung = loop_over(wire)
+    loop, events = loop_over(wire)
     loop.add(A, 0)
     wire.bring(1)
     loop.take(1, NONE)
-    rung.clear()
+    events.clear()
 
-    wire.answer(Fetched([], 9))
+    wire.answer(Pulled([], 9))
 
-    assert (loop.position(A), rung, wire.asked()) == (9, [], [(0, 9)])
+    assert (loop.position(A), events, wire.asked()) == (9, [], [(0, 9)])
 
 
 def test_after_a_seek_an_older_answer_is_nothing() -> None:
@@ -214,30 +223,28 @@ def test_a_seek_to_where_it_stands_keeps_what_was_fetched() -> None:
 
 def test_a_queue_that_was_dropped_gives_nothing_and_asks_for_nothing() -> None:
     wire = Wire()
-    loop, rung = loop_over(wire)
+    loop, events = loop_over(wire)
     loop.add(A, 0)
 
-    loop.drop(A)
+    loop.remove(A)
     wire.bring(3)
 
-    assert (loop.take(10, NONE), loop.position(A), loop.queues(), rung) == ([], None, frozenset(), [])
+    assert (loop.take(10, NONE), loop.position(A), events) == ([], None, [])
     assert wire.asked() == []
 
 
 def test_a_pull_that_failed_is_tried_again_in_its_time() -> None:
     clock, wire = VirtualClock(), Wire()
-    loop, _ = loop_over(wire, clock)
-    woken: list[str] = []
-    loop.on_wake(lambda: woken.append("wake"))
+    loop, events = loop_over(wire, clock)
     loop.add(A, 3)
     wire.answer(PullFailed("busy", 20))
-    assert (wire.asked(), woken) == ([], ["wake"])
+    assert (wire.asked(), events) == ([], ["retry", "arrival"])
     loop.take(10, NONE)
     assert wire.asked() == []
 
-    assert loop.step() == clock.now_ms() + 20
+    assert loop.retry() == clock.now_ms() + 20
     clock.move_ms(20)
-    assert loop.step() is None
+    assert loop.retry() is None
 
     assert wire.asked() == [(0, 3)]
 
@@ -250,7 +257,7 @@ def test_a_connection_that_cannot_be_made_is_a_pull_that_failed() -> None:
     wire.fails = False
 
     clock.move_ms(1_000)
-    loop.step()
+    loop.retry()
 
     assert wire.asked() == [(0, 3)]
 
@@ -260,7 +267,7 @@ def test_an_offset_that_moved_is_followed() -> None:
     loop, _ = loop_over(wire)
     loop.add(A, 3)
 
-    wire.answer(OffsetMoved(100))
+    wire.answer(Pulled([], 100))
 
     assert wire.asked() == [(0, 100)]
 
@@ -270,6 +277,6 @@ def test_the_broker_says_whom_to_ask_next() -> None:
     loop, _ = loop_over(wire)
     loop.add(A, 0)
 
-    wire.answer(Fetched([], 0, broker_id=1))
+    wire.answer(Pulled([], 0, broker_id=1))
 
     assert wire.out[0][2] == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.outbound import Outbound, OutboundMaker
+from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.compression import decompress_body
@@ -22,12 +22,12 @@ from mqtemplate.remoting.protocol.properties import decode_properties_text
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
 
-def maker(**settings: Any) -> OutboundMaker:
+def maker(**settings: Any) -> SendRequestFactory:
     made = RemoteSettings(name_servers=("127.0.0.1:9876",), **settings)
-    return OutboundMaker(made, Namespace(made.namespace), VirtualClock())
+    return SendRequestFactory(made, Namespace(made.namespace), VirtualClock())
 
 
-def properties_of(out: Outbound) -> dict[str, str]:
+def properties_of(out: SendRequest) -> dict[str, str]:
     return decode_properties_text(out.properties)
 
 
@@ -35,7 +35,7 @@ def test_a_message_becomes_a_request_that_a_broker_takes() -> None:
     message = Message("orders", b"body", {Property.TAGS: "paid", "region": "EU-ß"}, flag=7)
 
     out = maker(producer_group="shop").single(message)
-    request = out.request(QUEUE)
+    request = out.command(QUEUE)
 
     header = request.header(SendMessageRequestHeaderV2)
     assert (request.code, request.body, request.is_one_way) == (RequestCode.SEND_MESSAGE_V2, b"body", False)
@@ -63,7 +63,7 @@ def test_the_message_is_not_changed_and_gets_an_id_for_each_send() -> None:
 def test_a_namespace_goes_in_front_of_topic_and_group_and_is_told() -> None:
     out = maker(namespace="prod", producer_group="shop").single(Message("orders", b"x"))
 
-    header = out.request(QUEUE).header(SendMessageRequestHeaderV2)
+    header = out.command(QUEUE).header(SendMessageRequestHeaderV2)
 
     assert (header.topic, header.producer_group) == ("prod%orders", "prod%shop")
     assert properties_of(out)[Property.INSTANCE_ID] == "prod"
@@ -107,7 +107,7 @@ def test_a_start_deliver_time_is_said_in_the_words_of_brokers() -> None:
 
     assert properties_of(out)[Property.TIMER_DELIVER_MS] == "1767225600000"
     assert Property.START_DELIVER_TIME not in properties_of(out)
-    assert out.wants_timer
+    assert out.has_timer
 
 
 def test_what_only_brokers_write_is_left_out_of_a_copy() -> None:
@@ -120,7 +120,7 @@ def test_what_only_brokers_write_is_left_out_of_a_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "is_at_once"),
+    ("properties", "is_immediate"),
     [
         ({}, True),
         ({Property.DELAY: "0"}, True),
@@ -128,8 +128,8 @@ def test_what_only_brokers_write_is_left_out_of_a_copy() -> None:
         ({Property.TIMER_DELAY_SEC: "1"}, False),
     ],
 )
-def test_it_is_known_whether_a_message_waits(properties: dict[str, str], is_at_once: bool) -> None:
-    assert maker().single(Message("orders", b"x", properties)).is_at_once is is_at_once
+def test_it_is_known_whether_a_message_waits(properties: dict[str, str], is_immediate: bool) -> None:
+    assert maker().single(Message("orders", b"x", properties)).is_immediate is is_immediate
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_batch_keeps_each_message_s_properties_and_leaves_the_id_out_of_the_ou
     assert [(message.body, message.tags, message.flag) for message in inner] == [(b"a", "x", 0), (b"b", None, 3)]
     assert tuple(message.properties[Property.UNIQ_KEY] for message in inner) == out.msg_ids
     assert properties_of(out) == {Property.WAIT: "true"}
-    assert out.request(QUEUE).header(SendMessageRequestHeaderV2).batch
+    assert out.command(QUEUE).header(SendMessageRequestHeaderV2).batch
     assert out.code == RequestCode.SEND_BATCH_MESSAGE
 
 
@@ -166,7 +166,11 @@ def test_a_batch_keeps_each_message_s_properties_and_leaves_the_id_out_of_the_ou
     [
         ([], MessageError, "the batch is empty"),
         ([Message("a", b""), Message("b", b"")], MessageError, "a batch goes to one topic, this one names 'a' and 'b'"),
-        ([Message("a", b"", {"DELAY": "1"})] * 2, UnsupportedError, "asks for a delay .DELAY., but RocketMQ delays no"),
+        (
+            [Message("a", b"", {"DELAY": "1"})] * 2,
+            UnsupportedError,
+            "has a delay .DELAY., but RocketMQ does not delay batches",
+        ),
         ([Message("a", bytes(60))] * 2, MessageError, "the batch for 'a' has .* bytes, allowed are 100"),
     ],
 )
@@ -181,18 +185,18 @@ def test_a_half_message_says_whose_it_is() -> None:
     assert properties_of(out)[Property.TRANSACTION_PREPARED] == "true"
     assert properties_of(out)[Property.PRODUCER_GROUP] == out.group == "prod%shop"
     assert out.is_half
-    assert not out.is_at_once
+    assert not out.is_immediate
 
 
 def test_a_half_message_cannot_be_delayed() -> None:
-    with pytest.raises(UnsupportedError, match="a message in a transaction is not delayed by RocketMQ"):
+    with pytest.raises(UnsupportedError, match="RocketMQ does not delay messages of a transaction"):
         maker().single(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "3"}), transaction_group="shop")
 
 
 def test_a_reply_goes_to_the_cluster_s_own_topic_whatever_the_namespace() -> None:
     out = maker(namespace="prod").reply("DefaultCluster_REPLY_TOPIC", b"x", {Property.CORRELATION_ID: "1"})
 
-    assert out.request(QUEUE).header(SendMessageRequestHeaderV2).topic == "DefaultCluster_REPLY_TOPIC"
+    assert out.command(QUEUE).header(SendMessageRequestHeaderV2).topic == "DefaultCluster_REPLY_TOPIC"
     assert out.code == RequestCode.SEND_REPLY_MESSAGE_V2
 
 
@@ -205,7 +209,7 @@ def test_a_body_that_is_too_large_is_refused_with_both_sizes() -> None:
 
 
 def test_properties_that_take_too_much_room_are_refused() -> None:
-    with pytest.raises(MessageError, match=r"take \d+ bytes, allowed are 32767; move data into the body"):
+    with pytest.raises(MessageError, match=r"have \d+ bytes, allowed are 32767; move data into the body"):
         maker().single(Message("orders", b"", {"long": "ß" * 20_000}))
 
 

@@ -74,9 +74,7 @@ def broker() -> Iterator[RemoteBroker]:
 
 
 def ask(broker: RemoteBroker, channel: RecordingChannel, request: RemotingCommand) -> None:
-    link = broker._link
-    assert link is not None
-    link.transactions.on_check(channel, request)  # type: ignore[arg-type]
+    broker._client.transactions.on_check(channel, request)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
