@@ -169,13 +169,13 @@ class RemoteBroker(Broker):
         return self._client.queries.search_offset(queue, timestamp)
 
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
-        return self._client.join(spec)
+        return self._client.members.join(spec)
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        return self._client.committed_offset(group, queue)
+        return self._client.members.committed_offset(group, queue)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        self._client.commit_offset(group, queue, queue_offset)
+        self._client.members.commit_offset(group, queue, queue_offset)
 
     # --- delayed messages ----------------------------------------------------------------------
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import structlog
 
-from mqtemplate.broker import Capability, Consumer, ConsumerSpec
+from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler, create_client_id
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
-from mqtemplate.brokers.remote.consuming.broker_offsets import BrokerOffsets
 from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.remote.name_servers import NameServers
@@ -26,7 +25,6 @@ from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import Topics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
-from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Channel
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -69,9 +67,9 @@ class ClusterClient:
         self.transactions = Transactions(context, factory, self.producer.deliver)
         self.requests = Requests(context, factory, self.producer)
         self.recall = Recall(context)
-        self.offsets = BrokerOffsets(context)
         self.members = Members(
             context,
+            self.queries,
             RetrySender(context, factory, self.producer.deliver),
             self._new_instance,
             self._heartbeats.trigger,
@@ -91,7 +89,6 @@ class ClusterClient:
             "remote.offsets", self._flush_offsets, clock, settings.persist_consumer_offset_interval_ms
         )
         self._lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
-
         self._pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
 
     def _new_instance(self) -> ClientInstance:
@@ -171,28 +168,6 @@ class ClusterClient:
             "remote-offsets": [self._commits],
             "remote-timers": [self._pull_retries, self.requests],
         }
-
-    # --- groups --------------------------------------------------------------------------------
-
-    def join(self, spec: ConsumerSpec) -> Consumer:
-        """See `Broker.subscribe`."""
-        return self.members.join(spec)
-
-    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """See `Broker.committed_offset`."""
-        self._flush_members(group, queue)
-        return self.offsets.read(group, queue)
-
-    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """See `Broker.commit_offset`."""
-        self._flush_members(group, queue)
-        wire_group = self._namespace.wrap(group)
-        self.offsets.commit(group, queue, queue_offset, lambda: self.queries.create_group(wire_group, queue))
-
-    def _flush_members(self, group: str, queue: MessageQueue) -> None:
-        for member in self.members.all():
-            if member.spec.group == group and member.is_clustering:
-                member.offsets.flush([queue])
 
     # --- actions of the services ---------------------------------------------------------------
 

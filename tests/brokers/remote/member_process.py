@@ -1,25 +1,20 @@
-"""A member in a process of its own, to be killed: ``python -m tests.brokers.remote.member_process address group topic``.
+"""A group member in a process of its own, which a test kills.
 
-It says on standard output, a line each, when it has joined and what it was given; it commits nothing.
+``python -m tests.brokers.remote.member_process <name server> <group> <topic>`` prints ``joined``, and then the body of
+each message on a line. It commits nothing.
 """
 
 from __future__ import annotations
 
 import sys
 
-from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.selectors.tags import TagSelector
+from tests.brokers.remote.clients import join
 
 
 def main(address: str, group: str, topic: str) -> None:
-    spec = ConsumerSpec(
-        group=group,
-        subscriptions={topic: TagSelector()},
-        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-    )
     with RemoteBroker(RemoteSettings(name_servers=(address,))) as broker:
-        member = broker.subscribe(spec)
+        member = join(broker, topic, group)
         print("joined", file=sys.__stdout__, flush=True)
         while True:
             for message in member.poll(32, 1_000):

@@ -51,6 +51,7 @@ class Members:
     def __init__(
         self,
         context: ClientContext,
+        queries: Queries,
         retry_sender: RetrySender,
         new_instance: Callable[[], ClientInstance],
         on_heartbeat_due: Callable[[], None],
@@ -58,6 +59,8 @@ class Members:
         on_retry_due: Callable[[], None],
     ) -> None:
         self._context = context
+        self._queries = queries
+        self._offsets = BrokerOffsets(context)
         self._retry_sender = retry_sender
         self._new_instance = new_instance
         self._on_heartbeat_due = on_heartbeat_due
@@ -132,7 +135,7 @@ class Members:
             wake_event=wake_event,
             check_subscription=requests.check_subscription,
             list_members=requests.list_members,
-            start_offset=partial(_start_offset, spec, offsets, Queries(context), clock),
+            start_offset=partial(_start_offset, spec, offsets, self._queries, clock),
             send_back=partial(self._retry_sender.send_back, context.instance, spec),
             on_close=self._leave,
         )
@@ -150,7 +153,7 @@ class Members:
 
     def _offset_store(self, spec: ConsumerSpec) -> OffsetStore:
         if spec.message_model is MessageModel.CLUSTERING:
-            return RemoteBrokerOffsetStore(spec.group, BrokerOffsets(self._context))
+            return RemoteBrokerOffsetStore(spec.group, self._offsets)
         key = (spec.instance_name, spec.group)
         if key not in self._files:
             settings = self._context.settings
@@ -176,6 +179,24 @@ class Members:
         """Close every member."""
         for member in self.all():
             member.close()
+
+    # --- committed offsets ---------------------------------------------------------------------
+
+    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """See `Broker.committed_offset`."""
+        self._flush_offset(group, queue)
+        return self._offsets.read(group, queue)
+
+    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """See `Broker.commit_offset`."""
+        self._flush_offset(group, queue)
+        wire_group = self._context.namespace.wrap(group)
+        self._offsets.commit(group, queue, queue_offset, lambda: self._queries.create_group(wire_group, queue))
+
+    def _flush_offset(self, group: str, queue: MessageQueue) -> None:
+        for member in self.all():
+            if member.spec.group == group and member.is_clustering:
+                member.offsets.flush([queue])
 
     # --- periodic work -------------------------------------------------------------------------
 

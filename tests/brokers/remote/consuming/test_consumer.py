@@ -8,23 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.brokers import RemoteBroker
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_message
-from mqtemplate.selectors.tags import TagSelector
+from tests.brokers.remote.clients import client, join
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 
 HOST = HostAddress("127.0.0.1", 10911)
-SPEC = ConsumerSpec(
-    group="billing",
-    subscriptions={"orders": TagSelector()},
-    consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-)
 
 
 @pytest.fixture
@@ -37,7 +31,7 @@ def cluster() -> Iterator[ScriptedBroker]:
 
 @pytest.fixture
 def broker(cluster: ScriptedBroker, tmp_path: Path) -> Iterator[RemoteBroker]:
-    with RemoteBroker(RemoteSettings(name_servers=(cluster.address,), offset_path=tmp_path)) as broker:
+    with client(cluster.address, tmp_path) as broker:
         yield broker
 
 
@@ -65,7 +59,7 @@ def test_the_first_poll_returns_what_this_client_has_sent(cluster: ScriptedBroke
 
     cluster.script(RequestCode.PULL_MESSAGE, pull)
     broker.send(Message("orders", b"x"))
-    member = broker.subscribe(SPEC)
+    member = join(broker, "orders")
 
     assert [polled.body for polled in member.poll(8)] == [b"x"]
 
@@ -74,7 +68,7 @@ def test_a_queue_is_assigned_before_its_messages_are_pulled(
     broker: RemoteBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member ignores commits of queues that are not assigned to it."""
-    member = broker.subscribe(SPEC)
+    member = join(broker, "orders")
     [queue] = [queue for queue in member.assignment() if queue.topic == "orders"]
     was_assigned: list[bool] = []
 

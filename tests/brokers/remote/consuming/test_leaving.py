@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.broker import Consumer
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.selectors.tags import TagSelector
+from tests.brokers.remote.clients import client, join
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.waiting import eventually
@@ -23,11 +22,6 @@ COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
 GROUP = "billing"
 KEY = ("orders", GROUP)
 ALL_COMMITTED = {0: 7, 1: 7, 2: 7, 3: 7}
-SPEC = ConsumerSpec(
-    group=GROUP,
-    subscriptions={"orders": TagSelector()},
-    consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-)
 
 
 @pytest.fixture
@@ -40,9 +34,8 @@ def cluster() -> Iterator[ScriptedBroker]:
 @contextmanager
 def member_of(cluster: ScriptedBroker, folder: Path, **settings: Any) -> Iterator[Consumer]:
     """A member that has committed offset 7 of each queue."""
-    made = RemoteSettings(name_servers=(cluster.address,), offset_path=folder, **settings)
-    with RemoteBroker(made) as broker:
-        member = broker.subscribe(SPEC)
+    with client(cluster.address, folder, **settings) as broker:
+        member = join(broker, "orders", GROUP)
         assert {queue.queue_id for queue in member.assignment()} == {0, 1, 2, 3}
         for queue in member.assignment():
             member.commit(queue, 7)
@@ -148,9 +141,8 @@ def test_a_silent_broker_does_not_keep_offsets_from_another_one(tmp_path: Path) 
         good.topic("orders", queues=2)
         groups, _ = ScriptedGroups(good), ScriptedGroups(silent)
         silent.script(COMMIT, lambda request: None)
-        settings = RemoteSettings(name_servers=(good.address,), offset_path=tmp_path, request_timeout_ms=500)
-        with RemoteBroker(settings) as broker:
-            member = broker.subscribe(SPEC)
+        with client(good.address, tmp_path, request_timeout_ms=500) as broker:
+            member = join(broker, "orders", GROUP)
             for queue in member.assignment():
                 member.commit(queue, 7)
             member.close()

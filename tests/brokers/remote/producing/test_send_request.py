@@ -1,4 +1,4 @@
-"""From a message to the request that sends it: ids, properties, delays, compression, and what is refused."""
+"""Send requests: ids, properties, delays, compression, and refused messages."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from mqtemplate.remoting.protocol.properties import decode_properties_text
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
 
-def maker(**settings: Any) -> SendRequestFactory:
-    made = RemoteSettings(name_servers=("127.0.0.1:9876",), **settings)
-    return SendRequestFactory(made, Namespace(made.namespace), VirtualClock())
+def factory(**settings: Any) -> SendRequestFactory:
+    values = RemoteSettings(name_servers=("127.0.0.1:9876",), **settings)
+    return SendRequestFactory(values, Namespace(values.namespace), VirtualClock())
 
 
-def properties_of(out: SendRequest) -> dict[str, str]:
-    return decode_properties_text(out.properties)
+def properties_of(request: SendRequest) -> dict[str, str]:
+    return decode_properties_text(request.properties)
 
 
-def test_a_message_becomes_a_request_that_a_broker_takes() -> None:
+def test_a_message_is_encoded_as_a_send_request() -> None:
     message = Message("orders", b"body", {Property.TAGS: "paid", "region": "EU-ß"}, flag=7)
 
-    out = maker(producer_group="shop").single(message)
-    request = out.command(QUEUE)
+    request = factory(producer_group="shop").single(message)
+    command = request.command(QUEUE)
 
-    header = request.header(SendMessageRequestHeaderV2)
-    assert (request.code, request.body, request.is_one_way) == (RequestCode.SEND_MESSAGE_V2, b"body", False)
+    header = command.header(SendMessageRequestHeaderV2)
+    assert (command.code, command.body, command.is_one_way) == (RequestCode.SEND_MESSAGE_V2, b"body", False)
     assert (header.producer_group, header.topic, header.queue_id, header.broker_name) == (
         "shop",
         "orders",
@@ -47,76 +47,76 @@ def test_a_message_becomes_a_request_that_a_broker_takes() -> None:
     )
     assert (header.default_topic, header.default_topic_queue_nums, header.flag, header.batch) == ("TBW102", 4, 7, False)
     assert header.born_timestamp == VirtualClock().now_ms()
-    own = {Property.TAGS: "paid", "region": "EU-ß"}
-    assert properties_of(out) == own | {Property.UNIQ_KEY: out.msg_id, Property.WAIT: "true"}
+    given = {Property.TAGS: "paid", "region": "EU-ß"}
+    assert properties_of(request) == given | {Property.UNIQ_KEY: request.msg_id, Property.WAIT: "true"}
 
 
-def test_the_message_is_not_changed_and_gets_an_id_for_each_send() -> None:
+def test_each_send_has_a_new_id_and_does_not_change_the_message() -> None:
     message = Message("orders", b"body", {"region": "EU"})
 
-    first, second = maker().single(message), maker().single(message)
+    first, second = factory().single(message), factory().single(message)
 
     assert message.properties == {"region": "EU"}
     assert first.msg_id != second.msg_id
 
 
-def test_a_namespace_goes_in_front_of_topic_and_group_and_is_told() -> None:
-    out = maker(namespace="prod", producer_group="shop").single(Message("orders", b"x"))
+def test_the_namespace_is_added_to_topic_group_and_properties() -> None:
+    request = factory(namespace="prod", producer_group="shop").single(Message("orders", b"x"))
 
-    header = out.command(QUEUE).header(SendMessageRequestHeaderV2)
+    header = request.command(QUEUE).header(SendMessageRequestHeaderV2)
 
     assert (header.topic, header.producer_group) == ("prod%orders", "prod%shop")
-    assert properties_of(out)[Property.INSTANCE_ID] == "prod"
+    assert properties_of(request)[Property.INSTANCE_ID] == "prod"
 
 
-def test_two_namespaces_contradict_each_other() -> None:
+def test_two_forms_of_a_namespace_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="keep one of them"):
-        maker(namespace="a", namespace_v2="b")
+        factory(namespace="a", namespace_v2="b")
 
 
 # --- compression ----------------------------------------------------------------------------------
 
 
-def test_a_large_body_is_compressed_and_says_so() -> None:
+def test_a_large_body_is_compressed() -> None:
     body = b"the same again and again; " * 400
 
-    out = maker().single(Message("orders", body))
+    request = factory().single(Message("orders", body))
 
-    assert len(out.body) < len(body)
-    assert decompress_body(out.body, out.sys_flag) == body
+    assert len(request.body) < len(body)
+    assert decompress_body(request.body, request.sys_flag) == body
 
 
 @pytest.mark.parametrize(("size", "threshold"), [(4_095, 4_096), (9_999, 10_000)])
-def test_a_body_below_the_threshold_travels_as_it_is(size: int, threshold: int) -> None:
-    out = maker(compress_threshold=threshold).single(Message("orders", b"x" * size))
+def test_a_body_below_the_threshold_is_not_compressed(size: int, threshold: int) -> None:
+    request = factory(compress_threshold=threshold).single(Message("orders", b"x" * size))
 
-    assert (len(out.body), out.sys_flag & SysFlag.COMPRESSED) == (size, 0)
+    assert (len(request.body), request.sys_flag & SysFlag.COMPRESSED) == (size, 0)
 
 
 def test_a_body_that_would_grow_is_not_compressed() -> None:
-    out = maker(compress_threshold=0).single(Message("orders", b"ab"))
+    request = factory(compress_threshold=0).single(Message("orders", b"ab"))
 
-    assert (out.body, out.sys_flag) == (b"ab", 0)
+    assert (request.body, request.sys_flag) == (b"ab", 0)
 
 
 # --- delays ---------------------------------------------------------------------------------------
 
 
-def test_a_start_deliver_time_is_said_in_the_words_of_brokers() -> None:
-    out = maker().single(Message("orders", b"x", {Property.START_DELIVER_TIME: "1767225600000"}))
+def test_a_start_deliver_time_is_renamed_for_brokers() -> None:
+    request = factory().single(Message("orders", b"x", {Property.START_DELIVER_TIME: "1767225600000"}))
 
-    assert properties_of(out)[Property.TIMER_DELIVER_MS] == "1767225600000"
-    assert Property.START_DELIVER_TIME not in properties_of(out)
-    assert out.has_timer
+    assert properties_of(request)[Property.TIMER_DELIVER_MS] == "1767225600000"
+    assert Property.START_DELIVER_TIME not in properties_of(request)
+    assert request.has_timer
 
 
-def test_what_only_brokers_write_is_left_out_of_a_copy() -> None:
-    """A message that was received after a wait and is sent on must go to its own topic."""
+def test_properties_of_brokers_are_removed() -> None:
+    """A delayed message that was received and is sent again goes to its own topic."""
     received = {Property.REAL_TOPIC: "elsewhere", Property.REAL_QID: "1", Property.TIMER_OUT_MS: "5", "own": "kept"}
 
-    out = maker().single(Message("orders", b"x", received))
+    request = factory().single(Message("orders", b"x", received))
 
-    assert properties_of(out).keys() == {"own", Property.UNIQ_KEY, Property.WAIT}
+    assert properties_of(request).keys() == {"own", Property.UNIQ_KEY, Property.WAIT}
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_what_only_brokers_write_is_left_out_of_a_copy() -> None:
         ({Property.TIMER_DELAY_SEC: "1"}, False),
     ],
 )
-def test_it_is_known_whether_a_message_waits(properties: dict[str, str], is_immediate: bool) -> None:
-    assert maker().single(Message("orders", b"x", properties)).is_immediate is is_immediate
+def test_a_message_without_a_delay_is_immediate(properties: dict[str, str], is_immediate: bool) -> None:
+    assert factory().single(Message("orders", b"x", properties)).is_immediate is is_immediate
 
 
 @pytest.mark.parametrize(
@@ -141,24 +141,24 @@ def test_it_is_known_whether_a_message_waits(properties: dict[str, str], is_imme
         (Property.TIMER_DELAY_MS, "1.5", "property TIMER_DELAY_MS is '1.5'"),
     ],
 )
-def test_a_delay_that_is_none_is_refused(name: str, value: str, text: str) -> None:
+def test_an_invalid_delay_is_refused(name: str, value: str, text: str) -> None:
     with pytest.raises(DelayError, match=text):
-        maker().single(Message("orders", b"x", {name: value}))
+        factory().single(Message("orders", b"x", {name: value}))
 
 
 # --- batches, halves, replies ---------------------------------------------------------------------
 
 
-def test_a_batch_keeps_each_message_s_properties_and_leaves_the_id_out_of_the_outer_ones() -> None:
-    """4.x appends the outer properties to each message, and would give all one id."""
-    out = maker().batch([Message("orders", b"a", {Property.TAGS: "x"}), Message("orders", b"b", flag=3)])
+def test_a_batch_has_the_properties_of_each_message_and_no_id_of_its_own() -> None:
+    """4.x appends the batch's properties to each message, which would give all messages one id."""
+    request = factory().batch([Message("orders", b"a", {Property.TAGS: "x"}), Message("orders", b"b", flag=3)])
 
-    inner = decode_batch(out.body, "orders")
+    inner = decode_batch(request.body, "orders")
     assert [(message.body, message.tags, message.flag) for message in inner] == [(b"a", "x", 0), (b"b", None, 3)]
-    assert tuple(message.properties[Property.UNIQ_KEY] for message in inner) == out.msg_ids
-    assert properties_of(out) == {Property.WAIT: "true"}
-    assert out.command(QUEUE).header(SendMessageRequestHeaderV2).batch
-    assert out.code == RequestCode.SEND_BATCH_MESSAGE
+    assert tuple(message.properties[Property.UNIQ_KEY] for message in inner) == request.msg_ids
+    assert properties_of(request) == {Property.WAIT: "true"}
+    assert request.command(QUEUE).header(SendMessageRequestHeaderV2).batch
+    assert request.code == RequestCode.SEND_BATCH_MESSAGE
 
 
 @pytest.mark.parametrize(
@@ -174,51 +174,51 @@ def test_a_batch_keeps_each_message_s_properties_and_leaves_the_id_out_of_the_ou
         ([Message("a", bytes(60))] * 2, MessageError, "the batch for 'a' has .* bytes, allowed are 100"),
     ],
 )
-def test_a_batch_that_cannot_be_is_refused(messages: list[Message], error: type[Exception], text: str) -> None:
+def test_an_invalid_batch_is_refused(messages: list[Message], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        maker(max_message_size=100).batch(messages)
+        factory(max_message_size=100).batch(messages)
 
 
-def test_a_half_message_says_whose_it_is() -> None:
-    out = maker(namespace="prod").single(Message("orders", b"x"), transaction_group="shop")
+def test_a_half_message_has_its_producer_group() -> None:
+    request = factory(namespace="prod").single(Message("orders", b"x"), transaction_group="shop")
 
-    assert properties_of(out)[Property.TRANSACTION_PREPARED] == "true"
-    assert properties_of(out)[Property.PRODUCER_GROUP] == out.group == "prod%shop"
-    assert out.is_half
-    assert not out.is_immediate
+    assert properties_of(request)[Property.TRANSACTION_PREPARED] == "true"
+    assert properties_of(request)[Property.PRODUCER_GROUP] == request.group == "prod%shop"
+    assert request.is_half
+    assert not request.is_immediate
 
 
-def test_a_half_message_cannot_be_delayed() -> None:
+def test_a_half_message_with_a_delay_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="RocketMQ does not delay messages of a transaction"):
-        maker().single(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "3"}), transaction_group="shop")
+        factory().single(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "3"}), transaction_group="shop")
 
 
-def test_a_reply_goes_to_the_cluster_s_own_topic_whatever_the_namespace() -> None:
-    out = maker(namespace="prod").reply("DefaultCluster_REPLY_TOPIC", b"x", {Property.CORRELATION_ID: "1"})
+def test_a_reply_goes_to_the_cluster_s_topic_without_a_namespace() -> None:
+    request = factory(namespace="prod").reply("DefaultCluster_REPLY_TOPIC", b"x", {Property.CORRELATION_ID: "1"})
 
-    assert out.command(QUEUE).header(SendMessageRequestHeaderV2).topic == "DefaultCluster_REPLY_TOPIC"
-    assert out.code == RequestCode.SEND_REPLY_MESSAGE_V2
+    assert request.command(QUEUE).header(SendMessageRequestHeaderV2).topic == "DefaultCluster_REPLY_TOPIC"
+    assert request.code == RequestCode.SEND_REPLY_MESSAGE_V2
 
 
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_body_that_is_too_large_is_refused_with_both_sizes() -> None:
+def test_the_error_for_a_large_body_has_both_sizes() -> None:
     with pytest.raises(MessageError, match="has 101 bytes, allowed are 100; .*raise max-message-size here and"):
-        maker(max_message_size=100).single(Message("orders", bytes(101)))
+        factory(max_message_size=100).single(Message("orders", bytes(101)))
 
 
-def test_properties_that_take_too_much_room_are_refused() -> None:
+def test_too_large_properties_are_refused() -> None:
     with pytest.raises(MessageError, match=r"have \d+ bytes, allowed are 32767; move data into the body"):
-        maker().single(Message("orders", b"", {"long": "ß" * 20_000}))
+        factory().single(Message("orders", b"", {"long": "ß" * 20_000}))
 
 
 @pytest.mark.parametrize("topic", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer"])
-def test_topics_that_brokers_keep_for_themselves_are_refused(topic: str) -> None:
+def test_topics_of_the_broker_are_refused(topic: str) -> None:
     with pytest.raises(DestinationError, match=f"'{topic}' belongs to the broker"):
-        maker().single(Message(topic, b""))
+        factory().single(Message(topic, b""))
 
 
-def test_a_broker_needs_an_address() -> None:
+def test_the_settings_need_a_name_server() -> None:
     with pytest.raises(ConfigurationError, match="needs the address of a name server"):
         RemoteSettings(name_servers=())

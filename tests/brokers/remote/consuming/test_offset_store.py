@@ -1,4 +1,4 @@
-"""Progress of broadcasting groups in files, and commits that gather."""
+"""Offset files of broadcasting groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqtemplate.message import MessageQueue
 QUEUE = MessageQueue("orders", "broker-a", 1)
 
 
-def test_progress_is_there_again_after_a_restart(tmp_path: Path) -> None:
+def test_offsets_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "a" / "offsets.json"
     offsets = LocalFileOffsetStore(path)
 
@@ -24,7 +24,7 @@ def test_progress_is_there_again_after_a_restart(tmp_path: Path) -> None:
     assert LocalFileOffsetStore(path).read(MessageQueue("orders", "broker-a", 2)) is None
 
 
-def test_nothing_is_written_while_nothing_changed(tmp_path: Path) -> None:
+def test_no_file_is_written_without_a_change(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
 
     LocalFileOffsetStore(path).flush()
@@ -32,7 +32,7 @@ def test_nothing_is_written_while_nothing_changed(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_file_is_one_that_rocketmq_s_client_reads_and_writes(tmp_path: Path) -> None:
+def test_the_file_has_the_format_of_rocketmq_s_client(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     path.write_text('{"offsetTable":{{"brokerName":"broker-a","queueId":1,"topic":"orders"}:5}}')
     offsets = LocalFileOffsetStore(path)
@@ -43,7 +43,7 @@ def test_the_file_is_one_that_rocketmq_s_client_reads_and_writes(tmp_path: Path)
     assert path.read_text() == '{"offsetTable":{{"brokerName":"broker-a","queueId":1,"topic":"orders"}:6}}'
 
 
-def test_a_file_that_cannot_be_read_is_named_with_a_way_out(tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_file_has_its_path_and_advice(tmp_path: Path) -> None:
     path = tmp_path / "offsets.json"
     path.write_text("{")
 
@@ -51,8 +51,8 @@ def test_a_file_that_cannot_be_read_is_named_with_a_way_out(tmp_path: Path) -> N
         LocalFileOffsetStore(path)
 
 
-def test_members_groups_and_clusters_have_files_of_their_own(tmp_path: Path) -> None:
-    """Whatever is in their names."""
+def test_members_groups_and_clusters_have_different_files(tmp_path: Path) -> None:
+    """Special characters in names are escaped: no file is outside of the directory."""
     files = {
         local_offset_file(tmp_path, instance, servers, group)
         for instance in ("hall", "../lobby")
