@@ -8,7 +8,7 @@ from mqtemplate.clock import Clock
 
 
 class PeriodicService:
-    """Runs an action each *interval_ms*; see `mqtemplate.services.Service`.
+    """A `Service` that runs an action each *interval_ms*, and when it is triggered.
 
     Args:
         action: Returns the pause until the next run in ms, or None for the interval. After an exception, it runs again

@@ -21,7 +21,7 @@ _REPEAT_S = 0.01
 
 
 class Topics:
-    """Looks up and creates topics."""
+    """Lookup and creation of topics."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context

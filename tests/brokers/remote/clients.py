@@ -19,7 +19,7 @@ ANYWHERE = HostAddress("127.0.0.1", 0)
 
 @contextmanager
 def server(**settings: Any) -> Iterator[LocalCluster]:
-    """Our own server in this process, with its messages in memory."""
+    """Start our own server in this process, with its messages in memory."""
     engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
     with LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE), **settings) as cluster:
         yield cluster
@@ -27,13 +27,13 @@ def server(**settings: Any) -> Iterator[LocalCluster]:
 
 @contextmanager
 def client(address: object, folder: Path, **settings: Any) -> Iterator[RemoteBroker]:
-    """A started remote broker."""
+    """Start a remote broker."""
     with RemoteBroker(RemoteSettings(name_servers=(str(address),), offset_path=folder, **settings)) as broker:
         yield broker
 
 
 def group_spec(group: str, topic: str, selector: Selector | None = None) -> ConsumerSpec:
-    """A clustering group that starts at the first offset."""
+    """Return the spec of a clustering group that starts at the first offset."""
     return ConsumerSpec(
         group=group,
         subscriptions={topic: selector or TagSelector()},

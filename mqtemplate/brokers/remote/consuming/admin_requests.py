@@ -34,7 +34,7 @@ _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 
 class AdminRequests:
-    """Handles the requests for the members of one client id.
+    """Handlers of the requests for the members of one client id.
 
     Args:
         members: Group as named on the wire -> member.

@@ -28,7 +28,7 @@ _NO_ANSWER = (RemoteConnectError, RemoteTimeoutError)
 
 
 class BrokerOffsets:
-    """Reads and commits offsets of any clustering group. Each commit is acknowledged by its broker."""
+    """Access to the offsets of all clustering groups. A commit returns when its broker has acknowledged it."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context

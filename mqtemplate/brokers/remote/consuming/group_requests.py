@@ -30,7 +30,7 @@ _LOCK_TIMEOUT_MS = 1_000
 
 
 class GroupRequests:
-    """Requests of one member. All of them raise `BrokerError` where it is not said otherwise."""
+    """Requests of one member. They raise `BrokerError` if the broker refuses or does not answer."""
 
     def __init__(self, context: ClientContext, group: str) -> None:
         self._context = context

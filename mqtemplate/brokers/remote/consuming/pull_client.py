@@ -30,7 +30,7 @@ _UNKNOWN_MEMBER = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.S
 
 
 class PullClient:
-    """Pulls the messages of one group member.
+    """Sender of the pulls of one group member.
 
     Args:
         subscriptions: By topic, as in the heartbeats of the context's instance.

@@ -40,7 +40,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """The pull is to be repeated after *retry_ms*."""
+    """A failed pull, to be repeated after *retry_ms*."""
 
     reason: str
     retry_ms: int
@@ -159,7 +159,7 @@ class PullLoop:
         return 0 if state is None else len(state.messages)
 
     def is_settling(self, without: frozenset[MessageQueue]) -> bool:
-        """Return True if the first messages of a queue may still be missing here. Ignore the queues in *without*."""
+        """Return True if a new queue may have messages that are not prefetched yet; ignore the queues in *without*."""
         with self._lock:
             return any(not state.is_settled and state.queue not in without for state in self._states.values())
 

@@ -24,7 +24,7 @@ _TIMEOUT_MS = 5_000
 
 
 class RetrySender:
-    """Sends messages back for the members of any group."""
+    """Sender of messages for redelivery, for the members of any group."""
 
     def __init__(self, context: ClientContext, factory: SendRequestFactory, deliver: Deliver) -> None:
         self._routes = context.routes
@@ -41,12 +41,12 @@ class RetrySender:
         Raises:
             SendError: The broker refused the message, and so did the brokers of the retry topic.
         """
-        problem = self._ask_broker(instance, spec, message, delay_level)
+        problem = self._send_back_at_broker(instance, spec, message, delay_level)
         if problem is not None:
             _log.warning("remote.send_back_refused", group=spec.group, msg_id=message.msg_id, reason=problem)
             self._send_copy(spec, message, delay_level)
 
-    def _ask_broker(
+    def _send_back_at_broker(
         self, instance: ClientInstance, spec: ConsumerSpec, message: MessageExt, delay_level: int
     ) -> str | None:
         """Have the broker move the message to the retry topic; return the reason if it does not."""

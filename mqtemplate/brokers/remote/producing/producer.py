@@ -47,7 +47,7 @@ class _Target(NamedTuple):
 
 
 class Producer:
-    """Sends messages. After a failed send it prefers other brokers of the topic for some time."""
+    """The producer of one client. After a failed send it prefers other brokers of the topic for some time."""
 
     def __init__(self, context: ClientContext, factory: SendRequestFactory) -> None:
         self._instance = context.instance

@@ -16,7 +16,7 @@ from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHea
 
 
 class Recall:
-    """Cancels delayed messages by their handles, the only change that RocketMQ has for them."""
+    """Cancellation of delayed messages by handle, the only change of them that RocketMQ supports."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context

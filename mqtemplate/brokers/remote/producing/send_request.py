@@ -107,7 +107,7 @@ Deliver = Callable[[SendRequest, MessageQueue | None, int], SendResult]
 
 
 class SendRequestFactory:
-    """Checks messages and encodes them. The messages are not changed."""
+    """Encoder of messages. It checks each message and does not change it."""
 
     def __init__(self, settings: RemoteSettings, namespace: Namespace, clock: Clock) -> None:
         self._settings = settings

@@ -122,7 +122,7 @@ class Transactions:
 
 @dataclass(slots=True, eq=False)
 class _Checker:
-    """Checks the transactions of one producer group, in threads of its own."""
+    """The checker of one producer group, with its own threads."""
 
     owner: Transactions
     group: str

@@ -36,7 +36,7 @@ def broker(cluster: ScriptedBroker, tmp_path: Path) -> Iterator[RemoteBroker]:
 
 
 def pulled(request: RemotingCommand, *messages: MessageExt) -> RemotingCommand:
-    """The response to a pull: these messages, or none yet."""
+    """Return the response to a pull with these messages; without messages, that there are none yet."""
     end = request.header(PullMessageRequestHeader).queue_offset + len(messages)
     header = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=end, min_offset=0, max_offset=end)
     code = ResponseCode.SUCCESS if messages else ResponseCode.PULL_NOT_FOUND
@@ -44,7 +44,7 @@ def pulled(request: RemotingCommand, *messages: MessageExt) -> RemotingCommand:
 
 
 def test_the_first_poll_returns_what_this_client_has_sent(cluster: ScriptedBroker, broker: RemoteBroker) -> None:
-    """A broker acknowledges a message before it is in its queue: the first pull may come too early for it."""
+    """A broker acknowledges a message before it is in its queue: the first pull may arrive before it."""
     message = MessageExt(
         topic="orders", body=b"x", broker_name="broker-a", queue_id=0, queue_offset=0, physical_offset=0, store_size=1,
         sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST,

@@ -33,7 +33,7 @@ def cluster() -> Iterator[ScriptedBroker]:
 
 @contextmanager
 def member_of(cluster: ScriptedBroker, folder: Path, **settings: Any) -> Iterator[Consumer]:
-    """A member that has committed offset 7 of each queue."""
+    """Join a member that commits offset 7 of each queue."""
     with client(cluster.address, folder, **settings) as broker:
         member = join(broker, "orders", GROUP)
         assert {queue.queue_id for queue in member.assignment()} == {0, 1, 2, 3}

@@ -47,7 +47,7 @@ class RecordingChannel:
 
 
 def check_request(group: str, number: int = 0) -> RemotingCommand:
-    """A broker's check of a half message."""
+    """Return a broker's check of a half message."""
     half = MessageExt(
         topic="orders", body=b"x", properties={Property.PRODUCER_GROUP: group, Property.UNIQ_KEY: f"ID{number}"},
         broker_name="broker-a", queue_id=0, queue_offset=0, physical_offset=500, store_size=0, sys_flag=0, body_crc=0,
