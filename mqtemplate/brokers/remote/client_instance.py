@@ -63,7 +63,7 @@ class ClientInstance:
     A broker tells members of a group apart by their client ids, so an instance has at most one member of each group.
 
     Args:
-        members: Members by group as named on the wire. The instance owns this table; handlers may read it.
+        members: Members by group as named on the wire; handlers may share this table.
         handlers: Request code -> handler of that request from a broker.
         on_connection_lost: Called with the address when a connection has ended.
         request_timeout_ms: Time limit of heartbeats and unregistrations.

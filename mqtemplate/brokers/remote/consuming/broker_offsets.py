@@ -84,7 +84,7 @@ class BrokerOffsets:
         RocketMQ's broker loses concurrent first commits (``ConsumerOffsetManager.commitOffset`` in 4.9.7 and 5.5.0). It
         looks up the offset table of a topic and group, and creates and stores a missing one, without a lock: each of
         these commits stores a table of its own, and only the last table remains. So for each broker and topic, one
-        commit is acknowledged before the others are sent.
+        commit is acknowledged before the others are sent. (If two clients collide, the next commit repairs the offset.)
 
         A broker that does not answer the first commits gets no others, so that it delays the caller by one time limit.
         """
