@@ -1,4 +1,4 @@
-"""sync_send to Apache RocketMQ 5.5.0, one thread, 1 KiB: our remote broker beside RocketMQ's own Java client.
+"""Rate of sync_send to Apache RocketMQ 5.5.0, one thread, 1 KiB: the remote broker beside RocketMQ's Java client.
 
 python -m bench.rocketmq_remote_send
 """
@@ -23,20 +23,20 @@ _MESSAGES = 5_000
 
 @contextmanager
 def peer(folder: Path) -> Iterator[NameServer]:
-    """The broker that both clients send to; what it does with its disk is the same for both."""
+    """Start the broker that both clients send to."""
     with NameServer() as names, RocketMQ(folder, names, {"flushDiskType": "ASYNC_FLUSH"}, for_speed=True):
         yield names
 
 
 def theirs(names: NameServer) -> float:
-    """Messages a second by RocketMQ's Java client."""
+    """Return the messages per second of RocketMQ's Java client."""
     arguments = (names.address, "orders", "1", str(len(BODY)), "1", str(_ROUND_SECONDS), str(_ROUNDS))
     with java_program("Throughput", *arguments) as lines:
         return median(float(line) for line in lines)
 
 
 def ours(names: NameServer) -> float:
-    """Messages a second by ``template.sync_send`` over a remote broker."""
+    """Return the messages per second of ``template.sync_send`` on a remote broker."""
     settings = RemoteSettings(name_servers=(names.address,), compress_threshold=1 << 30)
     with RemoteBroker(settings) as broker:
         send = RocketMQTemplate(broker).sync_send

@@ -1,11 +1,10 @@
-"""The remote broker keeps the promises of the port on a real Apache RocketMQ, of 5.x and of 4.x."""
+"""The broker contract on the remote broker with Apache RocketMQ 5.5.0 and 4.9.7."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import pytest
 
@@ -16,6 +15,7 @@ from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Property
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.conformance
 
@@ -27,31 +27,28 @@ OPTIONS = {
     "transactionOpBatchInterval": 100,
 }
 EARLY_MS = 1_000
-"""RocketMQ's wheel has slots of a second, and rounds down."""
+"""RocketMQ's timer wheel has slots of one second, and rounds down."""
 
 
 @contextmanager
 def cluster(folder: Path, version: str) -> Iterator[str]:
-    """A cluster of one broker; gives the address of its name server."""
+    """Start a cluster of one broker, and return the address of its name server."""
     if reason := why_not():
         pytest.skip(reason)
-    options = OPTIONS | {"haListenPort": free_port()}  # 4.x has a fixed one
+    options = OPTIONS | {"haListenPort": free_port()}  # 4.x has a fixed default
     with NameServer(version) as names, RocketMQ(folder, names, options):
         until_registered(names.address)
         yield names.address
 
 
 def until_registered(address: str) -> None:
-    """A broker tells its name server some time after it serves."""
-    for _ in range(600):
+    """Wait until the broker has registered at its name server, some time after its start."""
+
+    def is_registered() -> bool:
         with RemoteBroker(RemoteSettings(name_servers=(address,))) as broker:
-            if broker.name == "broker-a":
-                return
-        try:
-            SimpleQueue[None]().get(timeout=0.05)
-        except Empty:
-            continue
-    pytest.fail("the broker did not register")
+            return broker.name == "broker-a"
+
+    eventually(is_registered, "the broker has registered")
 
 
 @contextmanager
@@ -62,7 +59,7 @@ def connected(address: str, folder: Path) -> Iterator[BrokerUnderTest]:
         return broker
 
     def restart() -> Broker:
-        """The application's end; the cluster goes on."""
+        """Restart the application; the cluster keeps running."""
         under_test.broker.close()
         return connect()
 
@@ -110,28 +107,28 @@ _BOTH = {
 }
 
 
-def test_a_cluster_of_5_says_what_it_can(rocketmq_5: str, tmp_path: Path) -> None:
+def test_a_cluster_of_5_has_timers(rocketmq_5: str, tmp_path: Path) -> None:
     with connected(rocketmq_5, tmp_path) as under_test:
         assert under_test.broker.capabilities == _BOTH | {Capability.TIMER}
 
 
-def test_rocketmq_does_not_deliver_a_timer_that_was_cancelled(rocketmq_5: str, tmp_path: Path) -> None:
-    """It cancels by handle, and nothing else; so it has not the whole capability."""
+def test_rocketmq_does_not_deliver_a_cancelled_timer(rocketmq_5: str, tmp_path: Path) -> None:
+    """It cancels by handle only, so it does not have the capability."""
     with connected(rocketmq_5, tmp_path) as under_test:
         topic = under_test.topic(queue_count=1)
         member = under_test.join("billing", topic)
-        gone = under_test.send(topic, "gone", properties={Property.TIMER_DELAY_SEC: "3"})
+        cancelled = under_test.send(topic, "cancelled", properties={Property.TIMER_DELAY_SEC: "3"})
         under_test.send(topic, "kept", properties={Property.TIMER_DELAY_SEC: "3"})
 
-        result = under_test.broker.cancel(gone.handle)
+        result = under_test.broker.cancel(cancelled.handle)
         under_test.pass_time(4_000)
 
         assert result.status is ScheduleChangeStatus.CANCELLED
         assert under_test.take_one(member).body == b"kept"
         assert under_test.takes_nothing(member)
-        assert under_test.broker.cancel(gone.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
+        assert under_test.broker.cancel(cancelled.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
 
 
-def test_a_cluster_of_4_says_that_it_keeps_no_timers(rocketmq_4: str, tmp_path: Path) -> None:
+def test_a_cluster_of_4_has_no_timers(rocketmq_4: str, tmp_path: Path) -> None:
     with connected(rocketmq_4, tmp_path) as under_test:
         assert under_test.broker.capabilities == _BOTH

@@ -1,4 +1,4 @@
-"""The remote broker keeps the promises of the port on our own server, in this process, with its files on the disk."""
+"""The broker contract on the remote broker with our own server, which runs in this process with a store on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def free_address() -> HostAddress:
 
 
 class OurServer:
-    """A server over a folder, and a client of it; both can be started again."""
+    """A server with a store directory, and a client; both can be restarted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

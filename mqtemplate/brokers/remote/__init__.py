@@ -1,1 +1,1 @@
-"""The remote broker: the `Broker` interface over RocketMQ's remoting protocol."""
+"""Remote broker: the `Broker` interface over RocketMQ's remoting protocol."""

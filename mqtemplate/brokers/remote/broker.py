@@ -1,4 +1,4 @@
-"""A RocketMQ cluster as a broker of the port: the same application, on other machines' brokers."""
+"""Broker interface over a RocketMQ cluster."""
 
 from __future__ import annotations
 
@@ -21,19 +21,16 @@ from mqtemplate.services import Service, ServiceThread
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-_LOOK_ELSEWHERE = "look at the broker with its own tools (mqadmin), or use the embedded broker or our server"
+_ALTERNATIVES = "use the broker's own tools (mqadmin), or the embedded broker or our server"
 
 
 class RemoteBroker(Broker):
-    """A client of a cluster, with the port in front.
+    """A client of a RocketMQ cluster.
 
-    - It has an identity and connections of its own; several of them in one process share nothing.
-    - What this object has sent, its own reads see.
-    - Made and started in a process, it works in that process only: after a fork, make another one.
-    - `capabilities` is what the cluster's brokers can do, as their versions tell; it is known after `start`.
-
-    Args:
-        settings: Where the cluster is.
+    - Each object has its own client id and connections, so several of them in one process share nothing.
+    - Its reads return all messages that it has sent.
+    - It works in the process that has created it. After a fork, the child needs an object of its own.
+    - `capabilities` depends on the versions of the cluster's brokers. It is set by `start`.
     """
 
     def __init__(self, settings: RemoteSettings, clock: Clock | None = None) -> None:
@@ -41,104 +38,105 @@ class RemoteBroker(Broker):
         self.clock = clock or SystemClock()
         self.name = "cluster"
         self.capabilities = frozenset[Capability]()
-        self._life = threading.Lock()
-        self._link: ClusterClient | None = None
+        self._lifecycle = threading.Lock()
+        self._started: ClusterClient | None = None
         self._threads: list[ServiceThread] = []
 
-    # --- life ----------------------------------------------------------------------------------
+    # --- start and close -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Find the brokers.
+        """Find the brokers and register at them.
 
         Raises:
             RemoteConnectError: No name server answers.
         """
-        with self._life:
-            if self._link is not None:
+        with self._lifecycle:
+            if self._started is not None:
                 return
-            link = ClusterClient(self.settings, self.clock)
+            client = ClusterClient(self.settings, self.clock)
             try:
-                link.open()
+                client.open()
             except BaseException:
-                link.close()
+                client.close()
                 raise
-            self.name, self.capabilities, self._link = link.name, link.capabilities(), link
+            self.name, self.capabilities, self._started = client.name, client.capabilities(), client
             if not self.clock.is_virtual:
                 self._threads = [
                     ServiceThread(f"mqtemplate-{name}", services, self.clock, _report)
-                    for name, services in link.service_groups().items()
+                    for name, services in client.service_groups().items()
                 ]
                 for thread in self._threads:
                     thread.start()
         _log.info("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
 
     def close(self) -> None:
-        with self._life:
-            link, self._link = self._link, None
+        with self._lifecycle:
+            client, self._started = self._started, None
             threads, self._threads = self._threads, []
-            if link is None:
+            if client is None:
                 return
-            link.leave()
+            client.leave()
             for thread in threads:
                 thread.stop()
-            link.close()
+            client.close()
         _log.info("broker.stopped", broker=self.name)
 
     def services(self) -> Sequence[Service]:
-        link = self._link
-        return [] if link is None else [service for group in link.service_groups().values() for service in group]
+        client = self._started
+        return [] if client is None else [service for group in client.service_groups().values() for service in group]
 
-    def _open_link(self) -> ClusterClient:
-        if self._link is None:
+    @property
+    def _client(self) -> ClusterClient:
+        if self._started is None:
             raise BrokerClosedError(
                 f"broker {self.name!r} is not running; call start() first, or use it in a with block"
             )
-        return self._link
+        return self._started
 
     # --- sending -------------------------------------------------------------------------------
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        return self._open_link().topics.queues(topic)
+        return self._client.topics.queues(topic)
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
-        """Make a topic with so many queues on each broker, or give it more."""
-        self._open_link().topics.create(topic, queue_count)
+        """Create a topic with *queue_count* queues on each broker, or give it more queues."""
+        self._client.topics.create(topic, queue_count)
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        return self._open_link().sender.send(message, queue, timeout_ms)
+        return self._client.producer.send(message, queue, timeout_ms)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
-        return self._open_link().sender.send_batch(messages, queue, timeout_ms)
+        return self._client.producer.send_batch(messages, queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> Future[SendResult]:
-        return self._open_link().sender.send_async(messages, queue, timeout_ms)
+        return self._client.producer.send_async(messages, queue, timeout_ms)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        self._open_link().sender.send_one_way(message, queue)
+        self._client.producer.send_one_way(message, queue)
 
     # --- transactions and requests -------------------------------------------------------------
 
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> HalfMessage:
-        return self._open_link().transactions.send_half(message, group, queue, timeout_ms)
+        return self._client.transactions.send_half(message, group, queue, timeout_ms)
 
     def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
-        self._open_link().transactions.end(half, state, remark)
+        self._client.transactions.end(half, state, remark)
 
     def check_transactions(
         self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
     ) -> Registration:
-        return self._open_link().transactions.check(group, check, threads, max_waiting)
+        return self._client.transactions.check(group, check, threads, max_waiting)
 
     def request(
         self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> Future[MessageExt]:
-        return self._open_link().requests.request(message, queue, timeout_ms)
+        return self._client.requests.request(message, queue, timeout_ms)
 
     def reply(
         self,
@@ -147,7 +145,7 @@ class RemoteBroker(Broker):
         properties: Mapping[str, str] | None = None,
         timeout_ms: int = 3_000,
     ) -> None:
-        self._open_link().requests.reply(request, body, properties, timeout_ms)
+        self._client.requests.reply(request, body, properties, timeout_ms)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -159,54 +157,54 @@ class RemoteBroker(Broker):
         wait_ms: int = 0,
         selector: Selector | None = None,
     ) -> PullResult:
-        return self._open_link().queries.pull(queue, queue_offset, max_count, wait_ms, selector)
+        return self._client.queries.pull(queue, queue_offset, max_count, wait_ms, selector)
 
     def min_offset(self, queue: MessageQueue) -> int:
-        return self._open_link().queries.min_offset(queue)
+        return self._client.queries.min_offset(queue)
 
     def max_offset(self, queue: MessageQueue) -> int:
-        return self._open_link().queries.max_offset(queue)
+        return self._client.queries.max_offset(queue)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        return self._open_link().queries.search_offset(queue, timestamp)
+        return self._client.queries.search_offset(queue, timestamp)
 
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
-        return self._open_link().join(spec)
+        return self._client.members.join(spec)
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        return self._open_link().committed_offset(group, queue)
+        return self._client.members.committed_offset(group, queue)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        self._open_link().commit_offset(group, queue, queue_offset)
+        self._client.members.commit_offset(group, queue, queue_offset)
 
-    # --- what waits ----------------------------------------------------------------------------
+    # --- delayed messages ----------------------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """Call a message with a timer back, by its handle.
+        """Cancel a message with a timer, by its handle.
 
-        A RocketMQ broker takes the wish without looking: ``CANCELLED`` says that the message will not be delivered if
-        it still waits, not that it does.
+        A RocketMQ broker does not check the message: ``CANCELLED`` means that it will not be delivered if it is still
+        pending.
         """
-        return self._open_link().recall.cancel(handle, key)
+        return self._client.recall.cancel(handle, key)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
         raise UnsupportedError(
-            "a RocketMQ cluster cannot move a message that waits; cancel it by its handle and send it again, or use "
-            "the embedded broker or our server"
+            "a RocketMQ cluster cannot reschedule a message; cancel it by its handle and send it again, or use the "
+            "embedded broker or our server"
         )
 
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        raise UnsupportedError(f"a RocketMQ cluster does not show what waits; {_LOOK_ELSEWHERE}")
+        raise UnsupportedError(f"a RocketMQ cluster does not list pending messages; {_ALTERNATIVES}")
 
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        raise UnsupportedError(f"a RocketMQ cluster does not count what waits; {_LOOK_ELSEWHERE}")
+        raise UnsupportedError(f"a RocketMQ cluster does not count pending messages; {_ALTERNATIVES}")
 
     # --- finding -------------------------------------------------------------------------------
 
     def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
-        return self._open_link().queries.by_id(offset_msg_id)
+        return self._client.queries.by_id(offset_msg_id)
 
     def messages_by_key(
         self,
@@ -218,11 +216,11 @@ class RemoteBroker(Broker):
         end_ms: int | None = None,
         unique: bool = False,
     ) -> list[MessageExt]:
-        return self._open_link().queries.by_key(topic, key, max_count, begin_ms, end_ms, unique=unique)
+        return self._client.queries.by_key(topic, key, max_count, begin_ms, end_ms, unique=unique)
 
 
 def _report(service: Service, error: Exception) -> None:
-    """A step failed; it is tried again soon."""
+    """Log a failed step; the service repeats it."""
     if isinstance(error, BrokerError):
         _log.warning("remote.service_failed", service=service.name, reason=str(error))
     else:

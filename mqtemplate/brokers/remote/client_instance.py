@@ -1,6 +1,6 @@
-"""One client of a cluster, as its brokers know it: an id, its connections, its groups, its heartbeats.
+"""One client as brokers see it: its id, connections, groups and heartbeats.
 
-Source: RocketMQ ``client: MQClientInstance``; section 7 of the specification.
+Source: RocketMQ ``client: MQClientInstance``.
 """
 
 from __future__ import annotations
@@ -10,86 +10,98 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Protocol
 
 import structlog
 
-from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError, RemoteTimeoutError
+from mqtemplate.errors import BrokerError
 from mqtemplate.remoting.client import RemotingClient
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
+from mqtemplate.remoting.connection import Channel
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import UnregisterClientRequestHeader
 from mqtemplate.remoting.settings import RemotingClientSettings
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
-"""Takes a broker's request; gives the answer, or None if there is to be none."""
+Handler = Callable[[Channel, RemotingCommand], RemotingCommand | None]
+"""Handles a broker's request; returns the response, or None if there is none."""
 
 _numbers = itertools.count()
 
 
 class GroupMember(Protocol):
-    """A consumer, as its heartbeat tells of it."""
+    """A consumer, as heartbeats describe it."""
 
-    def consumer_data(self) -> ConsumerData: ...
-
-
-def client_id(name_server: str) -> str:
-    """``<ip>@<pid>#<nanos>``, another one each time; the address is the one that leads to *name_server*."""
-    return f"{_own_ip(name_server)}@{os.getpid()}#{time.time_ns() + next(_numbers)}"
+    def consumer_data(self) -> ConsumerData:
+        """Return this member's part of a heartbeat."""
 
 
-def _own_ip(address: str) -> str:
+def create_client_id(name_server: str) -> str:
+    """Return a new ``<ip>@<pid>#<nanos>``; the IP address is the one that connects to *name_server*."""
+    return f"{_local_ip(name_server)}@{os.getpid()}#{time.time_ns() + next(_numbers)}"
+
+
+def _local_ip(address: str) -> str:
     host, _, port = address.rpartition(":")
     try:
         [(family, _, _, _, target), *_] = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # of a datagram socket: nothing is sent
+            probe.connect(target)  # of a datagram socket: this sends nothing
             return str(probe.getsockname()[0])
     except (OSError, ValueError):
         return "127.0.0.1"
 
 
 class ClientInstance:
-    """A client id with connections of its own. It has one member of a group at most: brokers tell members apart by it.
+    """A client id with its own connections.
+
+    A broker tells members of a group apart by their client ids, so an instance has at most one member of each group.
 
     Args:
-        handlers: Request code -> what answers a broker's request.
-        on_lost: Called with the address when a connection ended.
+        members: Members by group as named on the wire; handlers may share this table.
+        handlers: Request code -> handler of that request from a broker.
+        on_connection_lost: Called with the address when a connection has ended.
+        request_timeout_ms: Time limit of heartbeats and unregistrations.
+        extra_fields: Fields that are added to each request.
+
+    Attributes:
+        producer_groups: Producer groups as named on the wire.
+        versions: Address -> version of the broker there, from its last response to a heartbeat.
     """
 
     def __init__(
         self,
-        settings: RemoteSettings,
+        client_id: str,
+        members: dict[str, GroupMember],
+        handlers: Mapping[int, Handler],
+        on_connection_lost: Callable[[str], None],
         clock: Clock,
-        handlers: dict[int, Handler],
-        on_lost: Callable[[str], None],
+        remoting: RemotingClientSettings,
+        *,
+        request_timeout_ms: int,
+        extra_fields: Mapping[str, str],
     ) -> None:
-        self.id = client_id(settings.name_servers[0])
-        self.members: dict[str, GroupMember] = {}
+        self.id = client_id
+        self.members = members
         self.producer_groups: set[str] = set()
         self.versions: dict[str, int] = {}
-        self._settings = settings
         self._handlers = handlers
-        self._heartbeat_lock = threading.Lock()
-        wire = RemotingClientSettings(
-            connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
-        )
-        self._remoting = RemotingClient(wire, clock, self._on_request)
-        self._remoting.on_close(on_lost)
+        self._request_timeout_ms = request_timeout_ms
+        self._extra_fields = extra_fields
+        self._registration_lock = threading.Lock()
+        self._remoting = RemotingClient(remoting, clock, self._on_request)
+        self._remoting.on_close(on_connection_lost)
 
-    # --- asking --------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def invoke(self, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        """Ask and wait; see `RemotingClient.invoke`."""
-        return self._remoting.invoke(address, self._marked(request), timeout_ms)
+        """Send a request and wait for the response; see `RemotingClient.invoke`."""
+        return self._remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
 
     def invoke_async(
         self,
@@ -98,48 +110,52 @@ class ClientInstance:
         timeout_ms: int,
         done: Callable[[RemotingCommand | BrokerError], None],
     ) -> None:
-        """Ask; *done* is called in the I/O thread, with the answer or an error, once."""
-        self._remoting.invoke_async(address, self._marked(request), timeout_ms, done)
+        """Send a request; *done* is called once in the I/O thread, with the response or an error."""
+        self._remoting.invoke_async(address, self._with_extra_fields(request), timeout_ms, done)
 
     def invoke_one_way(self, address: str, request: RemotingCommand) -> None:
-        self._remoting.invoke_one_way(address, self._marked(request))
+        """Send a request that has no response."""
+        self._remoting.invoke_one_way(address, self._with_extra_fields(request))
 
     def invoke_all(
         self, requests: Iterable[tuple[str, RemotingCommand]], timeout_ms: int
     ) -> list[tuple[str, RemotingCommand | BrokerError]]:
-        """Ask several addresses at once, and wait for all: address and answer, or why there is none, in their order."""
-        waiting: list[tuple[str, Future[RemotingCommand | BrokerError]]] = []
+        """Send requests to several addresses at once and wait for all of them.
+
+        Returns:
+            For each request, in their order, the address and the response or error.
+        """
+        pending: list[tuple[str, Future[RemotingCommand | BrokerError]]] = []
         for address, request in requests:
             future: Future[RemotingCommand | BrokerError] = Future()
-            waiting.append((address, future))
+            pending.append((address, future))
             try:
                 self.invoke_async(address, request, timeout_ms, future.set_result)
             except BrokerError as exc:
                 future.set_result(exc)
-        return [(address, _result_of(future, address, timeout_ms)) for address, future in waiting]
+        return [(address, future.result()) for address, future in pending]  # each request ends by its time limit
 
-    def _marked(self, request: RemotingCommand) -> RemotingCommand:
-        if self._settings.namespace_v2:
-            request.ext_fields["nsd"] = "true"
-            request.ext_fields["ns"] = self._settings.namespace_v2
+    def _with_extra_fields(self, request: RemotingCommand) -> RemotingCommand:
+        if self._extra_fields:
+            request.ext_fields.update(self._extra_fields)
         return request
 
     def is_before_5(self, address: str) -> bool:
-        """Whether a broker is known to be of 4.x or older."""
+        """Return True if the broker at *address* is known to be older than RocketMQ 5."""
         return self.versions.get(address, int(Version.V5_0_0)) < Version.V5_0_0
 
-    # --- being there ---------------------------------------------------------------------------
+    # --- registration --------------------------------------------------------------------------
 
     def heartbeat(self, addresses: Iterable[str]) -> bool:
-        """Tell brokers who is here; False if one of them did not hear it."""
+        """Register all groups of this client with brokers; return False if one of them failed."""
         if not self.members and not self.producer_groups:
             return True
-        with self._heartbeat_lock:  # an older one must not overtake a newer one
+        with self._registration_lock:  # a newer heartbeat must not arrive before an older one
             body = self._heartbeat_body()
             requests = [(address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body)) for address in addresses]
-            answers = self.invoke_all(requests, self._settings.request_timeout_ms)
-        deaf = [address for address, answer in answers if not self._heard(address, answer)]
-        return not deaf
+            responses = self.invoke_all(requests, self._request_timeout_ms)
+        failed = [address for address, response in responses if not self._is_registered(address, response)]
+        return not failed
 
     def _heartbeat_body(self) -> bytes:
         return HeartbeatData(
@@ -148,26 +164,29 @@ class ClientInstance:
             consumer_data_set=[member.consumer_data() for member in list(self.members.values())],
         ).encode()
 
-    def _heard(self, address: str, answer: RemotingCommand | BrokerError) -> bool:
-        if isinstance(answer, RemotingCommand) and answer.code == ResponseCode.SUCCESS:
-            self.versions[address] = answer.version
+    def _is_registered(self, address: str, response: RemotingCommand | BrokerError) -> bool:
+        if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
+            self.versions[address] = response.version
             return True
-        _log.warning("remote.heartbeat_failed", address=address, client_id=self.id, reason=_reason(answer))
+        _log.warning("remote.heartbeat_failed", address=address, client_id=self.id, reason=str(response))
         return False
 
     def unregister(
         self, addresses: Iterable[str], *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """Leave a group; a broker that does not hear it notices when the heartbeats stay away."""
+        """Remove a group of this client from brokers; one that fails removes it when heartbeats stop."""
         header = UnregisterClientRequestHeader(
             client_id=self.id, producer_group=producer_group, consumer_group=consumer_group
         )
         requests = [(address, RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)) for address in addresses]
-        for address, answer in self.invoke_all(requests, self._settings.request_timeout_ms):
-            if not isinstance(answer, RemotingCommand) or answer.code != ResponseCode.SUCCESS:
-                _log.info("remote.unregister_failed", address=address, client_id=self.id, reason=_reason(answer))
+        with self._registration_lock:  # a heartbeat that a broker handles after this would register the group again
+            responses = self.invoke_all(requests, self._request_timeout_ms)
+        for address, response in responses:
+            if not isinstance(response, RemotingCommand) or response.code != ResponseCode.SUCCESS:
+                _log.info("remote.unregister_failed", address=address, client_id=self.id, reason=str(response))
 
     def close(self) -> None:
+        """Close the connections; pending requests end with an error."""
         self._remoting.close()
 
     def _on_request(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -177,18 +196,5 @@ class ClientInstance:
         if request.is_one_way:
             return None
         return request.response(
-            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {request.code} is not known to this client"
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {request.code} is not supported by clients"
         )
-
-
-def _result_of(
-    future: Future[RemotingCommand | BrokerError], address: str, timeout_ms: int
-) -> RemotingCommand | BrokerError:
-    try:
-        return future.result(timeout_ms / 1_000 + 5)  # longer than the client's own limits
-    except FutureTimeoutError:
-        return RemoteTimeoutError(f"{address} did not answer within {timeout_ms} ms")
-
-
-def _reason(answer: RemotingCommand | BrokerError) -> str:
-    return str(answer)

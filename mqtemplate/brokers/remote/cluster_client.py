@@ -1,252 +1,235 @@
-"""The parts of a remote broker put together, from when it is started until it is closed."""
+"""Client of a cluster: the parts of a remote broker, from its start to its close."""
 
 from __future__ import annotations
 
 import structlog
 
-from mqtemplate.broker import Capability, Consumer, ConsumerSpec
-from mqtemplate.brokers.remote.client_instance import ClientInstance, Handler
-from mqtemplate.brokers.remote.consuming.admin_requests import MemberAdmin
-from mqtemplate.brokers.remote.consuming.consumer import MemberParts
-from mqtemplate.brokers.remote.consuming.members import Members, PullRetries
-from mqtemplate.brokers.remote.consuming.offsets import BrokerOffsets
-from mqtemplate.brokers.remote.consuming.send_back import SendBack
+from mqtemplate.broker import Capability
+from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler, create_client_id
+from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
+from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.name_servers import NameServers
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.outbound import OutboundMaker
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
-from mqtemplate.brokers.remote.producer import RemoteSender
-from mqtemplate.brokers.remote.queries import RemoteQueries
-from mqtemplate.brokers.remote.recall import RemoteRecall
-from mqtemplate.brokers.remote.requests import RemoteRequests
-from mqtemplate.brokers.remote.routes import NameServers, RouteTable
+from mqtemplate.brokers.remote.producing.producer import Producer
+from mqtemplate.brokers.remote.producing.recall import Recall
+from mqtemplate.brokers.remote.producing.requests import Requests
+from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
+from mqtemplate.brokers.remote.producing.transactions import Transactions
+from mqtemplate.brokers.remote.queries import Queries
+from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
-from mqtemplate.brokers.remote.topics import RemoteTopics
-from mqtemplate.brokers.remote.transactions import RemoteTransactions
+from mqtemplate.brokers.remote.topics import Topics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
-from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, Version
+from mqtemplate.remoting.connection import Channel
+from mqtemplate.remoting.protocol.codes import RequestCode, Version
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.services import Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-_SOON_MS = 1_000
-_NAMES_PAUSE_MS = 5_000
-_HEARTBEAT_PAUSES_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
+_INCOMPLETE_REBALANCE_MS = 1_000
+_NO_RETRY_MS = 3_600_000  # without failed pulls; a failure triggers the service
+_FAILED_REFRESH_MS = 5_000
+_FAILED_HEARTBEAT_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
 
 
 class ClusterClient:
-    """Everything that belongs to one start of a `RemoteBroker`.
-
-    Args:
-        settings: Where the cluster is.
-    """
+    """All parts of a `RemoteBroker` between one start and the next close."""
 
     def __init__(self, settings: RemoteSettings, clock: Clock) -> None:
-        self.settings = settings
-        self.clock = clock
         self.name = "cluster"
+        self._settings = settings
+        self._clock = clock
+        self._namespace = Namespace(settings.namespace)
         self._is_closing = False
         self._failed_heartbeats = 0
-        self._share_all = False
-        self._shared_ms = clock.now_ms()
-        self.namespace = namespace = Namespace(settings.namespace)
-        self._make_services()
-        self.first = first = self._new_instance()
-        names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms)
-        self.routes = routes = RouteTable(names, namespace, clock, settings.default_topic_queue_nums)
-        marks = SentOffsets(clock)
-        maker = OutboundMaker(settings, namespace, clock)
-        self.sender = RemoteSender(first, routes, maker, settings, clock, marks)
-        self.queries = RemoteQueries(first, routes, namespace, settings, marks)
-        self.topics = RemoteTopics(first, routes, namespace, settings.request_timeout_ms)
-        own_group = namespace.wrap(settings.producer_group)
-        self.transactions = RemoteTransactions(first, routes, namespace, maker, self.sender, own_group)
-        self.requests = RemoteRequests(first, routes, namespace, maker, self.sender, clock)
-        self.recall = RemoteRecall(
-            first, routes, namespace, clock, settings.producer_group, settings.request_timeout_ms
-        )
-        self.offsets = BrokerOffsets(first, routes, namespace)
-        self.members = Members(first, self._new_instance)
-        self._retries = PullRetries(self.members)
-        self._parts = MemberParts(
-            settings=settings,
-            clock=clock,
-            namespace=namespace,
-            routes=routes,
-            queries=self.queries,
-            brokers_offsets=self.offsets,
-            marks=marks,
-            send_back=SendBack(routes, namespace, maker, self.sender),
-            need_heartbeat=self._heartbeats.soon,
-            need_rebalance=self._rebalances.soon,
-            left=lambda member: self.members.left(member, self._parts),
-        )
-        first.producer_groups.add(own_group)
-        routes.on_change = self._route_changed
+        self._all_members_due = False
+        self._rebalanced_ms = clock.now_ms()
+        self._create_services()
 
-    def _make_services(self) -> None:
-        settings, clock = self.settings, self.clock
+        first = self._new_instance()
+        names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
+        routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed)
+        self._routes = routes
+        self._first = first
+        context = ClientContext(settings, clock, self._namespace, first, routes, SentOffsets(clock))
+        factory = SendRequestFactory(settings, self._namespace, clock)
+        self.producer = Producer(context, factory)
+        self.queries = Queries(context)
+        self.topics = Topics(context)
+        self.transactions = Transactions(context, factory, self.producer.deliver)
+        self.requests = Requests(context, factory, self.producer)
+        self.recall = Recall(context)
+        self.members = Members(
+            context,
+            self.queries,
+            RetrySender(context, factory, self.producer.deliver),
+            self._new_instance,
+            self._heartbeats.trigger,
+            self._rebalances.trigger,
+            self._pull_retries.trigger,
+        )
+        first.producer_groups.add(self._namespace.wrap(settings.producer_group))
+
+    def _create_services(self) -> None:
+        settings, clock = self._settings, self._clock
         self._refreshes = PeriodicService("remote.routes", self._refresh, clock, settings.poll_name_server_interval_ms)
         self._heartbeats = PeriodicService(
             "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
         )
         self._rebalances = PeriodicService("remote.rebalance", self._rebalance, clock, settings.rebalance_interval_ms)
         self._commits = PeriodicService(
-            "remote.offsets", self._commit, clock, settings.persist_consumer_offset_interval_ms
+            "remote.offsets", self._flush_offsets, clock, settings.persist_consumer_offset_interval_ms
         )
-        self._relocks = PeriodicService("remote.locks", self._relock, clock, settings.lock_interval_ms)
+        self._lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
+        self._pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
 
     def _new_instance(self) -> ClientInstance:
-        admin = MemberAdmin(self.namespace)
+        settings = self._settings
+        members: dict[str, GroupMember] = {}
         handlers: dict[int, Handler] = {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._ids_changed,
-            RequestCode.CHECK_TRANSACTION_STATE: self._check_asked,
-            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._reply_came,
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: admin.reset_offsets,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: admin.status,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: admin.running_info,
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._on_group_changed,
+            RequestCode.CHECK_TRANSACTION_STATE: self._on_transaction_check,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._on_reply,
+            **AdminRequests(members, self._namespace, settings.name_servers).handlers(),
         }
-        admin.instance = instance = ClientInstance(self.settings, self.clock, handlers, self._lost)
-        return instance
+        return ClientInstance(
+            create_client_id(settings.name_servers[0]),
+            members,
+            handlers,
+            self._on_connection_lost,
+            self._clock,
+            RemotingClientSettings(
+                connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
+            ),
+            request_timeout_ms=settings.request_timeout_ms,
+            extra_fields={"nsd": "true", "ns": settings.namespace_v2} if settings.namespace_v2 else {},
+        )
 
-    # --- life ----------------------------------------------------------------------------------
+    # --- start and close -----------------------------------------------------------------------
 
     def open(self) -> None:
-        """Find the brokers, and be known to them.
+        """Find the brokers and register at them.
 
         Raises:
             RemoteConnectError: No name server answers.
         """
         try:
-            cluster = self.routes.load_cluster()
+            cluster = self._routes.load_cluster()
             names = sorted(cluster.broker_addr_table)
             self.name = names[0] if len(names) == 1 else "+".join(sorted(cluster.cluster_addr_table)) or "cluster"
         except RemoteConnectError:
             raise
-        except BrokerError as exc:  # it may not tell everybody
-            _log.info("remote.cluster_not_told", reason=str(exc))
-            self.routes.existing(AUTO_CREATE_TOPIC)
-        self.first.heartbeat(self.routes.masters())
+        except BrokerError as exc:  # access control may forbid this request
+            _log.info("remote.cluster_info_refused", reason=str(exc))
+            self._routes.existing(AUTO_CREATE_TOPIC)
+        self._first.heartbeat(self._routes.masters())
 
     def capabilities(self) -> frozenset[Capability]:
-        """What all brokers can do that were heard."""
-        can = {
+        """Return the capabilities that all brokers have, by the versions in their heartbeat responses."""
+        common = {
             Capability.DELAY_LEVEL,
             Capability.QUERY,
             Capability.TRANSACTION,
             Capability.REQUEST_REPLY,
             Capability.SQL92,
         }
-        if min(self.first.versions.values(), default=int(Version.V5_0_0)) >= Version.V5_0_0:
-            can.add(Capability.TIMER)
-        return frozenset(can)
+        if min(self._first.versions.values(), default=int(Version.V5_0_0)) >= Version.V5_0_0:
+            common.add(Capability.TIMER)
+        return frozenset(common)
 
     def leave(self) -> None:
-        """Close the members and tell the brokers, while everything still works."""
+        """Close the members and unregister, while the services still run."""
         self._is_closing = True
         self.transactions.close()
         self.members.close()
-        for group in sorted(self.first.producer_groups):
-            self.first.unregister(self.routes.masters(), producer_group=group)
+        for group in sorted(self._first.producer_groups):
+            self._first.unregister(self._routes.masters(), producer_group=group)
 
     def close(self) -> None:
-        """Close the connections; what waits for an answer gets an error."""
+        """Close the connections; pending requests end with an error."""
         self._is_closing = True
-        self.requests.close(BrokerClosedError(f"broker {self.name!r} was closed before the reply came"))
+        self.requests.close(BrokerClosedError(f"broker {self.name!r} was closed before the reply arrived"))
         for instance in self.members.instances():
             instance.close()
 
     def service_groups(self) -> dict[str, list[Service]]:
-        """Thread name -> what runs in it: what waits for brokers does not hold up what does not."""
+        """Return the services by thread: one that waits for a broker delays only those of its thread."""
         return {
             "remote": [self._refreshes, self._heartbeats],
-            "remote-groups": [self._rebalances, self._relocks, self._commits],
-            "remote-timers": [self._retries, self.requests],
+            "remote-groups": [self._rebalances, self._lock_renewals],
+            "remote-offsets": [self._commits],
+            "remote-timers": [self._pull_retries, self.requests],
         }
 
-    # --- groups --------------------------------------------------------------------------------
-
-    def join(self, spec: ConsumerSpec) -> Consumer:
-        member = self.members.join(spec, self._parts)
-        self._retries.wake()
-        return member
-
-    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        self._flush_own(group, queue)
-        return self.offsets.read(group, queue)
-
-    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        self._flush_own(group, queue)
-        self.offsets.write_new(group, queue, queue_offset, self.queries)
-
-    def _flush_own(self, group: str, queue: MessageQueue) -> None:
-        """What members here have committed and not told yet is part of the answer."""
-        for member in self.members.all():
-            if member.spec.group == group and member.is_clustering:
-                member.offsets.flush([queue])
-
-    # --- again and again -----------------------------------------------------------------------
+    # --- actions of the services ---------------------------------------------------------------
 
     def _refresh(self) -> int | None:
         try:
-            self.routes.load_cluster()
+            self._routes.load_cluster()
         except RemoteConnectError as exc:
-            _log.warning("remote.routes_not_refreshed", reason=str(exc))
-            return _NAMES_PAUSE_MS
+            _log.warning("remote.route_refresh_failed", reason=str(exc))
+            return _FAILED_REFRESH_MS
         except BrokerError:
-            pass  # it may not tell everybody; routes name the brokers that matter
-        self.routes.refresh()
+            pass  # access control may forbid this request; the routes contain the brokers in use
+        self._routes.refresh()
         return None
 
     def _heartbeat(self) -> int | None:
-        if self.members.heartbeat(self.routes.masters(), self.routes.addresses()):
+        if self.members.heartbeat():
             self._failed_heartbeats = 0
             return None
-        pause = _HEARTBEAT_PAUSES_MS[min(self._failed_heartbeats, len(_HEARTBEAT_PAUSES_MS) - 1)]
+        pause_ms = _FAILED_HEARTBEAT_MS[min(self._failed_heartbeats, len(_FAILED_HEARTBEAT_MS) - 1)]
         self._failed_heartbeats += 1
-        return pause
+        return pause_ms
 
     def _rebalance(self) -> int | None:
-        now_ms = self.clock.now_ms()
-        all_of_them = self._share_all or now_ms - self._shared_ms >= self.settings.rebalance_interval_ms
-        if all_of_them:
-            self._share_all, self._shared_ms = False, now_ms
-        return None if self.members.rebalance(all_of_them=all_of_them) else _SOON_MS
+        now_ms = self._clock.now_ms()
+        all_members = self._all_members_due or now_ms - self._rebalanced_ms >= self._settings.rebalance_interval_ms
+        if all_members:
+            self._all_members_due, self._rebalanced_ms = False, now_ms
+        return None if self.members.rebalance(all_members=all_members) else _INCOMPLETE_REBALANCE_MS
 
-    def _commit(self) -> int | None:
+    def _flush_offsets(self) -> None:
         self.members.flush_offsets()
-        return None
 
-    def _relock(self) -> int | None:
+    def _renew_locks(self) -> None:
         self.members.renew_locks()
-        return None
 
-    # --- what happens by itself ----------------------------------------------------------------
+    def _retry_pulls(self) -> int | None:
+        due_ms = self.members.retry_pulls()
+        return None if due_ms is None else max(0, due_ms - self._clock.now_ms())
 
-    def _ids_changed(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        self._share_all = True
-        self._rebalances.soon()
+    # --- events --------------------------------------------------------------------------------
+
+    def _on_group_changed(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+        self._rebalance_all()
         return None if request.is_one_way else request.response()
 
-    def _check_asked(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
+    def _on_transaction_check(self, channel: Channel, request: RemotingCommand) -> None:
         self.transactions.on_check(channel, request)
-        return None
 
-    def _reply_came(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
+    def _on_reply(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
         return self.requests.on_reply(channel, request)
 
-    def _route_changed(self, topic: str) -> None:
-        route = self.routes.known(topic)
-        if route is not None and not self.first.versions.keys() >= set(route.masters()):
-            self._heartbeats.soon()  # a broker that does not know this client yet
+    def _on_route_changed(self, topic: str) -> None:
+        route = self._routes.cached(topic)
+        if route is not None and not self._first.versions.keys() >= set(route.masters()):
+            self._heartbeats.trigger()  # the route has a broker at which this client is not registered
         if self.members.all():
-            self._share_all = True
-            self._rebalances.soon()
+            self._rebalance_all()
 
-    def _lost(self, address: str) -> None:
+    def _rebalance_all(self) -> None:
+        self._all_members_due = True
+        self._rebalances.trigger()
+
+    def _on_connection_lost(self, address: str) -> None:
         if not self._is_closing:
-            self._heartbeats.soon()
+            self._heartbeats.trigger()

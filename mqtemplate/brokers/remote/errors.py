@@ -1,6 +1,6 @@
-"""What a broker's answer code means here: which error, what was asked, what was said, what to do.
+"""Response codes as errors: the failed operation, the response, and advice.
 
-Source: RocketMQ ``remoting: ResponseCode``; section 5.2 of the specification.
+Source: RocketMQ ``remoting: ResponseCode``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from mqtemplate.errors import (
     SendTimeoutError,
     UnsupportedError,
 )
-from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 
 RETRY_ELSEWHERE = frozenset(
     {
@@ -28,73 +29,75 @@ RETRY_ELSEWHERE = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Answers to a send after which another queue or broker may take the message. Source: ``DefaultMQProducer``."""
+"""Responses to a send after which another queue or broker may accept the message. Source: ``DefaultMQProducer``."""
 
 _ADVICE = {
     ResponseCode.SYSTEM_BUSY: "it is overloaded; try again later, or give it more send threads",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "its version does not know this; use a newer broker",
-    ResponseCode.SERVICE_NOT_AVAILABLE: "it takes nothing now: its disk is full, it is a replica, or it ends",
-    ResponseCode.NO_PERMISSION: "the topic's permission, or access control, forbids it; look at the topic's perm, at "
-    "access-key and secret-key, and at what the account may do",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "its version does not support this request; use a newer broker",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "it accepts nothing now: its disk is full, it is a replica, or it shuts down",
+    ResponseCode.NO_PERMISSION: "the topic's permission or access control forbids it; check the topic's perm, "
+    "access-key and secret-key, and the rights of the account",
     ResponseCode.TOPIC_NOT_EXIST: "create the topic (mqadmin updateTopic, or Broker.create_topic), or set "
     "autoCreateTopicEnable=true on the broker",
-    ResponseCode.SUBSCRIPTION_NOT_EXIST: "the broker does not know the subscription yet; a heartbeat tells it",
+    ResponseCode.SUBSCRIPTION_NOT_EXIST: "the broker has no such subscription yet; the next heartbeat registers it",
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group (mqadmin updateSubGroup), or set "
     "autoCreateSubscriptionGroup=true on the broker",
-    ResponseCode.SUBSCRIPTION_PARSE_FAILED: "write the selector as the broker's version understands it",
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: "write the selector in the syntax of the broker's version",
     ResponseCode.FLOW_CONTROL: "it is overloaded; try again later",
 }
-_WHEEL_IS_OFF = "timerWheelEnable"
-_BAD_MESSAGE = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER})
+_INVALID_MESSAGE = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER})
 
 
-def check_answer(answer: RemotingCommand, asked: str, address: str) -> RemotingCommand:
-    """Return *answer* if it says success.
+def check_response(response: RemotingCommand, operation: str, address: str) -> RemotingCommand:
+    """Return *response* if its code is SUCCESS.
 
     Raises:
-        BrokerError: It does not; `UnsupportedError` where the broker never can.
+        BrokerError: The code is another one; `UnsupportedError` if this broker can never execute the request.
     """
-    if answer.code != ResponseCode.SUCCESS:
-        raise answer_problem(answer, asked, address)
-    return answer
+    if response.code != ResponseCode.SUCCESS:
+        raise response_error(response, operation, address)
+    return response
 
 
-def answer_problem(answer: RemotingCommand, asked: str, address: str) -> BrokerError:
-    """The error for an answer that is not the one hoped for.
+def response_error(response: RemotingCommand, operation: str, address: str) -> BrokerError:
+    """Return the error for a response that is not a success.
 
     Args:
-        asked: What it was to do, as in "read queue 1 of orders".
+        operation: What the request was for, such as "read queue 1 of orders".
     """
-    kind = UnsupportedError if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else BrokerError
-    return kind(_text(answer, asked, address))
+    kind = UnsupportedError if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else BrokerError
+    return kind(_describe(response, operation, address))
 
 
-def send_problem(answer: RemotingCommand, asked: str, address: str, *, has_timer: bool) -> MQTemplateError:
-    """The error for a message that the broker did not take: the message's fault, a lacking ability, or neither.
+def send_error(response: RemotingCommand, operation: str, address: str, *, has_timer: bool) -> MQTemplateError:
+    """Return the error for a message that the broker refused.
+
+    Its class tells an invalid message (`MessageError`), a missing feature of the broker (`UnsupportedError`), and a
+    failure that may pass (`SendError`) apart.
 
     Args:
-        has_timer: It asked for a delay by a time.
+        has_timer: The message has a delay that is not a level.
     """
-    text = _text(answer, asked, address)
-    if has_timer and answer.code == ResponseCode.SYSTEM_ERROR and _WHEEL_IS_OFF in (answer.remark or ""):
+    text = _describe(response, operation, address)
+    if has_timer and response.code == ResponseCode.SYSTEM_ERROR and "timerWheelEnable" in (response.remark or ""):
         return UnsupportedError(f"{text}; set timerWheelEnable=true on the broker, or use a delay level")
-    if has_timer and answer.code == ResponseCode.MESSAGE_ILLEGAL:
-        return DelayError(f"{text}; the limit is the broker's timerMaxDelaySec (3 days unless it was raised)")
-    if answer.code in _BAD_MESSAGE:
+    if has_timer and response.code == ResponseCode.MESSAGE_ILLEGAL:
+        return DelayError(f"{text}; the limit is the broker's timerMaxDelaySec (3 days by default)")
+    if response.code in _INVALID_MESSAGE:
         return MessageError(text)
     return SendError(text)
 
 
-def send_failure(asked: str, cause: BrokerError, tried: int, timeout_ms: int) -> SendError:
-    """The error of a send that no broker answered."""
+def unanswered_send_error(operation: str, cause: BrokerError, attempts: int, timeout_ms: int) -> SendError:
+    """Return the error for a send whose last attempt got no response."""
     kind = SendTimeoutError if isinstance(cause, TimeoutError) else SendError
-    times = "once" if tried == 1 else f"{tried} times"
-    return kind(f"{asked}: tried {times} within {timeout_ms} ms, the last time: {cause}")
+    times = "once" if attempts == 1 else f"{attempts} times"
+    return kind(f"{operation}: tried {times} within {timeout_ms} ms, the last time: {cause}")
 
 
-def _text(answer: RemotingCommand, asked: str, address: str) -> str:
-    code = ResponseCode.of(answer.code)
-    name = f"{answer.code} {code.name}" if isinstance(code, ResponseCode) else str(answer.code)
-    remark = f": {answer.remark}" if answer.remark else ""
+def _describe(response: RemotingCommand, operation: str, address: str) -> str:
+    code = ResponseCode.of(response.code)
+    name = f"{response.code} {code.name}" if isinstance(code, ResponseCode) else str(response.code)
+    remark = f": {response.remark}" if response.remark else ""
     advice = f"; {_ADVICE[code]}" if isinstance(code, ResponseCode) and code in _ADVICE else ""
-    return f"{asked}: {address} answered {name}{remark}{advice}"
+    return f"{operation}: {address} answered {name}{remark}{advice}"

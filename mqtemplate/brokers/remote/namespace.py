@@ -1,4 +1,4 @@
-"""Namespaces of the older form: a prefix that keeps the topics and groups of several users of one cluster apart.
+"""Namespaces in RocketMQ's older form: a prefix that separates the topics and groups of several users of a cluster.
 
 Source: RocketMQ ``remoting: NamespaceUtil``.
 """
@@ -26,47 +26,51 @@ _SYSTEM_GROUPS = frozenset(
     }
 )
 _SYSTEM_PREFIXES = (SYSTEM_TOPIC_PREFIX, "CID_RMQ_SYS_")
-_KINDS = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
-
-
-def is_system(name: str) -> bool:
-    """Whether a topic or group is RocketMQ's own."""
-    return name in SYSTEM_TOPICS or name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_PREFIXES)
+_KIND_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
 
 class Namespace:
-    """Puts the prefix on names as they go out, and takes it off as they come in, behind ``%RETRY%`` and ``%DLQ%``.
+    """Translation of topic and group names between the application and the wire.
+
+    On the wire, the namespace stands before the name and after ``%RETRY%`` or ``%DLQ%``. RocketMQ's own topics and
+    groups have no namespace.
 
     Args:
-        name: Empty: names travel as they are.
+        name: The namespace; empty leaves all names as they are.
     """
 
     def __init__(self, name: str) -> None:
         self._prefix = f"{name}%" if name else ""
 
     def wrap(self, name: str) -> str:
-        """The name of a topic or group as the cluster knows it."""
-        if not self._prefix or not name or is_system(name):
+        """Return the name of a topic or group on the wire."""
+        if not self._prefix or not name or _is_system(name):
             return name
         kind, rest = _split(name)
         return name if rest.startswith(self._prefix) else f"{kind}{self._prefix}{rest}"
 
     def unwrap(self, name: str) -> str:
-        """The name as the application knows it; one of another namespace stays as it is."""
+        """Return the application's name of a topic or group; names of other namespaces stay as they are."""
         if not self._prefix:
             return name
         kind, rest = _split(name)
         return kind + rest.removeprefix(self._prefix)
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
+        """Return *queue* with the name of its topic on the wire."""
         return MessageQueue(self.wrap(queue.topic), queue.broker_name, queue.queue_id) if self._prefix else queue
 
     def unwrap_queue(self, queue: MessageQueue) -> MessageQueue:
+        """Return *queue* with the application's name of its topic."""
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id) if self._prefix else queue
 
 
+def _is_system(name: str) -> bool:
+    return name in SYSTEM_TOPICS or name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_PREFIXES)
+
+
 def _split(name: str) -> tuple[str, str]:
-    for kind in _KINDS:
+    for kind in _KIND_PREFIXES:
         if name.startswith(kind):
             return kind, name[len(kind) :]
     return "", name

@@ -1,4 +1,4 @@
-"""Work of a remote broker that comes again and again, or at once when somebody asks for it."""
+"""Service that runs an action at an interval, and at once when it is triggered."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from mqtemplate.clock import Clock
 
 
 class PeriodicService:
-    """Does something each *interval_ms*; see `mqtemplate.services.Service`.
+    """A `Service` that runs an action each *interval_ms*, and when it is triggered.
 
     Args:
-        action: Gives how long to wait until the next time (ms), or None for the interval. One that raises is due again
-            a second later.
+        action: Returns the pause until the next run in ms, or None for the interval. After an exception, it runs again
+            in a second.
     """
 
     _AFTER_ERROR_MS = 1_000
@@ -23,21 +23,21 @@ class PeriodicService:
         self._clock = clock
         self._interval_ms = interval_ms
         self._due_ms = clock.now_ms() + interval_ms
-        self._is_asked_for = False
+        self._is_triggered = False
         self._wake: Callable[[], None] = lambda: None
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
-    def soon(self) -> None:
-        """Do it at the next step, which comes at once."""
-        self._is_asked_for = True
+    def trigger(self) -> None:
+        """Run the action at the next step, and have that step taken at once."""
+        self._is_triggered = True
         self._wake()
 
     def step(self) -> int | None:
-        if self._is_asked_for or self._due_ms <= self._clock.now_ms():
-            self._is_asked_for = False  # before it is done: who asks meanwhile wants it once more
+        if self._is_triggered or self._due_ms <= self._clock.now_ms():
+            self._is_triggered = False  # before the action: a trigger while it runs causes another run
             self._due_ms = self._clock.now_ms() + self._AFTER_ERROR_MS
             pause_ms = self._action()
             self._due_ms = self._clock.now_ms() + (self._interval_ms if pause_ms is None else pause_ms)
-        return self._clock.now_ms() if self._is_asked_for else self._due_ms
+        return self._clock.now_ms() if self._is_triggered else self._due_ms

@@ -1,6 +1,6 @@
-"""Reading and asking without being a member: pulls, offsets, messages by id and key.
+"""Reads outside of consumer groups: pulls, offsets, messages by id and by key.
 
-Source: RocketMQ ``client: MQAdminImpl``, ``DefaultMQPullConsumerImpl``; sections 10, 11 and 18 of the specification.
+Source: RocketMQ ``client: MQAdminImpl``, ``DefaultMQPullConsumerImpl``.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 
-from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.consuming.pull import subscription_data
-from mqtemplate.brokers.remote.errors import answer_problem, check_answer
-from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.routes import MASTER_ID, RouteTable
-from mqtemplate.brokers.remote.sent_offsets import SentOffsets
-from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.errors import check_response, response_error
+from mqtemplate.brokers.remote.pull_request import PULL_RESPONSES, pull_request, subscription_data
+from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.codes import PullSysFlag
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import (
     GetMaxOffsetRequestHeader,
     OffsetResponseHeader,
@@ -30,7 +27,6 @@ from mqtemplate.remoting.protocol.headers.group import (
     TopicQueueRequestHeader,
 )
 from mqtemplate.remoting.protocol.headers.message import (
-    PullMessageRequestHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
@@ -40,42 +36,30 @@ from mqtemplate.remoting.protocol.messages import decode_messages, decode_offset
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector, TagSelector
 
-_LONGEST_SUSPEND_MS = 20_000
+_MAX_SUSPEND_MS = 20_000
 _SETTLE_S = 1.0
-_GLANCE_S = 0.002
+_REPEAT_S = 0.002  # a broker needs a millisecond or two from its commit log to its consume queues and index
 _INT_MAX = (1 << 31) - 1
 _LONG_MAX = (1 << 63) - 1
-_SQL92_OFF = "SQL92"
 _INDEX_PAGE = 32
 _INDEX_LAG_MS = 100
-_INDEX_GRAIN_MS = 1_000
-"""Index files keep times by the second, rounded down."""
-_PULL_ANSWERS = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    }
-)
+_INDEX_PRECISION_MS = 1_000  # index files store times in seconds, rounded down
 
 
-class RemoteQueries:
-    """Answers of brokers to single questions. What this client sent itself is always part of them."""
+class Queries:
+    """Reads from brokers. The results include all messages that this client has sent.
 
-    def __init__(
-        self,
-        instance: ClientInstance,
-        routes: RouteTable,
-        namespace: Namespace,
-        settings: RemoteSettings,
-        marks: SentOffsets,
-    ) -> None:
-        self._instance = instance
-        self._routes = routes
-        self._namespace = namespace
-        self._settings = settings
-        self._marks = marks
+    A broker acknowledges a message before its reads return it, so a read whose result lacks a sent message is repeated
+    for up to a second.
+    """
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._instance = context.instance
+        self._routes = context.routes
+        self._namespace = context.namespace
+        self._settings = context.settings
+        self._sent = context.sent
 
     # --- pull ----------------------------------------------------------------------------------
 
@@ -84,44 +68,43 @@ class RemoteQueries:
     ) -> PullResult:
         """See `Broker.pull`."""
         deadline = time.monotonic() + wait_ms / 1_000
-        wanted = selector or TagSelector()
-        result = self._pull_settled(queue, queue_offset, max_count, wanted)
+        selector = selector or TagSelector()
+        result = self._pull_now(queue, queue_offset, max_count, selector)
         while not result.messages and (left_s := deadline - time.monotonic()) > 0:
-            later = self._pull_waiting(queue, result.next_begin_offset, max_count, wanted, left_s)
+            later = self._pull_suspended(queue, result.next_begin_offset, max_count, selector, left_s)
             if later is None:
                 break
             result = later
         return result
 
-    def _pull_settled(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector) -> PullResult:
-        """What there is now, and what this client sent is there."""
+    def _pull_now(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector) -> PullResult:
         deadline = time.monotonic() + _SETTLE_S
         while True:
             address, request = self._pull_request(queue, queue_offset, max_count, selector, suspend_ms=0)
-            answer = self._instance.invoke(address, request, self._settings.pull_timeout_ms)
-            header = self._pull_header(queue, address, answer)
-            if header.max_offset >= self._marks.end_of(queue) or time.monotonic() > deadline:
-                return _pull_result(queue, queue_offset, answer, header, selector)
+            response = self._instance.invoke(address, request, self._settings.pull_timeout_ms)
+            header = self._pull_header(queue, address, response)
+            if header.max_offset >= self._sent.queue_end(queue) or time.monotonic() > deadline:
+                return _pull_result(queue, queue_offset, response, header, selector)
             _pause()
 
-    def _pull_waiting(
+    def _pull_suspended(
         self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector, left_s: float
     ) -> PullResult | None:
-        """What comes; None if the time is over first. The broker looks at the time every few seconds only."""
-        suspend_ms = min(int(left_s * 1_000) + 1, _LONGEST_SUSPEND_MS)
+        """Wait for messages; return None after *left_s*, since a broker ends a suspended pull seconds late."""
+        suspend_ms = min(int(left_s * 1_000) + 1, _MAX_SUSPEND_MS)
         address, request = self._pull_request(queue, queue_offset, max_count, selector, suspend_ms=suspend_ms)
         future: Future[RemotingCommand | BrokerError] = Future()
         self._instance.invoke_async(address, request, self._settings.pull_timeout_ms, future.set_result)
         try:
-            answer = future.result(left_s)
+            response = future.result(left_s)
         except FutureTimeoutError:
             return None
-        if isinstance(answer, BrokerError):
-            raise answer
-        return _pull_result(queue, queue_offset, answer, self._pull_header(queue, address, answer), selector)
+        if isinstance(response, BrokerError):
+            raise response
+        return _pull_result(queue, queue_offset, response, self._pull_header(queue, address, response), selector)
 
-    def read_as(self, wire_group: str, queue: MessageQueue) -> None:
-        """Read a little for a group, so that its broker makes it, if it may."""
+    def create_group(self, wire_group: str, queue: MessageQueue) -> None:
+        """Pull for a group, which makes the broker create the group if it may."""
         address, request = self._pull_request(queue, 0, 1, TagSelector(), suspend_ms=0, wire_group=wire_group)
         self._pull_header(queue, address, self._instance.invoke(address, request, self._settings.pull_timeout_ms))
 
@@ -135,51 +118,48 @@ class RemoteQueries:
         suspend_ms: int,
         wire_group: str | None = None,
     ) -> tuple[str, RemotingCommand]:
-        wire = self._namespace.wrap_queue(queue)
-        data = subscription_data(wire.topic, selector, 0)
-        header = PullMessageRequestHeader(
-            consumer_group=wire_group or self._settings.tools_group,
-            topic=wire.topic,
-            queue_id=wire.queue_id,
-            queue_offset=queue_offset,
-            max_msg_nums=max_count,
-            sys_flag=PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if suspend_ms else 0),
-            commit_offset=0,
-            suspend_timeout_millis=suspend_ms,
-            subscription=data.sub_string,
-            sub_version=0,
-            expression_type=data.expression_type,
-            max_msg_bytes=_INT_MAX,
-            broker_name=wire.broker_name,
+        wire_queue = self._namespace.wrap_queue(queue)
+        request = pull_request(
+            wire_group or self._settings.tools_group,
+            wire_queue,
+            queue_offset,
+            subscription_data(wire_queue.topic, selector, 0),
+            max_count=max_count,
+            max_bytes=_INT_MAX,
+            suspend_ms=suspend_ms,
+            is_member=False,
         )
-        return self._routes.address(queue.broker_name), RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
+        return self._routes.address(queue.broker_name), request
 
-    def _pull_header(self, queue: MessageQueue, address: str, answer: RemotingCommand) -> PullMessageResponseHeader:
-        if answer.code in _PULL_ANSWERS:
-            return answer.header(PullMessageResponseHeader)
-        problem = answer_problem(answer, f"read {queue}", address)
-        if _SQL92_OFF in (answer.remark or ""):
+    def _pull_header(self, queue: MessageQueue, address: str, response: RemotingCommand) -> PullMessageResponseHeader:
+        if response.code in PULL_RESPONSES:
+            return response.header(PullMessageResponseHeader)
+        problem = response_error(response, f"read {queue}", address)
+        if "SQL92" in (response.remark or ""):
             raise UnsupportedError(f"{problem}; set enablePropertyFilter=true on the broker, or select by tags")
         raise problem
 
     # --- offsets -------------------------------------------------------------------------------
 
     def min_offset(self, queue: MessageQueue) -> int:
+        """See `Broker.min_offset`."""
         wire = self._namespace.wrap_queue(queue)
         header = TopicQueueRequestHeader(topic=wire.topic, queue_id=wire.queue_id, broker_name=wire.broker_name)
         return self._offset(RequestCode.GET_MIN_OFFSET, header, queue, "the first offset")
 
     def max_offset(self, queue: MessageQueue) -> int:
+        """See `Broker.max_offset`."""
         wire = self._namespace.wrap_queue(queue)
         header = GetMaxOffsetRequestHeader(topic=wire.topic, queue_id=wire.queue_id, broker_name=wire.broker_name)
         deadline = time.monotonic() + _SETTLE_S
         while True:
             end = self._offset(RequestCode.GET_MAX_OFFSET, header, queue, "the end")
-            if end >= self._marks.end_of(queue) or time.monotonic() > deadline:
+            if end >= self._sent.queue_end(queue) or time.monotonic() > deadline:
                 return end
             _pause()
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
+        """See `Broker.search_offset`."""
         wire = self._namespace.wrap_queue(queue)
         header = SearchOffsetRequestHeader(
             topic=wire.topic, queue_id=wire.queue_id, timestamp=timestamp, broker_name=wire.broker_name
@@ -187,16 +167,14 @@ class RemoteQueries:
         end = self.max_offset(queue)
         found = self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, queue, f"the offset at {timestamp}")
         if 0 <= found == end - 1 and self._instance.is_before_5(self._routes.address(queue.broker_name)):
-            last = self.pull(queue, found, 1, 0, None).messages  # 4.x gives the last one where all are older
+            last = self.pull(queue, found, 1, 0, None).messages  # 4.x returns the last message if all are older
             return end if last and last[0].store_timestamp < timestamp else found
         return found
 
     def _offset(self, code: int, header: TopicQueueRequestHeader, queue: MessageQueue, what: str) -> int:
-        address = self._routes.address(queue.broker_name)
-        answer = self._instance.invoke(
-            address, RemotingCommand.request(code, header), self._settings.request_timeout_ms
-        )
-        return check_answer(answer, f"ask for {what} of {queue}", address).header(OffsetResponseHeader).offset
+        request = RemotingCommand.request(code, header)
+        response = self._context.call(queue.broker_name, request, f"get {what} of {queue}")
+        return response.header(OffsetResponseHeader).offset
 
     # --- messages ------------------------------------------------------------------------------
 
@@ -207,29 +185,28 @@ class RemoteQueries:
         request = RemotingCommand.request(
             RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=physical_offset)
         )
-        answer = self._instance.invoke(address, request, self._settings.request_timeout_ms)
-        if answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.QUERY_NOT_FOUND):
+        response = self._instance.invoke(address, request, self._settings.request_timeout_ms)
+        if response.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.QUERY_NOT_FOUND):
             return None
-        body = check_answer(answer, f"read the message {offset_msg_id}", address).body
+        body = check_response(response, f"read the message {offset_msg_id}", address).body
         try:
             found = decode_messages(body, broker_name)
         except RemoteProtocolError:
-            return None  # the offset is amid a message
+            return None  # the offset is inside of a message
         if len(found) != 1 or found[0].physical_offset != physical_offset:
             return None
         found[0].topic = self._namespace.unwrap(found[0].topic)
         return found[0]
 
     def _broker_at(self, offset_msg_id: str, host: HostAddress) -> tuple[str, str]:
-        brokers = self._routes.brokers()
-        for name, by_id in brokers.items():
+        """Return the name and address of the broker that created a message id."""
+        for name, by_id in self._routes.brokers().items():
             for address in by_id.values():
                 if host in _hosts_of(address):
                     return name, address
-        known = ", ".join(sorted(address for by_id in brokers.values() for address in by_id.values()))
         raise MessageError(
             f"message id {offset_msg_id} was given by the broker at {host}; this cluster has brokers at "
-            f"{known or 'no address'}, so ask that one"
+            f"{', '.join(self._routes.addresses()) or 'no address'}, so ask that one"
         )
 
     def by_key(
@@ -252,60 +229,61 @@ class RemoteQueries:
             topic=self._namespace.wrap(topic),
             key=key,
             max_num=max(max_count, _INDEX_PAGE),
-            begin_timestamp=max(0, begin_ms - _INDEX_GRAIN_MS),
+            begin_timestamp=max(0, begin_ms - _INDEX_PRECISION_MS),
             end_timestamp=last_ms,
             unique=unique,
         )
         found: dict[tuple[str, int], MessageExt] = {}
         for broker_name, by_id in route.addresses.items():
             if MASTER_ID in by_id:
-                for message in self._ask_index(broker_name, by_id[MASTER_ID], header):
+                for message in self._query_index(broker_name, by_id[MASTER_ID], header):
                     message.topic = self._namespace.unwrap(message.topic)
-                    if _is_meant(message, topic, key, unique=unique) and begin_ms <= message.store_timestamp <= last_ms:
+                    if _has_key(message, topic, key, unique=unique) and begin_ms <= message.store_timestamp <= last_ms:
                         found[broker_name, message.physical_offset] = message
         newest_first = sorted(
             found.values(), key=lambda message: (message.store_timestamp, message.physical_offset), reverse=True
         )
         return newest_first[:max_count]
 
-    def _ask_index(self, broker_name: str, address: str, header: QueryMessageRequestHeader) -> list[MessageExt]:
-        """What a broker's index has, once it has come as far as this client knows.
+    def _query_index(self, broker_name: str, address: str, header: QueryMessageRequestHeader) -> list[MessageExt]:
+        """Return the messages of a broker's index, once it includes the last message this client has seen.
 
-        A message's id enters it before its keys, so that of the last one known only the next answer is sure. A broker
-        that finds nothing does not say how far its index is; that is believed when it has had time enough.
+        A broker adds a message's id to the index before its keys. So when the index has reached that last message, only
+        the next response is sure to include it. A broker that finds nothing does not report how far its index is; its
+        response counts when the last message is old enough.
         """
         deadline = time.monotonic() + _SETTLE_S
-        known, was_reached = self._marks.physical_of(broker_name), False
+        last_seen, was_reached = self._sent.physical_offset(broker_name), False
         while True:
             request = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header)
-            answer = self._instance.invoke(address, request, self._settings.request_timeout_ms)
-            if answer.code == ResponseCode.QUERY_NOT_FOUND:
-                if self._marks.age_of(broker_name) > _INDEX_LAG_MS:
+            response = self._instance.invoke(address, request, self._settings.request_timeout_ms)
+            if response.code == ResponseCode.QUERY_NOT_FOUND:
+                if self._sent.age_ms(broker_name) > _INDEX_LAG_MS:
                     return []
             else:
-                check_answer(answer, f"ask for messages of {header.topic!r} with key {header.key!r}", address)
-                reached = answer.header(QueryMessageResponseHeader).index_last_update_phyoffset
-                if reached > known or was_reached or time.monotonic() > deadline:
-                    return decode_messages(answer.body, broker_name)
-                was_reached = reached == known
+                check_response(response, f"query messages of {header.topic!r} with key {header.key!r}", address)
+                reached = response.header(QueryMessageResponseHeader).index_last_update_phyoffset
+                if reached > last_seen or was_reached or time.monotonic() > deadline:
+                    return decode_messages(response.body, broker_name)
+                was_reached = reached == last_seen
             _pause()
 
 
 def _pull_result(
     queue: MessageQueue,
     queue_offset: int,
-    answer: RemotingCommand,
+    response: RemotingCommand,
     header: PullMessageResponseHeader,
     selector: Selector,
 ) -> PullResult:
-    if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+    if response.code == ResponseCode.PULL_OFFSET_MOVED:
         raise OffsetOutOfRangeError(
             f"queue offset {queue_offset} is not in {queue}, which has {header.min_offset}..{header.max_offset}; "
-            f"go on at {header.next_begin_offset}",
+            f"continue at {header.next_begin_offset}",
             header.next_begin_offset,
         )
-    messages = decode_messages(answer.body, queue.broker_name) if answer.code == ResponseCode.SUCCESS else []
-    if isinstance(selector, TagSelector):
+    messages = decode_messages(response.body, queue.broker_name) if response.code == ResponseCode.SUCCESS else []
+    if isinstance(selector, TagSelector):  # a broker compares only the hashes of tags
         messages = [message for message in messages if selector.matches(message.properties)]
     for message in messages:
         message.topic = queue.topic
@@ -315,8 +293,8 @@ def _pull_result(
     return PullResult(status, header.next_begin_offset, header.min_offset, header.max_offset, messages)
 
 
-def _is_meant(message: MessageExt, topic: str, key: str, *, unique: bool) -> bool:
-    """An index keeps hashes, so strangers come along."""
+def _has_key(message: MessageExt, topic: str, key: str, *, unique: bool) -> bool:
+    """Return True if *message* has the key: the index stores hashes only, so others may collide."""
     if message.topic != topic:
         return False
     return message.msg_id == key if unique else key in (message.keys or "").split(" ")
@@ -335,7 +313,7 @@ def _parse_id(offset_msg_id: str) -> tuple[HostAddress, int]:
 
 @lru_cache(maxsize=256)
 def _hosts_of(address: str) -> frozenset[HostAddress]:
-    """What an address of a route may be in a message id: brokers write there the numbers, not the name."""
+    """Return the numeric forms of a route's address: a broker writes its IP address into message ids."""
     host, _, port = address.rpartition(":")
     try:
         infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -345,5 +323,4 @@ def _hosts_of(address: str) -> frozenset[HostAddress]:
 
 
 def _pause() -> None:
-    """A broker needs a millisecond or two from its log to its queues."""
-    threading.Event().wait(_GLANCE_S)
+    threading.Event().wait(_REPEAT_S)

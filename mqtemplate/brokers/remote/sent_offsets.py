@@ -1,6 +1,7 @@
-"""What this client knows to be stored, since it sent or read it: its own questions must not come back without it.
+"""Offsets of messages that this client has sent or received, so that its later reads include them.
 
-A broker answers a send when the message is in its log; it enters queue and index a moment later, one after the other.
+A broker acknowledges a send when the message is in its commit log. The message enters its consume queue and the index a
+moment later, one after the other.
 """
 
 from __future__ import annotations
@@ -9,49 +10,50 @@ from mqtemplate.clock import Clock
 from mqtemplate.message import MessageQueue
 from mqtemplate.results import SendResult
 
-_FRESH_MS = 5_000
-_OFFSET_DIGITS = 16
+_REMEMBERED_MS = 5_000
+_OFFSET_DIGITS = 16  # an offset message id ends with the physical offset in hexadecimal digits
 
 
 class SentOffsets:
-    """How far this client has sent and seen, by queue and by broker; forgotten after some seconds."""
+    """The highest offsets this client has seen, by queue and by broker; remembered for some seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ends: dict[MessageQueue, tuple[int, int]] = {}
+        self._queue_ends: dict[MessageQueue, tuple[int, int]] = {}  # (offset, time of the entry in ms)
         self._physical: dict[str, tuple[int, int]] = {}
 
-    def note(self, result: SendResult, count: int, *, in_queue: bool) -> None:
-        """Note what was sent.
+    def add_sent(self, result: SendResult, count: int, *, in_queue: bool) -> None:
+        """Remember a send.
 
         Args:
-            in_queue: It is in its queue, and does not wait for a time or the end of a transaction.
+            count: Number of messages: one, or those of a batch.
+            in_queue: The messages are in their queue: neither delayed nor in an open transaction.
         """
         queue, now_ms = result.message_queue, self._clock.now_ms()
         if in_queue:
-            self._ends[queue] = (result.queue_offset + count, now_ms)
+            self._queue_ends[queue] = (result.queue_offset + count, now_ms)
         digits = result.offset_msg_id[-_OFFSET_DIGITS:]
         if len(digits) == _OFFSET_DIGITS:
-            self.see(queue.broker_name, int(digits, 16))
+            self.add_seen(queue.broker_name, int(digits, 16))
 
-    def see(self, broker_name: str, physical_offset: int) -> None:
-        """Note that a message at this place of a broker's log is known here."""
-        known = self._physical.get(broker_name)
-        if known is None or known[0] < physical_offset:
+    def add_seen(self, broker_name: str, physical_offset: int) -> None:
+        """Remember that a broker's commit log has a message at this offset."""
+        latest = self._physical.get(broker_name)
+        if latest is None or latest[0] < physical_offset:
             self._physical[broker_name] = (physical_offset, self._clock.now_ms())
 
-    def end_of(self, queue: MessageQueue) -> int:
-        """One past the last message that was sent there; 0 if it was not lately."""
-        return self._fresh(self._ends.get(queue))
+    def queue_end(self, queue: MessageQueue) -> int:
+        """Return the queue offset after the last message sent to *queue*; 0 if there was none recently."""
+        return self._recent(self._queue_ends.get(queue))
 
-    def physical_of(self, broker_name: str) -> int:
-        """The physical offset of the last message of that broker that is known here; 0 if it was not lately."""
-        return self._fresh(self._physical.get(broker_name))
+    def physical_offset(self, broker_name: str) -> int:
+        """Return the highest physical offset seen of a broker; 0 if there was none recently."""
+        return self._recent(self._physical.get(broker_name))
 
-    def age_of(self, broker_name: str) -> int:
-        """How long ago that last message came to be known here, in ms; very long if there is none."""
-        known = self._physical.get(broker_name)
-        return _FRESH_MS if known is None else self._clock.now_ms() - known[1]
+    def age_ms(self, broker_name: str) -> int:
+        """Return the time since the highest physical offset of a broker was seen; some seconds if there is none."""
+        latest = self._physical.get(broker_name)
+        return _REMEMBERED_MS if latest is None else self._clock.now_ms() - latest[1]
 
-    def _fresh(self, mark: tuple[int, int] | None) -> int:
-        return mark[0] if mark is not None and self._clock.now_ms() - mark[1] < _FRESH_MS else 0
+    def _recent(self, entry: tuple[int, int] | None) -> int:
+        return entry[0] if entry is not None and self._clock.now_ms() - entry[1] < _REMEMBERED_MS else 0

@@ -1,6 +1,6 @@
-"""What brokers ask a member for in an administrator's name: to begin elsewhere, where it stands, how it is.
+"""Requests that administration tools send to members through brokers: reset of offsets, offsets, and state.
 
-Source: RocketMQ ``client: ClientRemotingProcessor``; section 18.4 of the specification.
+Source: RocketMQ ``client: ClientRemotingProcessor``.
 """
 
 from __future__ import annotations
@@ -8,21 +8,22 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from typing import Protocol
+from collections.abc import Mapping
 
 import structlog
 
-from mqtemplate.brokers.remote.client_instance import GroupMember
+from mqtemplate.brokers.remote.client_instance import GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import CURRENT_VERSION, RemotingCommand, ResponseCode
+from mqtemplate.remoting.connection import Channel
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerRunningInfo,
     GetConsumerStatusBody,
     ProcessQueueInfo,
     ResetOffsetBody,
 )
+from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import (
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
@@ -32,18 +33,27 @@ from mqtemplate.remoting.protocol.headers.group import (
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 
-class _Instance(Protocol):
-    members: dict[str, GroupMember]
+class AdminRequests:
+    """Handlers of the requests for the members of one client id.
 
+    Args:
+        members: Group as named on the wire -> member.
+    """
 
-class MemberAdmin:
-    """Answers for the members of one client id."""
-
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, members: Mapping[str, GroupMember], namespace: Namespace, name_servers: tuple[str, ...]) -> None:
+        self._members = members
         self._namespace = namespace
-        self.instance: _Instance
+        self._name_servers = name_servers
 
-    def reset_offsets(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
+    def handlers(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        return {
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+        }
+
+    def _reset_offsets(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(ResetOffsetRequestHeader)
         member = self._member(header.group)
         if member is not None:
@@ -53,11 +63,11 @@ class MemberAdmin:
             member.reset(offsets)
         return None if request.is_one_way else request.response()
 
-    def status(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _status(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = request.header(GetConsumerStatusRequestHeader)
         member = self._member(header.group)
         if member is None:
-            return _not_here(request, header.group)
+            return _no_member(request, header.group)
         topic = self._namespace.unwrap(header.topic)
         table = {
             self._namespace.wrap_queue(queue): member.offsets.read(queue) or 0
@@ -66,23 +76,23 @@ class MemberAdmin:
         }
         return request.response(body=GetConsumerStatusBody(message_queue_table=table).encode())
 
-    def running_info(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _running_info(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
         header = request.header(GetConsumerRunningInfoRequestHeader)
         member = self._member(header.consumer_group)
         if member is None:
-            return _not_here(request, header.consumer_group)
+            return _no_member(request, header.consumer_group)
         info = ConsumerRunningInfo(
             properties={
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
                 "PROP_CLIENT_VERSION": str(int(CURRENT_VERSION)),
                 "PROP_CONSUMEORDERLY": "false",
-                "PROP_NAMESERVER_ADDR": ";".join(member.name_servers),
+                "PROP_NAMESERVER_ADDR": ";".join(self._name_servers),
             },
-            subscription_set=member.subscriptions(),
+            subscription_set=member.consumer_data().subscription_data_set,
             mq_table={
                 self._namespace.wrap_queue(queue): ProcessQueueInfo(
                     commit_offset=member.position(queue),
-                    cached_msg_count=member.pulls.buffered(queue),
+                    cached_msg_count=member.pulls.prefetched(queue),
                     locked=member.locks.holds(queue),
                 )
                 for queue in member.assignment()
@@ -92,11 +102,11 @@ class MemberAdmin:
         return request.response(body=info.encode())
 
     def _member(self, wire_group: str) -> RemoteConsumer | None:
-        member = self.instance.members.get(wire_group)
+        member = self._members.get(wire_group)
         return member if isinstance(member, RemoteConsumer) else None
 
 
-def _not_here(request: RemotingCommand, group: str) -> RemotingCommand:
+def _no_member(request: RemotingCommand, group: str) -> RemotingCommand:
     return request.response(ResponseCode.SYSTEM_ERROR, remark=f"group {group} has no member in this client")
 
 

@@ -1,295 +1,195 @@
-"""A member of a group on a cluster.
+"""Consumer group member on a cluster.
 
-Source: RocketMQ ``client: DefaultMQPushConsumerImpl``, ``RebalanceImpl``; sections 11 to 13 of the specification.
+Source: RocketMQ ``client: DefaultMQPushConsumerImpl``, ``RebalanceImpl``.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
 
-from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.rebalance import allocate_averagely, in_javas_order
-from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.consuming.offsets import BrokerOffsets, MemberOffsets
-from mqtemplate.brokers.remote.consuming.pull import MemberPulls, subscription_data
+from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
-from mqtemplate.brokers.remote.consuming.send_back import SendBack
-from mqtemplate.brokers.remote.errors import answer_problem, check_answer
-from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.queries import RemoteQueries
-from mqtemplate.brokers.remote.routes import RouteTable
-from mqtemplate.brokers.remote.sent_offsets import SentOffsets
-from mqtemplate.brokers.remote.settings import RemoteSettings
-from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError, UnsupportedError
+from mqtemplate.brokers.remote.pull_request import Subscription
+from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.group import (
-    CheckClientRequestBody,
-    ConsumerData,
-    GetConsumerListByGroupResponseBody,
-)
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
-from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
-from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.services import WakeEvent
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-_HALF_AN_HOUR_MS = 1_800_000
 _SETTLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberParts:
-    """What members share with their broker.
+    """Collaborators of one member.
 
     Attributes:
-        need_heartbeat: Has one sent soon.
-        need_rebalance: Has the queues shared out anew soon.
-        left: Takes note of a member that has left.
+        context: The client, with the member's instance.
+        subscriptions: By topic; of a clustering member, its retry topic too.
+        offsets: The member's committed offsets.
+        wake_event: Set when *pulls* has messages.
+        check_subscription: Has a broker check the subscription of a topic.
+        list_members: Returns the client ids of the group's members, for a topic.
+        start_offset: Returns the offset at which the group starts to read a queue.
+        send_back: Sends a message back with a delay level.
+        on_close: Called at the end of `Consumer.close`.
     """
 
-    settings: RemoteSettings
-    clock: Clock
-    namespace: Namespace
-    routes: RouteTable
-    queries: RemoteQueries
-    brokers_offsets: BrokerOffsets
-    send_back: SendBack
-    marks: SentOffsets
-    need_heartbeat: Callable[[], None]
-    need_rebalance: Callable[[], None]
-    left: Callable[[RemoteConsumer], None]
+    context: ClientContext
+    subscriptions: Mapping[str, Subscription]
+    offsets: OffsetStore
+    locks: QueueLocks
+    pulls: PullLoop
+    wake_event: WakeEvent
+    check_subscription: Callable[[str, SubscriptionData], None]
+    list_members: Callable[[str], list[str]]
+    start_offset: Callable[[MessageQueue], int]
+    send_back: Callable[[MessageExt, int], None]
+    on_close: Callable[[RemoteConsumer], None]
 
 
 class RemoteConsumer(Consumer):
-    """Shares the queues out with the other members, wherever they run, by RocketMQ's own rules.
+    """A member that shares the queues with members in any process, by RocketMQ's rules.
 
-    - Messages are fetched ahead; the position is that of the first one that was not polled yet.
-    - A commit is told to the broker within some seconds, and before a queue goes or the member ends.
-    - A queue that was locked and whose lock may have been lost is not read on until the lock is back.
-
-    Attributes:
-        has_joined: The brokers have been told of it, so that it may ask for its part.
+    - Messages are prefetched. The position of a queue is the offset of its first message that was not polled.
+    - Commits are collected. They are sent to the brokers every few seconds, before a queue is given up, and before the
+      member leaves the group.
+    - A locked queue whose lock may be lost is not polled until the lock is renewed.
     """
 
-    def __init__(
-        self, spec: ConsumerSpec, instance: ClientInstance, offsets: MemberOffsets, parts: MemberParts
-    ) -> None:
+    def __init__(self, spec: ConsumerSpec, parts: MemberParts) -> None:
         self.spec = spec
-        self.instance = instance
-        self.offsets = offsets
+        self.instance = parts.context.instance
+        self.offsets = parts.offsets
+        self.locks = parts.locks
+        self.pulls = parts.pulls
         self._parts = parts
-        self._wake_event = WakeEvent()
-        self.has_joined = False
+        self._wake_event = parts.wake_event
+        self._wire_group = parts.context.namespace.wrap(spec.group)
+        self._has_joined = False
         self._is_closed = False
         self._is_woken = False
-        self._changing = threading.RLock()  # one change of the assignment at a time; may wait for brokers
+        self._assigning = threading.RLock()  # held while the assignment changes; that may wait for brokers
         self._assignment: frozenset[MessageQueue] = frozenset()
-        self._missing: frozenset[str] = frozenset()
-        self._is_whole = False
-        self._retry_topic = RETRY_TOPIC_PREFIX + spec.group
-        self._wire_group = parts.namespace.wrap(spec.group)
-        self._subscriptions = self._subscribe(parts.clock.now_ms())
-        self.locks = QueueLocks(
-            instance, parts.routes, parts.namespace, spec.group, parts.clock, parts.settings.lock_live_ms
-        )
-        settings = parts.settings
-        pulls = MemberPulls(
-            instance,
-            parts.routes,
-            parts.namespace,
-            settings,
-            spec.group,
-            self._subscriptions,
-            self._retry_topic,
-            parts.marks,
-            parts.need_heartbeat,
-        )
-        self.pulls = PullLoop(
-            f"remote.pull {spec.group}",
-            pulls.fetch,
-            parts.clock,
-            settings.pull_threshold_messages,
-            settings.pull_threshold_bytes,
-            self._wake_event.set,
-        )
-
-    def _subscribe(self, version: int) -> dict[str, tuple[Selector, SubscriptionData]]:
-        wanted: dict[str, Selector] = dict(self.spec.subscriptions)
-        if self.is_clustering:
-            wanted[self._retry_topic] = TagSelector()
-        wrap = self._parts.namespace.wrap
-        return {
-            topic: (selector, subscription_data(wrap(topic), selector, version)) for topic, selector in wanted.items()
-        }
+        self._missing_topics: frozenset[str] = frozenset()
+        self._is_complete = False
 
     @property
     def is_clustering(self) -> bool:
+        """True if the members of the group share the messages."""
         return self.spec.message_model is MessageModel.CLUSTERING
 
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    # --- membership ----------------------------------------------------------------------------
+    # --- assignment ----------------------------------------------------------------------------
 
     def consumer_data(self) -> ConsumerData:
-        """What heartbeats tell of this member."""
         return ConsumerData(
             group_name=self._wire_group,
             message_model=self.spec.message_model.value,
             consume_from_where=self.spec.consume_from_where.value,
-            subscription_data_set=[data for _, data in self._subscriptions.values()],
+            subscription_data_set=[subscription.data for subscription in self._parts.subscriptions.values()],
         )
 
-    @property
-    def name_servers(self) -> tuple[str, ...]:
-        return self._parts.settings.name_servers
-
-    def subscriptions(self) -> list[SubscriptionData]:
-        return [data for _, data in self._subscriptions.values()]
-
-    def check_selectors(self) -> None:
-        """Have a broker look at SQL92 expressions.
+    def join(self) -> None:
+        """Register at the brokers, and take part in rebalances from now on.
 
         Raises:
-            UnsupportedError: It evaluates none.
-            ListenerError: It cannot read this one.
+            ListenerError, UnsupportedError: A broker cannot evaluate a selector.
+            BrokerError: The cluster does not answer.
         """
-        for topic, (_, data) in self._subscriptions.items():
-            if data.expression_type != "TAG":
-                self._check_selector(topic, data)
-
-    def _check_selector(self, topic: str, data: SubscriptionData) -> None:
-        masters = self._masters_of(topic)
-        if not masters:
-            return
-        body = CheckClientRequestBody(
-            client_id=self.instance.id,
-            group=self._wire_group,
-            subscription_data=data,
-            namespace=self._parts.settings.namespace or None,
-        ).encode()
-        request = RemotingCommand.request(RequestCode.CHECK_CLIENT_CONFIG, body=body)
-        answer = self.instance.invoke(masters[0], request, self._parts.settings.request_timeout_ms)
-        if answer.code == ResponseCode.SUCCESS:
-            return
-        asked = f"group {self.spec.group!r} subscribes to {topic!r} by {data.sub_string!r}"
-        problem = answer_problem(answer, asked, masters[0])
-        if answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-            raise ListenerError(str(problem))
-        raise UnsupportedError(f"{problem}; set enablePropertyFilter=true on the broker, or select by tags")
+        routes = self._parts.context.routes
+        for topic in self.spec.subscriptions:
+            routes.existing(topic)  # its route has the addresses for the heartbeat
+        for topic, subscription in self._parts.subscriptions.items():
+            self._parts.check_subscription(topic, subscription.data)
+        self.instance.heartbeat(routes.addresses())
+        self._has_joined = True
+        self.rebalance()
 
     def assignment(self) -> frozenset[MessageQueue]:
         return self._assignment
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a topic is not there yet, or nobody could say which queues are this member's."""
-        return not self._is_closed and (not self._is_whole or bool(self._missing))
+        """True if a topic is missing, or the last rebalance failed for some queues."""
+        return not self._is_closed and (not self._is_complete or bool(self._missing_topics))
 
-    def lacks(self) -> bool:
-        """Whether a rebalance now would find more than the last one: a topic is there that was not."""
+    def needs_rebalance(self) -> bool:
+        """Return True if the last rebalance failed for some queues, or a topic that was missing exists now."""
+        if not self._has_joined:
+            return False
         try:
-            return not self._is_whole or any(self._parts.routes.existing(topic) for topic in self._missing)
+            return not self._is_complete or any(map(self._parts.context.routes.existing, self._missing_topics))
         except BrokerError:
             return False
 
     def rebalance(self) -> None:
-        """Take and give up queues so that each member has its part."""
-        with self._changing:
-            if self._is_closed:
+        """Take and give up queues, so that each member has its share."""
+        with self._assigning:
+            if self._is_closed or not self._has_joined:
                 return
-            wanted: set[MessageQueue] = set()
-            self._missing = frozenset()
-            is_whole = True
-            for topic in self._subscriptions:
-                mine = self._share_of(topic)
-                if mine is None:
-                    is_whole = False
-                    mine = {queue for queue in self._assignment if queue.topic == topic}
-                wanted |= mine
-            self._is_whole = self._assign(wanted) and is_whole
+            share: set[MessageQueue] = set()
+            self._missing_topics = frozenset()
+            is_complete = True
+            for topic in self._parts.subscriptions:
+                queues = self._share_of(topic)
+                if queues is None:
+                    is_complete = False
+                    queues = {queue for queue in self._assignment if queue.topic == topic}
+                share |= queues
+            self._is_complete = self._assign(share) and is_complete
 
     def _share_of(self, topic: str) -> set[MessageQueue] | None:
-        """The queues of a topic that are this member's; None if nobody can say now."""
+        """Return this member's queues of a topic; None if they cannot be determined now."""
         try:
-            route = self._parts.routes.existing(topic)
+            route = self._parts.context.routes.existing(topic)
             if route is None:
-                self._missing |= {topic}
+                self._missing_topics |= {topic}
                 return set()
             if not self.is_clustering:
-                return set(route.subscribe)
-            ids = self._member_ids(self._masters_of(topic))
+                return set(route.read_queues)
+            ids = self._parts.list_members(topic)
         except BrokerError as exc:
             _log.warning("remote.rebalance_failed", group=self.spec.group, topic=topic, reason=str(exc))
             return None
-        if self.instance.id not in ids:  # the broker has not heard of this member yet
+        if self.instance.id not in ids:  # the broker has no heartbeat with this member yet
             return None
-        return set(allocate_averagely(self.instance.id, in_javas_order(ids), sorted(route.subscribe)))
+        return set(allocate_averagely(self.instance.id, in_javas_order(ids), sorted(route.read_queues)))
 
-    def _masters_of(self, topic: str) -> list[str]:
-        route = self._parts.routes.existing(topic)
-        return route.masters() if route is not None else self._parts.routes.masters()
-
-    def _member_ids(self, masters: list[str]) -> list[str]:
-        if not masters:
-            return []
-        address = random.choice(masters)
-        header = ConsumerGroupRequestHeader(consumer_group=self._wire_group)
-        request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        answer = self.instance.invoke(address, request, self._parts.settings.request_timeout_ms)
-        asked = f"ask for the members of group {self.spec.group!r}"
-        return GetConsumerListByGroupResponseBody.decode(check_answer(answer, asked, address).body).consumer_id_list
-
-    def _assign(self, wanted: set[MessageQueue]) -> bool:
-        is_whole = True
-        lost = self._assignment - wanted
-        if lost:
-            self._assignment -= lost
-            self._give_up(lost)
-        for queue in sorted(wanted - self._assignment):
+    def _assign(self, share: set[MessageQueue]) -> bool:
+        """Make *share* the assignment; return False if some of its queues could not be started."""
+        removed = self._assignment - share
+        if removed:
+            self._assignment -= removed
+            self._give_up(removed)
+        is_complete = True
+        for queue in sorted(share - self._assignment):
             try:
-                queue_offset = self._first_position(queue)
+                queue_offset = self._parts.start_offset(queue)
             except BrokerError as exc:
-                _log.warning("remote.queue_not_started", group=self.spec.group, queue=str(queue), reason=str(exc))
-                is_whole = False
+                _log.warning("remote.queue_start_failed", group=self.spec.group, queue=str(queue), reason=str(exc))
+                is_complete = False
                 continue
+            self._assignment |= {queue}  # before its messages can be polled: commits of other queues are ignored
             self.pulls.add(queue, queue_offset)
-            self._assignment |= {queue}
-        return is_whole
+        return is_complete
 
     def _give_up(self, queues: frozenset[MessageQueue]) -> None:
         for queue in queues:
-            self.pulls.drop(queue)
+            self.pulls.remove(queue)
         self.offsets.flush(queues)
         for queue in queues:
             self.offsets.forget(queue)
-
-    def _first_position(self, queue: MessageQueue) -> int:
-        """Where to begin: where the group stands, else where the spec says. Source: ``RebalancePushImpl``."""
-        where = self.spec.consume_from_where
-        at_end = where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-        committed = self.offsets.read(queue, young_is_zero=at_end)
-        if committed is not None:
-            return committed
-        queries = self._parts.queries
-        if queue.topic == self._retry_topic or where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
-            return queries.min_offset(queue)
-        if at_end:
-            return queries.max_offset(queue)
-        since = self.spec.consume_timestamp
-        return queries.search_offset(queue, self._parts.clock.now_ms() - _HALF_AN_HOUR_MS if since is None else since)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -306,24 +206,24 @@ class RemoteConsumer(Consumer):
             if self._is_closed:
                 raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
             messages = self.pulls.take(max_count, without | self.locks.lost())
-            left = deadline - time.monotonic()
-            if messages or left <= 0 or self._is_woken or self._parts.clock.is_virtual:
+            left_s = deadline - time.monotonic()
+            if messages or left_s <= 0 or self._is_woken or self._parts.context.clock.is_virtual:
                 self._is_woken = False
                 return messages
-            self._wake_event.wait(left)
+            self._wake_event.wait(left_s)
 
     def _settle(self, without: frozenset[MessageQueue]) -> None:
-        """Wait, not long, until it is known of queues that came lately what is there to read."""
+        """Wait a moment for the first pulls of new queues, so that a poll after a rebalance has their messages."""
         deadline = time.monotonic() + _SETTLE_S
         while self.pulls.is_settling(without) and not (self._is_closed or self._is_woken):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 return
-            self._wake_event.wait(left)
+            self._wake_event.wait(left_s)
 
     def position(self, queue: MessageQueue) -> int:
-        at = self.pulls.position(queue)
-        return self._first_position(queue) if at is None else at
+        position = self.pulls.position(queue)
+        return self._parts.start_offset(queue) if position is None else position
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         self.pulls.seek(queue, queue_offset)
@@ -336,21 +236,20 @@ class RemoteConsumer(Consumer):
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         if queue in self._assignment:
             self.offsets.commit(queue, queue_offset)
-        elif self.is_clustering and self.locks.holds(queue):  # taken away, but nobody else is at it yet
-            self._parts.brokers_offsets.write(self.spec.group, queue, queue_offset)
+        elif self.is_clustering and self.locks.holds(queue):  # reassigned, but its new owner cannot lock it yet
+            self.offsets.commit_now(queue, queue_offset)
 
     def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
         if not self.is_clustering:
             raise UnsupportedError(
-                f"group {self.spec.group!r} broadcasts, and a message that each member gets has no one retry topic; "
-                "handle the failure in the listener, or use CLUSTERING"
+                f"group {self.spec.group!r} is broadcasting, so it has no retry topic; handle the failure in the "
+                "listener, or use CLUSTERING"
             )
-        limit = self.spec.max_reconsume_times
-        self._parts.send_back.send_back(self.instance, message, self.spec.group, delay_level, limit)
+        self._parts.send_back(message, delay_level)
 
     def reset(self, offsets: dict[MessageQueue, int]) -> None:
-        """Go on elsewhere, since an administrator wants it."""
-        with self._changing:
+        """Continue at other offsets, by request of an administrator."""
+        with self._assigning:
             for queue, queue_offset in offsets.items():
                 if queue in self._assignment:
                     self.pulls.seek(queue, queue_offset)
@@ -367,7 +266,7 @@ class RemoteConsumer(Consumer):
         self.locks.unlock(queue)
 
     def renew_locks(self) -> None:
-        """Keep what is locked. A queue whose lock was lost meanwhile is read on from where the group stands now."""
+        """Renew the locks. A queue whose lock was lost continues at the offset that is committed now."""
         for queue in self.locks.renew(self._assignment):
             self.offsets.forget(queue)
             committed = self.offsets.read(queue)
@@ -375,17 +274,18 @@ class RemoteConsumer(Consumer):
                 self.pulls.seek(queue, committed)
             self._wake_event.set()
 
-    # --- the end -------------------------------------------------------------------------------
+    # --- close ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         self._wake_event.set()
-        with self._changing:
+        with self._assigning:
             queues, self._assignment = self._assignment, frozenset()
             for queue in queues:
-                self.pulls.drop(queue)
+                self.pulls.remove(queue)
+            # Before the locks and the membership end: then other members read the queues from these offsets on.
             self.offsets.flush()
             self.locks.close()
-            self._parts.left(self)
+            self._parts.on_close(self)

@@ -1,6 +1,6 @@
-"""Fetching ahead: a pull is out for each queue that has room, and what comes waits here until it is asked for.
+"""Prefetching for one group member: a pull for each queue that is not full, and a buffer of the pulled messages.
 
-Source: RocketMQ ``client: DefaultMQPushConsumerImpl.pullMessage``; sections 10 and 23 of the specification.
+Source: RocketMQ ``client: DefaultMQPushConsumerImpl.pullMessage``, ``ProcessQueue``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
@@ -19,68 +19,63 @@ from mqtemplate.message import MessageExt, MessageQueue
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
+_RETRY_MS = 1_000
+
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """Messages of a queue, or none.
+class Pulled:
+    """Messages of a queue, possibly none.
 
     Attributes:
-        next_offset: Where to go on, behind what the selector left out too.
-        broker_id: Which of the broker's addresses to ask next; 0 is the master.
+        next_offset: Offset of the next pull, after all messages that the selector excluded.
+        broker_id: Broker id for the next pull; 0 is the master.
+        lags: The queue is read to its end, and does not have all messages yet that this client has sent to it.
     """
 
     messages: list[MessageExt]
     next_offset: int
     broker_id: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetMoved:
-    """The queue does not hold the offset that was asked for."""
-
-    next_offset: int
-    broker_id: int = 0
+    lags: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """It is to be tried again after *retry_ms*."""
+    """A failed pull, to be repeated after *retry_ms*."""
 
     reason: str
     retry_ms: int
 
 
-Outcome: TypeAlias = Fetched | OffsetMoved | PullFailed
+Outcome: TypeAlias = Pulled | PullFailed
 
 
-class Fetch(Protocol):
-    """Asks for messages, and does not block; *done* is told the outcome, once and from any thread.
+Pull = Callable[[MessageQueue, int, int, bool, Callable[[Outcome], None]], None]
+"""Sends a pull without blocking: ``(queue, queue_offset, broker_id, may_wait, done)``.
 
-    With *may_wait* the broker may keep the question while there is nothing.
-    """
-
-    def __call__(
-        self, queue: MessageQueue, queue_offset: int, broker_id: int, may_wait: bool, done: Callable[[Outcome], None], /
-    ) -> None: ...
+With *may_wait*, the broker may hold the pull until a message arrives. *done* is called once, in any thread.
+"""
 
 
-@dataclass(slots=True)
-class _Line:
-    """One queue: what was fetched of it, and the pull that is out.
+@dataclass(slots=True, eq=False)
+class _QueueState:
+    """One queue: its prefetched messages and its pull.
 
     Attributes:
-        is_fresh: No pull from here was answered yet; the first one does not wait, so that it is known what is there.
-        epoch: Counts up when it is read from elsewhere: an answer to an older pull is nothing then.
-        retry_ms: When to pull again after a failure.
+        body_bytes: Size of the prefetched bodies.
+        epoch: Incremented by a seek; outcomes of pulls from an earlier epoch are ignored.
+        is_first: The next outcome is the first one of this epoch. The first pull does not wait at the broker.
+        is_settled: A pull of this epoch has read the messages that this client had sent to the queue.
+        retry_ms: Time of the next pull after a failure.
     """
 
     queue: MessageQueue
     next_offset: int
     messages: deque[MessageExt] = field(default_factory=deque)
-    size: int = 0
-    is_fresh: bool = True
+    body_bytes: int = 0
     epoch: int = 0
-    in_flight: bool = False
+    is_first: bool = True
+    is_settled: bool = False
+    is_pulling: bool = False
     retry_ms: int | None = None
     broker_id: int = 0
 
@@ -90,176 +85,173 @@ class _Line:
 
 
 class PullLoop:
-    """The queues of one member. A `Service`: its step tries again what failed.
+    """The queues of one member. Thread-safe.
 
-    - One pull is out for a queue at most; an answer starts the next one, unless the queue is full.
-    - A queue is full with *most_messages*, or *most_bytes* of bodies, that nobody asked for yet.
+    - Each queue has at most one pull; its outcome starts the next one, unless the queue is full.
+    - A queue is full when *max_messages*, or *max_bytes* of bodies, are prefetched.
 
     Args:
-        on_arrival: Called, from any thread, when there is something to take, or known that there is nothing.
+        on_arrival: Called in any thread when there are messages to take, or a queue has settled.
+        on_retry: Called in any thread when `retry` has work at a new time.
     """
 
     def __init__(
-        self, name: str, fetch: Fetch, clock: Clock, most_messages: int, most_bytes: int, on_arrival: Callable[[], None]
+        self,
+        pull: Pull,
+        clock: Clock,
+        max_messages: int,
+        max_bytes: int,
+        on_arrival: Callable[[], None],
+        on_retry: Callable[[], None],
     ) -> None:
-        self.name = name
-        self._fetch = fetch
+        self._send_pull = pull
         self._clock = clock
-        self._most_messages = most_messages
-        self._most_bytes = most_bytes
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
         self._on_arrival = on_arrival
+        self._on_retry = on_retry
         self._lock = threading.Lock()
-        self._lines: dict[MessageQueue, _Line] = {}
-        self._turn: list[_Line] = []
-        self._wake: Callable[[], None] = lambda: None
+        self._states: dict[MessageQueue, _QueueState] = {}
+        self._turn: list[_QueueState] = []
 
     # --- queues --------------------------------------------------------------------------------
 
     def add(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Read a queue from here on."""
-        line = _Line(queue, queue_offset)
+        """Start to pull from a queue."""
+        state = _QueueState(queue, queue_offset)
         with self._lock:
-            self._lines[queue] = line
-            self._turn = sorted(self._lines.values(), key=lambda each: each.queue)
-        self._pull(line)
+            self._states[queue] = state
+            self._turn = sorted(self._states.values(), key=lambda each: each.queue)
+        self._pull(state)
 
-    def drop(self, queue: MessageQueue) -> None:
-        """Read it no more; what was fetched of it is thrown away."""
+    def remove(self, queue: MessageQueue) -> None:
+        """Stop to pull from a queue, and discard its prefetched messages."""
         with self._lock:
-            line = self._lines.pop(queue, None)
-            if line is not None:
-                line.epoch += 1
-                self._turn = [each for each in self._turn if each is not line]
-
-    def queues(self) -> frozenset[MessageQueue]:
-        return frozenset(self._lines)
+            state = self._states.pop(queue, None)
+            if state is not None:
+                state.epoch += 1
+                self._turn = [each for each in self._turn if each is not state]
 
     def position(self, queue: MessageQueue) -> int | None:
-        """The offset that is taken next; None of a queue that is not read here."""
+        """Return the offset of the next message to take; None if the queue is not pulled."""
         with self._lock:
-            line = self._lines.get(queue)
-            return None if line is None else line.position
+            state = self._states.get(queue)
+            return None if state is None else state.position
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Go on from another offset. What was fetched is kept where it begins with that one."""
+        """Continue at another offset. The prefetched messages are kept if they start with it."""
         with self._lock:
-            line = self._lines.get(queue)
-            if line is None or line.position == queue_offset:
+            state = self._states.get(queue)
+            if state is None or state.position == queue_offset:
                 return
-            line.epoch += 1
-            line.is_fresh = True
-            line.next_offset = queue_offset
-            line.messages.clear()
-            line.size = 0
-            line.in_flight = False
-            line.retry_ms = None
-        self._pull(line)
+            state.epoch += 1
+            state.is_first, state.is_settled = True, False
+            state.next_offset = queue_offset
+            state.messages.clear()
+            state.body_bytes = 0
+            state.is_pulling = False
+            state.retry_ms = None
+        self._pull(state)
 
-    def buffered(self, queue: MessageQueue) -> int:
-        """How many messages wait here."""
-        line = self._lines.get(queue)
-        return 0 if line is None else len(line.messages)
+    def prefetched(self, queue: MessageQueue) -> int:
+        """Return the number of prefetched messages of a queue."""
+        state = self._states.get(queue)
+        return 0 if state is None else len(state.messages)
 
     def is_settling(self, without: frozenset[MessageQueue]) -> bool:
-        """Whether it is not known yet of a queue what is there to take."""
+        """Return True if a new queue may have messages that are not prefetched yet; ignore the queues in *without*."""
         with self._lock:
-            return any(line.is_fresh and line.queue not in without for line in self._lines.values())
-
-    # --- taking --------------------------------------------------------------------------------
+            return any(not state.is_settled and state.queue not in without for state in self._states.values())
 
     def take(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
-        """What is there, each queue in order; the queues take turns at being first."""
+        """Return prefetched messages, each queue in order; the queues take turns at being the first."""
         taken: list[MessageExt] = []
         with self._lock:
             turn = self._turn
             self._turn = turn[1:] + turn[:1]
-            for line in turn:
-                if line.messages and line.queue not in without:
-                    self._take_from(line, max_count - len(taken), taken)
+            for state in turn:
+                if state.messages and state.queue not in without:
+                    _take_from(state, max_count - len(taken), taken)
                 if len(taken) >= max_count:
                     break
-        for line in turn:
-            if not line.in_flight:
-                self._pull(line)
+        for state in turn:
+            if not state.is_pulling:
+                self._pull(state)
         return taken
 
-    @staticmethod
-    def _take_from(line: _Line, max_count: int, taken: list[MessageExt]) -> None:
-        for _ in range(min(max_count, len(line.messages))):
-            message = line.messages.popleft()
-            line.size -= len(message.body)
-            taken.append(message)
+    # --- pulls ---------------------------------------------------------------------------------
 
-    # --- pulling -------------------------------------------------------------------------------
-
-    def _pull(self, line: _Line) -> None:
-        """Send a pull unless one is out, the queue is full, or rests after a failure."""
+    def _pull(self, state: _QueueState) -> None:
+        """Send a pull, unless there is one, the queue is full, or its next attempt is not due."""
         with self._lock:
-            is_dropped = self._lines.get(line.queue) is not line
-            if is_dropped or line.in_flight or line.retry_ms is not None or self._is_full(line):
+            is_removed = self._states.get(state.queue) is not state
+            if is_removed or state.is_pulling or state.retry_ms is not None or self._is_full(state):
                 return
-            line.in_flight = True
-            epoch, queue_offset, broker_id, may_wait = line.epoch, line.next_offset, line.broker_id, not line.is_fresh
+            state.is_pulling = True
+            epoch, may_wait = state.epoch, not state.is_first
+            queue_offset, broker_id = state.next_offset, state.broker_id
         try:
-            self._fetch(line.queue, queue_offset, broker_id, may_wait, lambda outcome: self._done(line, epoch, outcome))
-        except BrokerError as exc:
-            self._done(line, epoch, PullFailed(str(exc), 1_000))
-
-    def _is_full(self, line: _Line) -> bool:
-        return len(line.messages) >= self._most_messages or line.size >= self._most_bytes
-
-    def _done(self, line: _Line, epoch: int, outcome: Outcome) -> None:
-        with self._lock:
-            if line.epoch != epoch:
-                return
-            line.in_flight = False
-            was_fresh, line.is_fresh = line.is_fresh, False
-            if isinstance(outcome, PullFailed):
-                line.retry_ms = self._clock.now_ms() + outcome.retry_ms
-            else:
-                line.next_offset = outcome.next_offset
-                line.broker_id = outcome.broker_id
-            if isinstance(outcome, Fetched):
-                line.messages.extend(outcome.messages)
-                line.size += sum([len(message.body) for message in outcome.messages])
-        self._tell(line, outcome)
-        if was_fresh or (isinstance(outcome, Fetched) and outcome.messages):
-            self._on_arrival()
-        self._pull(line)
-
-    def _tell(self, line: _Line, outcome: Outcome) -> None:
-        if isinstance(outcome, Fetched):
-            return
-        queue = line.queue
-        if isinstance(outcome, OffsetMoved):
-            _log.warning(
-                "remote.offset_moved", topic=queue.topic, queue=queue.queue_id, next_offset=outcome.next_offset
+            self._send_pull(
+                state.queue, queue_offset, broker_id, may_wait, lambda outcome: self._done(state, epoch, outcome)
             )
-            return
+        except BrokerError as exc:
+            self._done(state, epoch, PullFailed(str(exc), _RETRY_MS))
+
+    def _is_full(self, state: _QueueState) -> bool:
+        return len(state.messages) >= self._max_messages or state.body_bytes >= self._max_bytes
+
+    def _done(self, state: _QueueState, epoch: int, outcome: Outcome) -> None:
+        """Store the outcome of a pull and send the next one."""
+        with self._lock:
+            if state.epoch != epoch:
+                return
+            state.is_pulling = state.is_first = False
+            was_settled = state.is_settled
+            if isinstance(outcome, PullFailed):
+                state.is_settled = True  # poll() must not wait for a broker that fails
+                state.retry_ms = self._clock.now_ms() + outcome.retry_ms
+            else:
+                state.is_settled = was_settled or not outcome.lags
+                state.next_offset = outcome.next_offset
+                state.broker_id = outcome.broker_id
+                state.messages.extend(outcome.messages)
+                state.body_bytes += sum([len(message.body) for message in outcome.messages])
+            has_arrival = state.is_settled != was_settled or (isinstance(outcome, Pulled) and outcome.messages)
+        if isinstance(outcome, PullFailed):
+            self._report(state.queue, outcome)
+            self._on_retry()
+        if has_arrival:
+            self._on_arrival()
+        self._pull(state)
+
+    @staticmethod
+    def _report(queue: MessageQueue, failure: PullFailed) -> None:
         _log.warning(
             "remote.pull_failed",
             topic=queue.topic,
             queue=queue.queue_id,
             broker=queue.broker_name,
-            reason=outcome.reason,
-            retry_in_ms=outcome.retry_ms,
+            reason=failure.reason,
+            retry_in_ms=failure.retry_ms,
         )
-        self._wake()
 
-    # --- trying again --------------------------------------------------------------------------
-
-    def on_wake(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-
-    def step(self) -> int | None:
+    def retry(self) -> int | None:
+        """Repeat the failed pulls that are due; return the time of the next one."""
         now_ms = self._clock.now_ms()
         due = []
         with self._lock:
-            for line in self._lines.values():
-                if line.retry_ms is not None and line.retry_ms <= now_ms:
-                    line.retry_ms = None
-                    due.append(line)
-        for line in due:
-            self._pull(line)
+            for state in self._states.values():
+                if state.retry_ms is not None and state.retry_ms <= now_ms:
+                    state.retry_ms = None
+                    due.append(state)
+        for state in due:
+            self._pull(state)
         with self._lock:
-            return min((line.retry_ms for line in self._lines.values() if line.retry_ms is not None), default=None)
+            return min((state.retry_ms for state in self._states.values() if state.retry_ms is not None), default=None)
+
+
+def _take_from(state: _QueueState, max_count: int, taken: list[MessageExt]) -> None:
+    for _ in range(min(max_count, len(state.messages))):
+        message = state.messages.popleft()
+        state.body_bytes -= len(message.body)
+        taken.append(message)

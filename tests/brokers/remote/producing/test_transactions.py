@@ -1,4 +1,4 @@
-"""The producer's half of transactions on the wire: what is asked, and what is answered on which connection."""
+"""Transaction checks: the answer to each check, on the connection of the check."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, Property
 from mqtemplate.record.codec import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.results import TransactionState
-from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server import BrokerServerSettings, LocalCluster
-from tests.brokers.scripted_cluster import ScriptedBroker
-from tests.remoting.protocol.other_side import encode_message
+from tests.brokers.remote.clients import client, join, server, take
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 
-PATIENCE_S = 20
+TIMEOUT_S = 20
 HOST = HostAddress("127.0.0.1", 10911)
-ANYWHERE = HostAddress("127.0.0.1", 0)
 
 
 class RecordingChannel:
-    """Keeps what is sent over it."""
+    """Records the requests that are sent over it."""
 
     remote = HOST
 
@@ -38,10 +34,10 @@ class RecordingChannel:
         self._sent.put(request)
 
     def next_end(self) -> tuple[RemotingCommand, EndTransactionRequestHeader]:
-        request = self._sent.get(timeout=PATIENCE_S)
+        request = self._sent.get(timeout=TIMEOUT_S)
         return request, request.header(EndTransactionRequestHeader)
 
-    def is_silent(self) -> bool:
+    def is_unused(self) -> bool:
         try:
             self._sent.get(timeout=0.05)
         except Empty:
@@ -49,8 +45,8 @@ class RecordingChannel:
         return False
 
 
-def question(group: str, number: int = 0) -> RemotingCommand:
-    """A broker asks about a half message."""
+def check_request(group: str, number: int = 0) -> RemotingCommand:
+    """Return a broker's check of a half message."""
     half = MessageExt(
         topic="orders", body=b"x", properties={Property.PRODUCER_GROUP: group, Property.UNIQ_KEY: f"ID{number}"},
         broker_name="broker-a", queue_id=0, queue_offset=0, physical_offset=500, store_size=0, sys_flag=0, body_crc=0,
@@ -73,10 +69,8 @@ def broker() -> Iterator[RemoteBroker]:
         yield broker
 
 
-def ask(broker: RemoteBroker, channel: RecordingChannel, request: RemotingCommand) -> None:
-    link = broker._link
-    assert link is not None
-    link.transactions.on_check(channel, request)  # type: ignore[arg-type]
+def check(broker: RemoteBroker, channel: RecordingChannel, request: RemotingCommand) -> None:
+    broker._client.transactions.on_check(channel, request)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -87,12 +81,12 @@ def ask(broker: RemoteBroker, channel: RecordingChannel, request: RemotingComman
         (TransactionState.UNKNOWN, 0),
     ],
 )
-def test_a_question_is_answered_on_its_own_connection(broker: RemoteBroker, state: TransactionState, bits: int) -> None:
-    """By the offsets that the broker said, since it may have stored the half message anew."""
+def test_a_check_is_answered_on_its_connection(broker: RemoteBroker, state: TransactionState, bits: int) -> None:
+    """It repeats the offsets of the check: the broker may have stored the half message again."""
     channel = RecordingChannel()
     broker.check_transactions("shop", lambda message: state)
 
-    ask(broker, channel, question("shop"))
+    check(broker, channel, check_request("shop"))
     request, header = channel.next_end()
 
     assert (request.code, request.is_one_way) == (RequestCode.END_TRANSACTION, True)
@@ -101,63 +95,58 @@ def test_a_question_is_answered_on_its_own_connection(broker: RemoteBroker, stat
     assert (header.msg_id, header.transaction_id) == ("ID0", "ID0")
 
 
-def test_a_check_that_fails_counts_as_unknown_and_says_why(broker: RemoteBroker) -> None:
+def test_a_failed_check_is_answered_with_unknown_and_the_exception(broker: RemoteBroker) -> None:
     def fail(message: MessageExt) -> TransactionState:
         raise ValueError("no database")
 
     channel = RecordingChannel()
     broker.check_transactions("shop", fail)
 
-    ask(broker, channel, question("shop"))
+    check(broker, channel, check_request("shop"))
     request, header = channel.next_end()
 
     assert header.commit_or_rollback == 0
     assert request.remark == "checkLocalTransactionState raised ValueError: no database"
 
 
-def test_a_question_for_a_group_that_nobody_answers_for_is_left_open(broker: RemoteBroker) -> None:
+def test_a_check_for_a_group_without_a_checker_is_not_answered(broker: RemoteBroker) -> None:
     channel = RecordingChannel()
 
-    ask(broker, channel, question("shop"))
+    check(broker, channel, check_request("shop"))
 
-    assert channel.is_silent()
+    assert channel.is_unused()
 
 
-def test_no_more_questions_wait_than_may(broker: RemoteBroker) -> None:
-    """The one too many is left open; its broker asks again."""
-    channel, begun, go_on = RecordingChannel(), threading.Event(), threading.Event()
+def test_a_check_beyond_the_limit_is_not_answered(broker: RemoteBroker) -> None:
+    """The broker repeats it."""
+    channel, started, may_end = RecordingChannel(), threading.Event(), threading.Event()
 
     def slow(message: MessageExt) -> TransactionState:
-        begun.set()
-        assert go_on.wait(PATIENCE_S)
+        started.set()
+        assert may_end.wait(TIMEOUT_S)
         return TransactionState.COMMIT
 
     broker.check_transactions("shop", slow, threads=1, max_waiting=1)
-    ask(broker, channel, question("shop", 1))
-    assert begun.wait(PATIENCE_S)
-    ask(broker, channel, question("shop", 2))
-    ask(broker, channel, question("shop", 3))
-    go_on.set()
+    check(broker, channel, check_request("shop", 1))
+    assert started.wait(TIMEOUT_S)
+    check(broker, channel, check_request("shop", 2))
+    check(broker, channel, check_request("shop", 3))
+    may_end.set()
 
     answered = {channel.next_end()[1].msg_id for _ in range(2)}
     assert answered == {"ID1", "ID2"}
-    assert channel.is_silent()
+    assert channel.is_unused()
 
 
-def test_a_checker_that_was_closed_leaves_the_client_s_own_group_registered(tmp_path: Path) -> None:
-    """Replies find their way by it."""
-    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
-    with LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE)) as cluster:
-        settings = RemoteSettings(name_servers=(str(cluster.address),), producer_group="shop", offset_path=tmp_path)
-        with RemoteBroker(settings) as broker:
-            broker.check_transactions("shop", lambda message: TransactionState.COMMIT).close()
-            where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-            spec = ConsumerSpec(group="answers", subscriptions={"asks": TagSelector()}, consume_from_where=where)
-            broker.create_topic("asks", 1)
-            member = broker.subscribe(spec)
+def test_the_client_s_own_group_stays_registered_when_its_checker_is_closed(tmp_path: Path) -> None:
+    """Brokers route replies by it."""
+    with server() as cluster, client(cluster.address, tmp_path, producer_group="shop") as broker:
+        broker.check_transactions("shop", lambda message: TransactionState.COMMIT).close()
+        broker.create_topic("requests", 1)
+        member = join(broker, "requests")
 
-            future = broker.request(Message("asks", b"?"), None, PATIENCE_S * 1_000)
-            [request] = member.poll(1, PATIENCE_S * 1_000)
-            broker.reply(request, b"!")
+        future = broker.request(Message("requests", b"?"), None, TIMEOUT_S * 1_000)
+        [request] = take(member, 1)
+        broker.reply(request, b"!")
 
-            assert future.result(PATIENCE_S).body == b"!"
+        assert future.result(TIMEOUT_S).body == b"!"

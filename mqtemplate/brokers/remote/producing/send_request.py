@@ -1,11 +1,11 @@
-"""From the message a client sends to the request a broker takes: checks, ids, properties, compression.
+"""Send requests: messages checked, compressed, and encoded for the wire.
 
-Source: RocketMQ ``client: DefaultMQProducerImpl``; sections 8, 9 and 14 of the specification.
+Source: RocketMQ ``client: DefaultMQProducerImpl``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mqtemplate.brokers.remote.namespace import Namespace
@@ -22,25 +22,28 @@ from mqtemplate.message import (
     create_unique_id,
 )
 from mqtemplate.record.codec import SysFlag
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.results import SendResult
 from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
 
-TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
-_LONGEST_PROPERTIES = 32_767
-_LOOK_TWICE = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
+_TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
+_MAX_PROPERTIES_BYTES = 32_767  # RocketMQ stores the length in two bytes, with a sign
+_CHECKED_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 
 
 @dataclass(slots=True, kw_only=True)
-class Outbound:
-    """A message, or a batch, ready for any queue of its topic.
+class SendRequest:
+    """A message, or a batch, encoded for any queue of its topic.
 
     Attributes:
-        topic: As the application knows it; `wire_topic` as the cluster does.
-        msg_ids: The ids made here, one for each message.
-        wants_timer, wants_level: What delay it asks for.
+        topic: The application's name; *wire_topic* is the name on the wire.
+        msg_ids: The ids created by this client, one for each message.
+        has_timer: The message has a delay that is not a level.
+        has_level: The message has a delay level.
     """
 
     topic: str
@@ -56,26 +59,30 @@ class Outbound:
     born_timestamp: int = 0
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
-    wants_timer: bool = False
-    wants_level: bool = False
+    has_timer: bool = False
+    has_level: bool = False
 
     @property
-    def is_at_once(self) -> bool:
-        """Whether it is in its queue when the broker has taken it."""
-        return not (
-            self.wants_timer or self.wants_level or self.is_half or self.code == RequestCode.SEND_REPLY_MESSAGE_V2
-        )
+    def is_immediate(self) -> bool:
+        """True if the message is in its queue when the broker has acknowledged it."""
+        return not (self.has_timer or self.has_level or self.is_half or self.code == RequestCode.SEND_REPLY_MESSAGE_V2)
 
     @property
     def is_half(self) -> bool:
+        """True for the half message of a transaction."""
         return self.sys_flag & SysFlag.TRANSACTION_PREPARED != 0
 
     @property
     def msg_id(self) -> str:
+        """The message id; those of a batch joined by commas."""
         return ",".join(self.msg_ids)
 
-    def request(self, queue: MessageQueue, *, one_way: bool = False) -> RemotingCommand:
-        """What sends it to *queue*."""
+    def __str__(self) -> str:
+        what = f"a batch of {len(self.msg_ids)} messages" if len(self.msg_ids) > 1 else f"message {self.msg_ids[0]}"
+        return f"send {what} to {self.topic!r}"
+
+    def command(self, queue: MessageQueue, *, one_way: bool = False) -> RemotingCommand:
+        """Return the command that sends the message to *queue*."""
         header = SendMessageRequestHeaderV2(
             producer_group=self.group,
             topic=self.wire_topic,
@@ -95,8 +102,12 @@ class Outbound:
         return RemotingCommand.request(self.code, header, self.body, one_way=one_way)
 
 
-class OutboundMaker:
-    """Checks messages and makes them ready. It changes no message that it is given."""
+Deliver = Callable[[SendRequest, MessageQueue | None, int], SendResult]
+"""Sends a request and waits for the result: ``(request, queue, timeout_ms)``; see `Producer.deliver`."""
+
+
+class SendRequestFactory:
+    """Encoder of messages. It checks each message and does not change it."""
 
     def __init__(self, settings: RemoteSettings, namespace: Namespace, clock: Clock) -> None:
         self._settings = settings
@@ -104,27 +115,28 @@ class OutboundMaker:
         self._clock = clock
         self._group = namespace.wrap(settings.producer_group)
 
-    def single(self, message: Message, *, transaction_group: str | None = None) -> Outbound:
-        """One message.
+    def single(self, message: Message, *, transaction_group: str | None = None) -> SendRequest:
+        """Return the request for one message.
 
         Args:
-            transaction_group: It is a half message of this producer group.
+            transaction_group: Set for the half message of a transaction of this producer group.
 
         Raises:
-            MessageError: It is too large, or its topic is no topic to send to.
-            DelayError: Its delay cannot be read.
+            MessageError: The message is too large, or its topic is not one to send to.
+            DelayError: Its delay is not a number.
+            UnsupportedError: It has a delay, and is a half message.
         """
         check_send_topic(message.topic)
         self._check_size(message)
         properties, msg_id = self._properties(message)
         sys_flag, group = 0, self._group
         if transaction_group is not None:
-            _refuse_delay(message, "a message in a transaction is not delayed by RocketMQ; send it without a delay")
+            _refuse_delay(message, "RocketMQ does not delay messages of a transaction; send it without a delay")
             group = self._namespace.wrap(transaction_group)
             properties |= {Property.TRANSACTION_PREPARED: "true", Property.PRODUCER_GROUP: group}
             sys_flag |= SysFlag.TRANSACTION_PREPARED
         body, compressed = self._compress(message.body)
-        return Outbound(
+        return SendRequest(
             topic=message.topic,
             wire_topic=self._namespace.wrap(message.topic),
             group=group,
@@ -135,38 +147,38 @@ class OutboundMaker:
             flag=message.flag,
             default_queue_count=self._settings.default_topic_queue_nums,
             born_timestamp=self._clock.now_ms(),
-            wants_level=properties.get(Property.DELAY, "0") != "0",
-            wants_timer=not TIMER_PROPERTIES.isdisjoint(properties),
+            has_level=properties.get(Property.DELAY, "0") != "0",
+            has_timer=not _TIMER_PROPERTIES.isdisjoint(properties),
         )
 
-    def batch(self, messages: Sequence[Message]) -> Outbound:
-        """Several messages of one topic, as one request.
+    def batch(self, messages: Sequence[Message]) -> SendRequest:
+        """Return one request for several messages of one topic.
 
         Raises:
-            MessageError: There is none, they name two topics, or together they are too large.
-            UnsupportedError: One asks for a delay.
+            MessageError: There are no messages, they have two topics, or they are too large together.
+            UnsupportedError: One of them has a delay.
         """
         if not messages:
             raise MessageError("the batch is empty; give at least one message")
         topic = check_send_topic(messages[0].topic)
-        ready, ids = [], []
+        encoded, ids = [], []
         for message in messages:
             if message.topic != topic:
                 raise MessageError(
                     f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches"
                 )
-            _refuse_delay(message, "RocketMQ delays no batch; send its messages one by one")
+            _refuse_delay(message, "RocketMQ does not delay batches; send the messages one by one")
             self._check_size(message)
             properties, msg_id = self._properties(message)
-            ready.append(Message(topic, message.body, properties, message.flag))
+            encoded.append(Message(topic, message.body, properties, message.flag))
             ids.append(msg_id)
-        body = encode_batch(ready)
+        body = encode_batch(encoded)
         if len(body) > self._settings.max_message_size:
             raise MessageError(
                 f"the batch for {topic!r} has {len(body)} bytes, allowed are {self._settings.max_message_size}; "
                 "send it in smaller parts"
             )
-        return Outbound(
+        return SendRequest(
             topic=topic,
             wire_topic=self._namespace.wrap(topic),
             group=self._group,
@@ -178,17 +190,17 @@ class OutboundMaker:
             born_timestamp=self._clock.now_ms(),
         )
 
-    def any(self, messages: Sequence[Message]) -> Outbound:
-        """One message by itself, several as a batch."""
+    def for_messages(self, messages: Sequence[Message]) -> SendRequest:
+        """Return the request for one message, or the batch of several."""
         return self.single(messages[0]) if len(messages) == 1 else self.batch(messages)
 
-    def reply(self, wire_topic: str, body: bytes, properties: dict[str, str]) -> Outbound:
-        """A reply: it goes to a topic of the cluster's own, whatever the namespace."""
+    def reply(self, topic: str, body: bytes, properties: dict[str, str]) -> SendRequest:
+        """Return the request for a reply; *topic* belongs to the cluster, so it has no namespace."""
         msg_id = properties.setdefault(Property.UNIQ_KEY, create_unique_id())
         packed, compressed = self._compress(body)
-        return Outbound(
-            topic=wire_topic,
-            wire_topic=wire_topic,
+        return SendRequest(
+            topic=topic,
+            wire_topic=topic,
             group=self._group,
             body=packed,
             properties=_encode(properties | {Property.WAIT: "true"}),
@@ -203,7 +215,7 @@ class OutboundMaker:
         if len(message.body) > self._settings.max_message_size:
             raise MessageError(
                 f"the body for {message.topic!r} has {len(message.body)} bytes, allowed are "
-                f"{self._settings.max_message_size}; send less, keep the data elsewhere and send where it is, or raise "
+                f"{self._settings.max_message_size}; store large data elsewhere and send its address, or raise "
                 "max-message-size here and maxMessageSize on the broker"
             )
 
@@ -215,10 +227,10 @@ class OutboundMaker:
         return (packed, bits) if len(packed) < len(body) else (body, 0)
 
     def _properties(self, message: Message) -> tuple[dict[str, str], str]:
-        """The properties as they travel, and the message's id."""
+        """Return the properties on the wire, and the message id."""
         properties = dict(message.properties)
-        if not _LOOK_TWICE.isdisjoint(properties):
-            properties = _delay_properties(properties)
+        if not _CHECKED_PROPERTIES.isdisjoint(properties):
+            properties = _checked_properties(properties)
         msg_id = properties.get(Property.UNIQ_KEY)
         if not msg_id:
             msg_id = properties[Property.UNIQ_KEY] = create_unique_id()
@@ -231,30 +243,30 @@ class OutboundMaker:
 def _encode(properties: Mapping[str, str]) -> str:
     text = encode_properties_text(properties)
     size = len(text) if text.isascii() else len(text.encode())
-    if size > _LONGEST_PROPERTIES:
+    if size > _MAX_PROPERTIES_BYTES:
         raise MessageError(
-            f"keys, tags and properties take {size} bytes, allowed are {_LONGEST_PROPERTIES}; move data into the body"
+            f"keys, tags and properties have {size} bytes, allowed are {_MAX_PROPERTIES_BYTES}; move data into the body"
         )
     return text
 
 
-def _delay_properties(properties: dict[str, str]) -> dict[str, str]:
-    """Leave out what only brokers write, check the delay, and say it in the words that a broker knows."""
+def _checked_properties(properties: dict[str, str]) -> dict[str, str]:
+    """Return the properties without those that only brokers write, with a checked delay."""
     kept = {name: value for name, value in properties.items() if name not in BROKER_PROPERTIES}
     if (level := kept.get(Property.DELAY)) is not None and _number(Property.DELAY, level) < 0:
         raise DelayError(
             f"the delay level must be 0 or more, got {level}; 0 means no delay, for other delays give a time"
         )
-    for name in TIMER_PROPERTIES & kept.keys():
+    for name in _TIMER_PROPERTIES & kept.keys():
         _number(name, kept[name])
     start = kept.pop(Property.START_DELIVER_TIME, None)
-    if start is not None:  # a name of providers' clusters; brokers of one's own know the other
+    if start is not None:  # Alibaba Cloud's name for TIMER_DELIVER_MS; Apache RocketMQ's brokers ignore it
         kept.setdefault(Property.TIMER_DELIVER_MS, start)
     return kept
 
 
 def _number(name: str, text: str) -> int:
-    """A whole number as Java's ``Long.parseLong`` takes it."""
+    """Return a whole number, in the form that Java's ``Long.parseLong`` accepts."""
     digits = text[1:] if text[:1] in ("-", "+") else text
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
         raise DelayError(f"property {name} is {text!r}, expected a whole number of at most 18 digits")
@@ -262,6 +274,6 @@ def _number(name: str, text: str) -> int:
 
 
 def _refuse_delay(message: Message, reason: str) -> None:
-    asked = [name for name in DELAY_PROPERTIES if message.properties.get(name, "0") != "0"]
-    if asked:
-        raise UnsupportedError(f"the message for {message.topic!r} asks for a delay ({asked[0]}), but {reason}")
+    names = [name for name in DELAY_PROPERTIES if message.properties.get(name, "0") != "0"]
+    if names:
+        raise UnsupportedError(f"the message for {message.topic!r} has a delay ({names[0]}), but {reason}")

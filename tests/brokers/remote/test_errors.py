@@ -1,10 +1,10 @@
-"""What brokers answer, as errors: what was asked, what was said, what to do."""
+"""Errors for response codes: the operation, the response, and advice."""
 
 from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote.errors import answer_problem, check_answer, send_failure, send_problem
+from mqtemplate.brokers.remote.errors import check_response, response_error, send_error, unanswered_send_error
 from mqtemplate.errors import (
     BrokerError,
     DelayError,
@@ -18,14 +18,14 @@ from mqtemplate.errors import (
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 
 
-def answer(code: int, remark: str | None = "because") -> RemotingCommand:
+def response(code: int, remark: str | None = "because") -> RemotingCommand:
     return RemotingCommand(code, remark=remark)
 
 
-def test_success_is_handed_on() -> None:
-    good = answer(ResponseCode.SUCCESS)
+def test_a_successful_response_is_returned() -> None:
+    good = response(ResponseCode.SUCCESS)
 
-    assert check_answer(good, "ask", "here:1") is good
+    assert check_response(good, "ask", "here:1") is good
 
 
 @pytest.mark.parametrize(
@@ -33,24 +33,24 @@ def test_success_is_handed_on() -> None:
     [
         (ResponseCode.TOPIC_NOT_EXIST, BrokerError, "autoCreateTopicEnable=true"),
         (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, BrokerError, "autoCreateSubscriptionGroup=true"),
-        (ResponseCode.NO_PERMISSION, BrokerError, "look at the topic's perm, at access-key and secret-key"),
+        (ResponseCode.NO_PERMISSION, BrokerError, "check the topic's perm, access-key and secret-key"),
         (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, UnsupportedError, "use a newer broker"),
         (ResponseCode.SYSTEM_BUSY, BrokerError, "overloaded; try again later"),
         (4_711, BrokerError, "answered 4711: because"),
     ],
 )
-def test_an_answer_that_refuses_says_what_to_do(code: int, error: type[Exception], text: str) -> None:
+def test_the_error_for_a_refusal_has_advice(code: int, error: type[Exception], text: str) -> None:
     with pytest.raises(error) as raised:
-        check_answer(answer(code), "read queue 1", "10.0.0.1:10911")
+        check_response(response(code), "read queue 1", "10.0.0.1:10911")
 
     assert str(raised.value).startswith("read queue 1: 10.0.0.1:10911 answered ")
     assert text in str(raised.value)
 
 
-def test_an_answer_without_a_remark_is_told_by_its_name() -> None:
-    assert (
-        str(answer_problem(answer(ResponseCode.SYSTEM_ERROR, None), "ask", "a:1")) == "ask: a:1 answered 1 SYSTEM_ERROR"
-    )
+def test_a_response_without_a_remark_is_described_by_its_code() -> None:
+    problem = response_error(response(ResponseCode.SYSTEM_ERROR, None), "ask", "a:1")
+
+    assert str(problem) == "ask: a:1 answered 1 SYSTEM_ERROR"
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,19 @@ def test_an_answer_without_a_remark_is_told_by_its_name() -> None:
         (ResponseCode.SERVICE_NOT_AVAILABLE, "disk full", False, SendError, "its disk is full"),
     ],
 )
-def test_a_message_that_was_not_taken_is_told_apart(
+def test_the_error_for_a_refused_message_depends_on_the_reason(
     code: int, remark: str, has_timer: bool, error: type[Exception], text: str
 ) -> None:
-    """The message's own fault, an ability that lacks, or something that may pass."""
-    problem = send_problem(answer(code, remark), "send", "a:1", has_timer=has_timer)
+    """The message is invalid, the broker lacks a feature, or the failure may pass."""
+    problem = send_error(response(code, remark), "send", "a:1", has_timer=has_timer)
 
     assert type(problem) is error
     assert text in str(problem)
 
 
-def test_a_send_that_nobody_answered_tells_how_often_it_was_tried() -> None:
-    late = send_failure("send", RemoteTimeoutError("no answer"), 3, 500)
-    lost = send_failure("send", RemoteConnectError("refused"), 1, 500)
+def test_the_error_for_an_unanswered_send_has_the_number_of_attempts() -> None:
+    late = unanswered_send_error("send", RemoteTimeoutError("no answer"), 3, 500)
+    lost = unanswered_send_error("send", RemoteConnectError("refused"), 1, 500)
 
     assert isinstance(late, SendTimeoutError)
     assert str(late) == "send: tried 3 times within 500 ms, the last time: no answer"

@@ -1,6 +1,6 @@
-"""Requests and replies over a cluster.
+"""Requests that expect a reply, and replies to them.
 
-Source: RocketMQ ``client: DefaultMQProducerImpl.request``, ``MessageUtil``; section 16 of the specification.
+Source: RocketMQ ``client: DefaultMQProducerImpl.request``, ``MessageUtil``.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from typing import NamedTuple
 
 import structlog
 
-from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.outbound import OutboundMaker
-from mqtemplate.brokers.remote.producer import RemoteSender
-from mqtemplate.brokers.remote.routes import RouteTable
+from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.producing.producer import Producer
+from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
 from mqtemplate.checksum import crc32
-from mqtemplate.clock import Clock
 from mqtemplate.compression import decompress_body
 from mqtemplate.errors import ConversionError, MessageError, RequestTimeoutError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.codec import SysFlag
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
+from mqtemplate.remoting.connection import Channel
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.results import SendResult
@@ -40,31 +38,22 @@ class _Waiting(NamedTuple):
     timeout_ms: int
 
 
-class RemoteRequests:
-    """Sends requests, waits for their replies, and answers others'. A `Service`: its step ends those overdue."""
+class Requests:
+    """Requests of this client, and its replies to others. A `Service`: its step ends overdue requests."""
 
     name = "remote.requests"
 
-    def __init__(
-        self,
-        instance: ClientInstance,
-        routes: RouteTable,
-        namespace: Namespace,
-        maker: OutboundMaker,
-        sender: RemoteSender,
-        clock: Clock,
-    ) -> None:
-        self._instance = instance
-        self._routes = routes
-        self._namespace = namespace
-        self._maker = maker
-        self._sender = sender
-        self._clock = clock
+    def __init__(self, context: ClientContext, factory: SendRequestFactory, producer: Producer) -> None:
+        self._instance = context.instance
+        self._routes = context.routes
+        self._clock = context.clock
+        self._factory = factory
+        self._producer = producer
         self._lock = threading.Lock()
         self._waiting: dict[str, _Waiting] = {}
         self._wake: Callable[[], None] = lambda: None
 
-    # --- asking --------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def request(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> Future[MessageExt]:
         """See `Broker.request`."""
@@ -74,25 +63,25 @@ class RemoteRequests:
             Property.REPLY_TO_CLIENT: self._instance.id,
             Property.TTL: str(timeout_ms),
         }
-        asking = Message(message.topic, message.body, message.properties | own, message.flag)
-        self._maker.single(asking)  # what is wrong with it is told at once
+        request = Message(message.topic, message.body, message.properties | own, message.flag)
+        self._factory.single(request)  # raises here, not in the future, if the message is invalid
         future: Future[MessageExt] = Future()
         future.set_running_or_notify_cancel()
         due_ms = self._clock.now_ms() + timeout_ms
         with self._lock:
             self._waiting[correlation_id] = _Waiting(future, due_ms, message.topic, timeout_ms)
         self._wake()
-        self._be_known(message.topic)
-        sent = self._sender.send_async([asking], queue, timeout_ms)
+        self._register(message.topic)
+        sent = self._producer.send_async([request], queue, timeout_ms)
         sent.add_done_callback(lambda done: self._sent(correlation_id, done))
         return future
 
-    def _be_known(self, topic: str) -> None:
-        """A reply finds its way by the heartbeat of who asked, on whichever broker it comes to."""
-        known = self._instance.versions
-        strangers = [address for address in self._sender.route(topic).masters() if address not in known]
-        if strangers:
-            self._instance.heartbeat(strangers)
+    def _register(self, topic: str) -> None:
+        """Send a heartbeat to the topic's brokers that had none: any of them may get the reply for this client."""
+        registered = self._instance.versions
+        others = [address for address in self._producer.route(topic).masters() if address not in registered]
+        if others:
+            self._instance.heartbeat(others)
 
     def _sent(self, correlation_id: str, done: Future[SendResult]) -> None:
         error = done.exception()
@@ -103,8 +92,8 @@ class RemoteRequests:
         with self._lock:
             return self._waiting.pop(correlation_id, None)
 
-    def on_reply(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """A broker brings a reply."""
+    def on_reply(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+        """Handle a reply that a broker delivers."""
         header = request.header(ReplyMessageRequestHeader)
         properties = decode_properties_text(header.properties)
         waiting = self._take(properties.get(Property.CORRELATION_ID, ""))
@@ -117,30 +106,30 @@ class RemoteRequests:
                 waiting.future.set_exception(exc)
         return None if request.is_one_way else request.response(ResponseCode.SUCCESS)
 
-    # --- answering -----------------------------------------------------------------------------
+    # --- replies -------------------------------------------------------------------------------
 
     def reply(self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None, timeout_ms: int) -> None:
         """See `Broker.reply`."""
-        asked = request.properties
+        given = request.properties
         needed = (Property.CLUSTER, Property.CORRELATION_ID, Property.REPLY_TO_CLIENT)
-        missing = [name for name in needed if not asked.get(name)]
+        missing = [name for name in needed if not given.get(name)]
         if missing:
             raise MessageError(
                 f"message {request.msg_id} of {request.topic!r} is no request: it has no {', '.join(missing)}; reply "
                 "to messages that were sent with request() or send_and_receive()"
             )
-        topic = f"{asked[Property.CLUSTER]}_REPLY_TOPIC"
-        self._routes.share(topic)
+        topic = f"{given[Property.CLUSTER]}_REPLY_TOPIC"
+        self._routes.add_cluster_topic(topic)
         own = {
             **(properties or {}),
             Property.MESSAGE_TYPE: "reply",
-            Property.CORRELATION_ID: asked[Property.CORRELATION_ID],
-            Property.REPLY_TO_CLIENT: asked[Property.REPLY_TO_CLIENT],
-            Property.TTL: asked.get(Property.TTL, "3000"),
+            Property.CORRELATION_ID: given[Property.CORRELATION_ID],
+            Property.REPLY_TO_CLIENT: given[Property.REPLY_TO_CLIENT],
+            Property.TTL: given.get(Property.TTL, "3000"),
         }
-        self._sender.deliver(self._maker.reply(topic, body, own), None, timeout_ms)
+        self._producer.deliver(self._factory.reply(topic, body, own), None, timeout_ms)
 
-    # --- time ----------------------------------------------------------------------------------
+    # --- timeouts ------------------------------------------------------------------------------
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -154,13 +143,14 @@ class RemoteRequests:
         for waiting in ended:
             waiting.future.set_exception(
                 RequestTimeoutError(
-                    f"the request to {waiting.topic!r} got no reply within {waiting.timeout_ms} ms; somebody may have "
-                    "handled it all the same. See that a consumer replies, or give it more time"
+                    f"the request to {waiting.topic!r} got no reply within {waiting.timeout_ms} ms; a consumer may "
+                    "have handled it all the same. See that a consumer replies, or give it more time"
                 )
             )
         return next_ms
 
     def close(self, error: Exception) -> None:
+        """End all pending requests with *error*."""
         with self._lock:
             ended, self._waiting = list(self._waiting.values()), {}
         for waiting in ended:

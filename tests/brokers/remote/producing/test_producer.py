@@ -1,4 +1,4 @@
-"""Sending to a cluster: whom a message is tried on, for how long, and what the error says."""
+"""Sends to a cluster: the attempts, their time limit, and the errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.results import SendStatus
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-from tests.brokers.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 
 SEND = RequestCode.SEND_MESSAGE_V2
 MESSAGE = Message("orders", b"x")
@@ -44,7 +44,7 @@ def client_of(cluster: ScriptedBroker, **settings: Any) -> Iterator[RemoteBroker
         ResponseCode.TOPIC_NOT_EXIST,
     ],
 )
-def test_another_queue_is_tried_after_a_refusal_that_may_pass(cluster: ScriptedBroker, code: int) -> None:
+def test_another_queue_is_tried_after_a_temporary_refusal(cluster: ScriptedBroker, code: int) -> None:
     cluster.refuse(SEND, code, "not now")
 
     with client_of(cluster) as broker, pytest.raises(SendError, match=f"answered {int(code)} .*not now"):
@@ -53,7 +53,7 @@ def test_another_queue_is_tried_after_a_refusal_that_may_pass(cluster: ScriptedB
     assert cluster.count(SEND) == 3
 
 
-def test_a_refusal_that_stays_is_told_at_once(cluster: ScriptedBroker) -> None:
+def test_a_permanent_refusal_is_not_retried(cluster: ScriptedBroker) -> None:
     cluster.refuse(SEND, ResponseCode.FLOW_CONTROL)
 
     with client_of(cluster) as broker, pytest.raises(SendError, match="FLOW_CONTROL"):
@@ -62,7 +62,7 @@ def test_a_refusal_that_stays_is_told_at_once(cluster: ScriptedBroker) -> None:
     assert cluster.count(SEND) == 1
 
 
-def test_a_message_for_one_queue_is_not_sent_elsewhere(cluster: ScriptedBroker) -> None:
+def test_a_message_for_one_queue_has_one_attempt(cluster: ScriptedBroker) -> None:
     cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
     with client_of(cluster) as broker, pytest.raises(SendError):
@@ -71,7 +71,7 @@ def test_a_message_for_one_queue_is_not_sent_elsewhere(cluster: ScriptedBroker) 
     assert cluster.count(SEND) == 1
 
 
-def test_the_number_of_tries_is_a_setting_for_either_verb(cluster: ScriptedBroker) -> None:
+def test_the_numbers_of_retries_are_settings(cluster: ScriptedBroker) -> None:
     cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
 
     with client_of(cluster, retry_times_when_send_failed=0, retry_times_when_send_async_failed=1) as broker:
@@ -84,7 +84,7 @@ def test_the_number_of_tries_is_a_setting_for_either_verb(cluster: ScriptedBroke
     assert (once, cluster.count(SEND)) == (1, 3)
 
 
-def test_a_broker_that_failed_is_passed_over_for_another() -> None:
+def test_another_broker_is_preferred_after_a_failure() -> None:
     with ScriptedBroker("broker-a") as good, ScriptedBroker("broker-b") as bad:
         good.others = [bad]
         good.topic("orders")
@@ -97,7 +97,7 @@ def test_a_broker_that_failed_is_passed_over_for_another() -> None:
         assert bad.count(SEND) == 1
 
 
-def test_a_broker_that_is_gone_is_passed_over_too() -> None:
+def test_another_broker_is_preferred_when_one_is_unreachable() -> None:
     with ScriptedBroker("broker-a") as good:
         with ScriptedBroker("broker-b") as gone:
             good.others = [gone]
@@ -110,7 +110,7 @@ def test_a_broker_that_is_gone_is_passed_over_too() -> None:
         assert set(sync + later) == {"broker-a"}
 
 
-def test_time_over_is_told_with_the_number_of_tries(cluster: ScriptedBroker) -> None:
+def test_the_timeout_error_has_the_number_of_attempts(cluster: ScriptedBroker) -> None:
     cluster.script(SEND, lambda request: None)
 
     with (
@@ -120,9 +120,9 @@ def test_time_over_is_told_with_the_number_of_tries(cluster: ScriptedBroker) -> 
         broker.send(MESSAGE, timeout_ms=200)
 
 
-def test_a_message_that_is_less_safe_than_promised_says_so(cluster: ScriptedBroker) -> None:
+def test_the_send_status_reports_a_message_that_was_not_flushed(cluster: ScriptedBroker) -> None:
     def not_flushed(request: Any) -> Any:
-        response = cluster.take(request)
+        response = cluster.accept(request)
         response.code = ResponseCode.FLUSH_DISK_TIMEOUT
         return response
 
@@ -136,7 +136,7 @@ def test_a_message_that_is_less_safe_than_promised_says_so(cluster: ScriptedBrok
         assert cluster.count(SEND) == 4
 
 
-def test_the_first_message_of_a_topic_finds_its_real_queues_afterwards(cluster: ScriptedBroker) -> None:
+def test_the_queues_of_a_topic_are_looked_up_after_its_first_message(cluster: ScriptedBroker) -> None:
     cluster.topic(AUTO_CREATE_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
 
     with client_of(cluster) as broker:
@@ -147,19 +147,19 @@ def test_the_first_message_of_a_topic_finds_its_real_queues_afterwards(cluster: 
         assert len(broker.queues("new")) == 2
 
 
-def test_a_topic_without_a_writable_queue_is_told(cluster: ScriptedBroker) -> None:
+def test_a_topic_without_a_writable_queue_is_an_error(cluster: ScriptedBroker) -> None:
     cluster.topic("archive", perm=Perm.READ)
 
-    with client_of(cluster) as broker, pytest.raises(SendError, match=r"'archive' has no queue that takes messages"):
+    with client_of(cluster) as broker, pytest.raises(SendError, match=r"'archive' has no queue that accepts messages"):
         broker.send(Message("archive", b"x"))
 
 
-def test_a_queue_that_is_none_of_the_topic_is_refused(cluster: ScriptedBroker) -> None:
+def test_a_queue_of_another_topic_is_refused(cluster: ScriptedBroker) -> None:
     with client_of(cluster) as broker, pytest.raises(DestinationError, match=r"is no queue of the topic; there are 4"):
         broker.send(MESSAGE, MessageQueue("orders", "broker-a", 9))
 
 
-def test_a_cluster_without_automatic_topics_says_so(cluster: ScriptedBroker) -> None:
+def test_a_missing_topic_is_an_error_if_brokers_create_none(cluster: ScriptedBroker) -> None:
     with (
         client_of(cluster) as broker,
         pytest.raises(SendError, match=r"no route for 'new'.*autoCreateTopicEnable=true"),
@@ -168,15 +168,13 @@ def test_a_cluster_without_automatic_topics_says_so(cluster: ScriptedBroker) -> 
 
 
 @pytest.mark.parametrize("name", [Property.TIMER_DELAY_SEC, Property.START_DELIVER_TIME])
-def test_a_broker_of_4_is_not_given_timers_which_it_would_deliver_at_once(name: str) -> None:
+def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(name: str) -> None:
     with ScriptedBroker(version=Version.V4_9_7) as cluster:
         cluster.topic("orders")
         timer = Message("orders", b"x", {name: "1767225600000"})
 
         with client_of(cluster) as broker:
-            with pytest.raises(
-                UnsupportedError, match=r"older than RocketMQ 5\.0 and keeps no timers.*timerWheelEnable"
-            ):
+            with pytest.raises(UnsupportedError, match=r"older than RocketMQ 5\.0 and has no timers.*timerWheelEnable"):
                 broker.send(timer)
             with pytest.raises(UnsupportedError):
                 broker.send_async([timer]).result(10)

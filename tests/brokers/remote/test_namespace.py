@@ -1,4 +1,4 @@
-"""Namespaces on the wire, as RocketMQ's ``NamespaceUtil`` writes them."""
+"""Topic and group names on the wire, as in RocketMQ's ``NamespaceUtil``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import from_regex, sampled_from
 
-from mqtemplate.brokers.remote.namespace import SYSTEM_TOPICS, Namespace
+from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.message import MessageQueue
+from mqtemplate.topics import SYSTEM_TOPICS
 
 PROD = Namespace("prod")
 
@@ -24,32 +25,32 @@ PROD = Namespace("prod")
         ("rmq_sys_wheel_timer", "rmq_sys_wheel_timer"),
     ],
 )
-def test_names_get_the_prefix_behind_retry_and_dlq(name: str, on_the_wire: str) -> None:
+def test_the_prefix_stands_after_retry_and_dlq(name: str, on_the_wire: str) -> None:
     assert PROD.wrap(name) == on_the_wire
 
 
 @pytest.mark.parametrize("name", sorted(SYSTEM_TOPICS))
-def test_the_cluster_s_own_topics_are_shared(name: str) -> None:
+def test_system_topics_have_no_namespace(name: str) -> None:
     assert PROD.wrap(name) == name
 
 
 @given(sampled_from(["", "%RETRY%", "%DLQ%"]), from_regex(r"[a-z][a-zA-Z0-9-]{0,20}", fullmatch=True))
-def test_what_goes_out_comes_back(kind: str, name: str) -> None:
+def test_unwrap_reverses_wrap(kind: str, name: str) -> None:
     assert PROD.unwrap(PROD.wrap(kind + name)) == kind + name
 
 
-def test_a_name_of_another_namespace_stays_as_it_is() -> None:
+def test_a_name_of_another_namespace_is_not_changed() -> None:
     assert PROD.unwrap("test%orders") == "test%orders"
 
 
-def test_without_a_namespace_nothing_changes() -> None:
+def test_without_a_namespace_no_name_is_changed() -> None:
     queue = MessageQueue("orders", "broker-a", 1)
 
     assert Namespace("").wrap("orders") == Namespace("").unwrap("orders") == "orders"
     assert Namespace("").wrap_queue(queue) is Namespace("").unwrap_queue(queue) is queue
 
 
-def test_queues_are_renamed_by_their_topic() -> None:
+def test_the_topic_of_a_queue_is_wrapped() -> None:
     queue = MessageQueue("orders", "broker-a", 1)
 
     assert PROD.wrap_queue(queue) == MessageQueue("prod%orders", "broker-a", 1)

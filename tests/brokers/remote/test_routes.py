@@ -1,21 +1,22 @@
-"""Routes: name servers that fail, topics that are not there, queues that may be read or written."""
+"""Routes: failing name servers, missing topics, and permissions of queues."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from mqtemplate.brokers.remote.name_servers import NameServers
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.routes import NameServers, RouteTable
+from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting import RemotingClient, RemotingClientSettings
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-from tests.brokers.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 
 DEAD = "127.0.0.1:1"
 
@@ -33,12 +34,18 @@ def client() -> Iterator[RemotingClient]:
     client.close()
 
 
-def table(client: RemotingClient, *addresses: str, clock: VirtualClock | None = None) -> RouteTable:
-    names = NameServers(addresses, client.invoke, 3_000)
-    return RouteTable(names, Namespace(""), clock or VirtualClock(), default_queue_count=4)
+def table(
+    client: RemotingClient,
+    *addresses: str,
+    clock: VirtualClock | None = None,
+    namespace: str = "",
+    on_change: Callable[[str], None] = lambda topic: None,
+) -> RouteTable:
+    names = NameServers(addresses, client.invoke, 3_000, Namespace(namespace))
+    return RouteTable(names, clock or VirtualClock(), default_queue_count=4, on_change=on_change)
 
 
-def test_the_queues_of_a_topic_are_those_of_its_brokers_in_order(client: RemotingClient) -> None:
+def test_the_queues_of_a_topic_are_sorted_by_broker(client: RemotingClient) -> None:
     with ScriptedBroker("broker-a") as first, ScriptedBroker("broker-b") as second:
         second.others = [first]
         second.topic("orders", queues=2)
@@ -47,12 +54,12 @@ def test_the_queues_of_a_topic_are_those_of_its_brokers_in_order(client: Remotin
 
         assert route is not None
         expected = [MessageQueue("orders", f"broker-{name}", queue_id) for name in "ab" for queue_id in (0, 1)]
-        assert route.publish == route.subscribe == tuple(expected)
+        assert route.write_queues == route.read_queues == tuple(expected)
         assert route.masters() == [first.address, second.address]
 
 
 @pytest.mark.parametrize(("perm", "writable", "readable"), [(Perm.READ, 0, 4), (Perm.WRITE, 4, 0), (0, 0, 0)])
-def test_the_permission_says_what_a_queue_is_for(
+def test_the_permission_decides_which_queues_are_readable_and_writable(
     client: RemotingClient, cluster: ScriptedBroker, perm: int, writable: int, readable: int
 ) -> None:
     cluster.topic("orders", perm=perm)
@@ -60,10 +67,10 @@ def test_the_permission_says_what_a_queue_is_for(
     route = table(client, cluster.address).existing("orders")
 
     assert route is not None
-    assert (len(route.publish), len(route.subscribe)) == (writable, readable)
+    assert (len(route.write_queues), len(route.read_queues)) == (writable, readable)
 
 
-def test_a_topic_that_is_not_there_gets_the_queues_its_first_message_would_make(
+def test_a_missing_topic_has_the_queues_that_its_first_message_would_create(
     client: RemotingClient, cluster: ScriptedBroker
 ) -> None:
     cluster.topic(AUTO_CREATE_TOPIC, queues=8, perm=Perm.READ | Perm.WRITE | Perm.INHERIT)
@@ -71,17 +78,17 @@ def test_a_topic_that_is_not_there_gets_the_queues_its_first_message_would_make(
     routes = table(client, cluster.address)
 
     assert routes.existing("new") is None
-    assert (len(routes.publish("new").publish), routes.publish("new").is_default) == (4, True)
+    assert (len(routes.publish_route("new").write_queues), routes.publish_route("new").is_default) == (4, True)
 
 
-def test_where_no_topic_is_made_the_error_says_which_setting_makes_them(
+def test_the_error_for_a_missing_topic_names_the_setting_that_creates_topics(
     client: RemotingClient, cluster: ScriptedBroker
 ) -> None:
     with pytest.raises(BrokerError, match=r"topic 'new' is not in the cluster.*autoCreateTopicEnable=true"):
-        table(client, cluster.address).publish("new")
+        table(client, cluster.address).publish_route("new")
 
 
-def test_a_topic_that_was_not_there_is_asked_for_once_a_second(client: RemotingClient, cluster: ScriptedBroker) -> None:
+def test_a_missing_topic_is_looked_up_once_a_second(client: RemotingClient, cluster: ScriptedBroker) -> None:
     clock = VirtualClock()
     routes = table(client, cluster.address, clock=clock)
     for _ in range(3):
@@ -94,23 +101,22 @@ def test_a_topic_that_was_not_there_is_asked_for_once_a_second(client: RemotingC
     assert routes.existing("new") is not None
 
 
-def test_a_route_is_kept_until_it_is_refreshed(client: RemotingClient, cluster: ScriptedBroker) -> None:
+def test_a_route_is_cached_until_it_is_refreshed(client: RemotingClient, cluster: ScriptedBroker) -> None:
     cluster.topic("orders", queues=2)
-    routes = table(client, cluster.address)
     changed: list[str] = []
-    routes.on_change = changed.append
+    routes = table(client, cluster.address, on_change=changed.append)
     routes.existing("orders")
     cluster.topic("orders", queues=6)
 
-    before = len(routes.publish("orders").publish)
+    before = len(routes.publish_route("orders").write_queues)
     routes.refresh()
     routes.refresh()
 
-    assert (before, len(routes.publish("orders").publish)) == (2, 6)
-    assert changed == ["orders", "orders"], "first known, then changed; the same again is no change"
+    assert (before, len(routes.publish_route("orders").write_queues)) == (2, 6)
+    assert changed == ["orders", "orders"], "new, then changed; an equal route is no change"
 
 
-def test_a_name_server_that_fails_is_followed_by_the_next(client: RemotingClient, cluster: ScriptedBroker) -> None:
+def test_the_next_name_server_is_used_when_one_fails(client: RemotingClient, cluster: ScriptedBroker) -> None:
     cluster.topic("orders")
     routes = table(client, DEAD, cluster.address, DEAD)
 
@@ -118,52 +124,50 @@ def test_a_name_server_that_fails_is_followed_by_the_next(client: RemotingClient
     assert routes.load_cluster().cluster_addr_table == {"c": ["broker-a"]}
 
 
-def test_when_no_name_server_answers_all_of_them_are_named(client: RemotingClient) -> None:
+def test_the_error_names_all_name_servers_if_none_answers(client: RemotingClient) -> None:
     with pytest.raises(
         RemoteConnectError, match=r"no name server answers.*127\.0\.0\.1:1, 127\.0\.0\.1:2.*name-server"
     ):
         table(client, DEAD, "127.0.0.1:2").existing("orders")
 
 
-def test_the_name_server_that_answered_is_asked_again() -> None:
-    asked: list[str] = []
+def test_the_name_server_that_answered_is_used_again() -> None:
+    used: list[str] = []
 
-    def ask(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        asked.append(address)
+    def invoke(address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        used.append(address)
         if address == DEAD:
             raise RemoteConnectError("refused")
-        return request.response()
+        return request.response(ResponseCode.TOPIC_NOT_EXIST)
 
-    names = NameServers((DEAD, "10.0.0.1:9876"), ask, 3_000)
+    names = NameServers((DEAD, "10.0.0.1:9876"), invoke, 3_000, Namespace(""))
     for _ in range(3):
-        names.invoke(lambda: RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
+        names.topic_route("orders")
 
-    assert asked.count("10.0.0.1:9876") == 3
-    assert asked.count(DEAD) <= 1
+    assert used.count("10.0.0.1:9876") == 3
+    assert used.count(DEAD) <= 1
 
 
-def test_a_broker_that_no_route_names_is_an_error_that_names_those_known(
-    client: RemotingClient, cluster: ScriptedBroker
-) -> None:
+def test_the_error_for_an_unknown_broker_names_the_known_ones(client: RemotingClient, cluster: ScriptedBroker) -> None:
     cluster.topic("orders")
     routes = table(client, cluster.address)
     routes.existing("orders")
 
     assert routes.address("broker-a") == cluster.address
-    with pytest.raises(BrokerError, match=r"'broker-z' is in no route that is known here \(broker-a are\)"):
+    with pytest.raises(BrokerError, match=r"'broker-z' is in no known route \(known brokers: broker-a\)"):
         routes.address("broker-z")
 
 
-def test_a_namespace_is_asked_for_by_its_names_and_the_cluster_s_own_topics_by_theirs(
+def test_topics_are_looked_up_in_the_namespace_and_cluster_topics_without_it(
     client: RemotingClient, cluster: ScriptedBroker
 ) -> None:
     cluster.topic("prod%orders")
     cluster.topic("c_REPLY_TOPIC")
-    routes = RouteTable(NameServers((cluster.address,), client.invoke, 3_000), Namespace("prod"), VirtualClock(), 4)
-    routes.share("c_REPLY_TOPIC")
+    routes = table(client, cluster.address, namespace="prod")
+    routes.add_cluster_topic("c_REPLY_TOPIC")
 
-    mine, shared = routes.existing("orders"), routes.existing("c_REPLY_TOPIC")
+    orders, cluster_topic = routes.existing("orders"), routes.existing("c_REPLY_TOPIC")
 
-    assert mine is not None
-    assert mine.publish[0].topic == "orders"
-    assert shared is not None
+    assert orders is not None
+    assert orders.write_queues[0].topic == "orders"
+    assert cluster_topic is not None

@@ -1,30 +1,30 @@
-"""Python and Java on the real RocketMQ: they share the queues of a group, each takes over, each reads the other."""
+"""Python and Java clients on the real RocketMQ: they share groups, and read each other's messages."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import pytest
 
 from bench.peer.java_client import JavaClient
 from bench.peer.jvm import why_not
 from bench.peer.rocketmq import NameServer, RocketMQ
-from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
+from mqtemplate.broker import Consumer
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.results import TransactionState
-from mqtemplate.selectors.tags import TagSelector
+from tests.brokers.remote.clients import join, take
 from tests.contract.test_remote_rocketmq import until_registered
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.conformance
 
-PATIENCE_MS = 40_000
+TIMEOUT_MS = 40_000
 QUEUES = 4
 
 
@@ -57,28 +57,20 @@ def topic(broker: RemoteBroker) -> str:
     return topic
 
 
-def join(broker: RemoteBroker, group: str, topic: str) -> Consumer:
-    spec = ConsumerSpec(
-        group=group,
-        subscriptions={topic: TagSelector()},
-        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-    )
-    return broker.subscribe(spec)
-
-
 def queues_of(member: Consumer, topic: str) -> set[int]:
     return {queue.queue_id for queue in member.assignment() if queue.topic == topic}
 
 
-def until(happened: Callable[[], bool], what: str) -> None:
-    for _ in range(PATIENCE_MS // 50):
-        if happened():
-            return
-        try:
-            SimpleQueue[None]().get(timeout=0.05)
-        except Empty:
-            continue
-    pytest.fail(f"after {PATIENCE_MS} ms still not: {what}")
+def poll_distinct(member: Consumer, count: int) -> dict[bytes, MessageExt]:
+    """Poll *count* messages with different bodies; a rebalance may deliver a message twice."""
+    polled: dict[bytes, MessageExt] = {}
+
+    def is_complete() -> bool:
+        polled.update({message.body: message for message in member.poll(32, 100)})
+        return len(polled) >= count
+
+    eventually(is_complete, f"{count} messages were polled")
+    return polled
 
 
 def send_to_each(broker: RemoteBroker, topic: str) -> set[bytes]:
@@ -89,15 +81,14 @@ def send_to_each(broker: RemoteBroker, topic: str) -> set[bytes]:
 
 
 def test_python_and_java_share_the_queues_and_the_messages(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
-    ours = join(broker, f"g-{topic}", topic)
+    ours = join(broker, topic, f"g-{topic}")
     theirs = java.join(f"g-{topic}", topic)
 
-    java_queues = set(java.assigned(theirs, topic, 2, PATIENCE_MS))
-    until(lambda: len(queues_of(ours, topic)) == 2, "the Python member gave two queues up")
+    java_queues = set(java.assigned(theirs, topic, 2, TIMEOUT_MS))
+    eventually(lambda: len(queues_of(ours, topic)) == 2, "the Python member has given two queues up")
     sent = send_to_each(broker, topic)
-    handled_by_java = {message.body for message in java.handled(theirs, 2, PATIENCE_MS)}
-    handled_by_us: set[bytes] = set()
-    until(lambda: bool(handled_by_us.update(m.body for m in ours.poll(32, 100)) or len(handled_by_us) == 2), "two came")
+    handled_by_java = {message.body for message in java.handled(theirs, 2, TIMEOUT_MS)}
+    handled_by_us = poll_distinct(ours, 2).keys()
 
     assert queues_of(ours, topic) | java_queues == set(range(QUEUES))
     assert queues_of(ours, topic).isdisjoint(java_queues)
@@ -106,54 +97,54 @@ def test_python_and_java_share_the_queues_and_the_messages(broker: RemoteBroker,
 
 
 def test_python_takes_over_when_the_java_process_is_killed(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
-    ours = join(broker, f"g-{topic}", topic)
+    ours = join(broker, topic, f"g-{topic}")
     theirs = java.join(f"g-{topic}", topic)
-    java.assigned(theirs, topic, 2, PATIENCE_MS)
-    until(lambda: len(queues_of(ours, topic)) == 2, "they share")
+    java.assigned(theirs, topic, 2, TIMEOUT_MS)
+    eventually(lambda: len(queues_of(ours, topic)) == 2, "each has two queues")
 
     java.kill()
 
-    until(lambda: len(queues_of(ours, topic)) == QUEUES, "the Python member has all queues")
+    eventually(lambda: len(queues_of(ours, topic)) == QUEUES, "the Python member has all queues")
     sent = send_to_each(broker, topic)
-    came: set[bytes] = set()
-    until(lambda: bool(came.update(message.body for message in ours.poll(32, 100)) or came == sent), "all came")
+
+    assert poll_distinct(ours, QUEUES).keys() == sent
 
 
 def test_java_takes_over_when_the_python_process_is_killed(
     name_server: NameServer, broker: RemoteBroker, java: JavaClient, topic: str
 ) -> None:
-    """What the killed one had and did not commit comes again: at least once."""
+    """The messages that the killed member has polled and not committed are delivered again: at least once."""
     theirs = java.join(f"g-{topic}", topic)
-    java.assigned(theirs, topic, QUEUES, PATIENCE_MS)
-    command = [sys.executable, "-m", "tests.brokers.remote_member", name_server.address, f"g-{topic}", topic]
+    java.assigned(theirs, topic, QUEUES, TIMEOUT_MS)
+    command = [sys.executable, "-m", "tests.brokers.remote.member_process", name_server.address, f"g-{topic}", topic]
     ours = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert ours.stdout is not None
         assert any(line == "joined\n" for line in ours.stdout)
-        until(lambda: len(java.assigned(theirs, topic, 2, 100)) == 2, "they share")
+        eventually(lambda: len(java.assigned(theirs, topic, 2, 100)) == 2, "each has two queues")
         sent = send_to_each(broker, topic)
         given = {next(line for line in ours.stdout if line[0].isdigit()).strip() for _ in range(2)}
     finally:
         ours.kill()
         ours.communicate()
 
-    assert len(java.assigned(theirs, topic, QUEUES, PATIENCE_MS)) == QUEUES
-    handled = {message.body for message in java.handled(theirs, QUEUES, PATIENCE_MS)}
+    assert len(java.assigned(theirs, topic, QUEUES, TIMEOUT_MS)) == QUEUES
+    handled = {message.body for message in java.handled(theirs, QUEUES, TIMEOUT_MS)}
     assert len(given) == 2
     assert handled == sent
 
 
-# --- each reads what the other wrote --------------------------------------------------------------
+# --- messages of the other client -----------------------------------------------------------------
 
 
-def test_java_reads_what_python_sent_compressed_or_not(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+def test_java_reads_messages_of_python_compressed_or_not(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
     properties = {Property.TAGS: "paid", Property.KEYS: "4466 4467", "region": "EU-ß"}
     large, small = b"again and again; " * 1_000, b"\x00small\xff"
 
     sent = [broker.send(Message(topic, body, properties, flag=7)) for body in (large, small)]
     batch = broker.send_batch([Message(topic, b"first", {Property.KEYS: "a"}), Message(topic, b"second")])
 
-    found = {message.body: message for message in java.read(topic, 4, PATIENCE_MS)}
+    found = {message.body: message for message in java.read(topic, 4, TIMEOUT_MS)}
     assert found.keys() == {large, small, b"first", b"second"}
     for body, result in zip((large, small), sent, strict=True):
         message = found[body]
@@ -163,13 +154,12 @@ def test_java_reads_what_python_sent_compressed_or_not(broker: RemoteBroker, jav
     assert found[b"first"].keys == "a"
 
 
-def test_python_reads_what_java_sent_compressed_or_not(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
-    member = join(broker, f"g-{topic}", topic)
+def test_python_reads_messages_of_java_compressed_or_not(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+    member = join(broker, topic, f"g-{topic}")
     large = b"again and again; " * 1_000
 
     java.send({"topic": topic, "body": large, "tags": "paid", "keys": "4466"}, {"topic": topic, "body": b"small"})
-    found: dict[bytes, MessageExt] = {}
-    until(lambda: bool(found.update({m.body: m for m in member.poll(32, 100)}) or len(found) == 2), "both came")
+    found = poll_distinct(member, 2)
 
     assert found.keys() == {large, b"small"}
     assert (found[large].tags, found[large].keys) == ("paid", "4466")
@@ -177,22 +167,21 @@ def test_python_reads_what_java_sent_compressed_or_not(broker: RemoteBroker, jav
 
 def test_java_replies_to_python_and_python_to_java(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
     answering = java.join(f"g-{topic}", topic, reply="java says ")
-    java.assigned(answering, topic, QUEUES, PATIENCE_MS)
-    reply = broker.request(Message(topic, b"hello"), None, PATIENCE_MS).result(PATIENCE_MS / 1_000)
+    java.assigned(answering, topic, QUEUES, TIMEOUT_MS)
+    reply = broker.request(Message(topic, b"hello"), None, TIMEOUT_MS).result(TIMEOUT_MS / 1_000)
     java.leave(answering)
-    member = join(broker, f"g-{topic}", topic)
+    member = join(broker, topic, f"g-{topic}")
 
     with ThreadPoolExecutor(1) as other:
-        asked = other.submit(java.request, {"topic": topic, "body": b"hello"}, PATIENCE_MS)
-        requests: list[MessageExt] = []
-        until(lambda: bool(requests.extend(member.poll(32, 100)) or requests), "the request came")
-        broker.reply(requests[0], b"python says " + requests[0].body)
+        answer = other.submit(java.request, {"topic": topic, "body": b"hello"}, TIMEOUT_MS)
+        [request] = take(member, 1)
+        broker.reply(request, b"python says " + request.body)
 
-        assert asked.result(PATIENCE_MS / 1_000) == b"python says hello"
+        assert answer.result(TIMEOUT_MS / 1_000) == b"python says hello"
     assert reply.body == b"java says hello"
 
 
-def test_what_python_sends_in_a_transaction_java_gets_after_the_commit(
+def test_java_reads_a_message_of_python_after_the_commit_of_its_transaction(
     broker: RemoteBroker, java: JavaClient, topic: str
 ) -> None:
     dropped, kept = (broker.send_half(Message(topic, body), "shop") for body in (b"dropped", b"kept"))
@@ -200,19 +189,21 @@ def test_what_python_sends_in_a_transaction_java_gets_after_the_commit(
     broker.end_transaction(dropped, TransactionState.ROLLBACK)
     broker.end_transaction(kept, TransactionState.COMMIT)
 
-    assert [message.body for message in java.consume(f"g-{topic}", topic, 1, PATIENCE_MS, linger=True)] == [b"kept"]
+    assert [message.body for message in java.consume(f"g-{topic}", topic, 1, TIMEOUT_MS, linger=True)] == [b"kept"]
 
 
-def test_a_group_s_progress_is_the_same_for_both(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
-    """Python commits half, Java goes on there."""
+def test_both_clients_share_the_committed_offsets_of_a_group(
+    broker: RemoteBroker, java: JavaClient, topic: str
+) -> None:
+    """Java continues at the offset that Python has committed."""
     [queue, *_] = broker.queues(topic)
     for number in range(4):
         broker.send(Message(topic, b"%d" % number), queue)
-    member = join(broker, f"g-{topic}", topic)
-    until(lambda: queue in member.assignment(), "the queue is there")
+    member = join(broker, topic, f"g-{topic}")
+    eventually(lambda: queue in member.assignment(), "the queue is assigned")
     member.commit(queue, 2)
     member.close()
 
-    handled = java.consume(f"g-{topic}", topic, 2, PATIENCE_MS, linger=True)
+    handled = java.consume(f"g-{topic}", topic, 2, TIMEOUT_MS, linger=True)
 
     assert sorted(message.body for message in handled) == [b"2", b"3"]

@@ -1,10 +1,11 @@
-"""A broker and name server that says what a test matches, over real sockets."""
+"""A broker and name server with scripted responses, over real sockets."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -17,18 +18,19 @@ from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
 
-Script = Callable[[RemotingCommand], RemotingCommand | None]
+Script = Callable[[RemotingCommand], RemotingCommand | Future[RemotingCommand] | None]
+"""Returns the response to a request, now or later; None leaves the request without a response."""
 
 
 class ScriptedBroker:
-    """One server that is name server and broker.
+    """A name server and a broker at one address.
 
     Attributes:
-        name: Of the broker.
-        routes: Topic -> its queues; the brokers in them are this one and `others`.
-        others: Brokers beside this one.
-        version: What its answers say of it.
-        seen: The requests that came, in order.
+        name: Name of the broker.
+        routes: Topic -> its queues, on this broker and on *others*.
+        others: Further brokers of the cluster.
+        version: Version in the responses.
+        seen: The received requests, in order.
     """
 
     def __init__(self, name: str = "broker-a", version: int = Version.V5_3_3) -> None:
@@ -44,25 +46,32 @@ class ScriptedBroker:
         self.script(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
         self.script(RequestCode.HEART_BEAT, RemotingCommand.response)
         self.script(RequestCode.UNREGISTER_CLIENT, RemotingCommand.response)
-        self.script(RequestCode.SEND_MESSAGE_V2, self.take)
+        self.script(RequestCode.SEND_MESSAGE_V2, self.accept)
 
     def script(self, code: int, answer: Script) -> None:
-        """Let *answer* make the answers to the requests of a code; None leaves them without."""
+        """Set the function that responds to requests with a code."""
 
         def process(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
             with self._lock:
                 self.seen.append(request)
             response = answer(request)
-            if response is not None:
-                response.version = self.version
-            return response
+            if isinstance(response, Future):
+                response.add_done_callback(lambda done: connection.reply(self._stamped(done.result())))
+                return None
+            return None if response is None else self._stamped(response)
 
         self._server.register(code, process)
 
+    def _stamped(self, response: RemotingCommand) -> RemotingCommand:
+        response.version = self.version
+        return response
+
     def refuse(self, code: int, with_code: int, remark: str = "no") -> None:
+        """Respond to requests of a code with an error."""
         self.script(code, lambda request: request.response(with_code, remark=remark))
 
     def count(self, code: int) -> int:
+        """Return the number of received requests with a code."""
         with self._lock:
             return sum(request.code == code for request in self.seen)
 
@@ -71,14 +80,14 @@ class ScriptedBroker:
         return str(self._server.address)
 
     def topic(self, name: str, queues: int = 4, perm: int = Perm.READ | Perm.WRITE) -> None:
-        """Have a topic, on this broker and the others."""
+        """Create a topic on this broker and the others."""
         self.routes[name] = [
             QueueData(broker_name=broker.name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
             for broker in (self, *self.others)
         ]
 
-    def take(self, request: RemotingCommand) -> RemotingCommand:
-        """Take a message, as brokers do."""
+    def accept(self, request: RemotingCommand) -> RemotingCommand:
+        """Respond to a send as a broker that has stored the message."""
         header = request.header(SendMessageRequestHeaderV2)
         offset = self._offsets[f"{header.topic}/{header.queue_id}"]
         self._offsets[f"{header.topic}/{header.queue_id}"] += 1

@@ -1,0 +1,1 @@
+"""Producer of the remote broker: sends, transactions, requests with replies, and recalls."""

@@ -1,0 +1,61 @@
+"""Servers, clients and members for the tests of the remote broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+from mqtemplate.message import HostAddress, MessageExt
+from mqtemplate.selectors.tags import Selector, TagSelector
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from tests.waiting import eventually
+
+ANYWHERE = HostAddress("127.0.0.1", 0)
+
+
+@contextmanager
+def server(**settings: Any) -> Iterator[LocalCluster]:
+    """Start our own server in this process, with its messages in memory."""
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
+    with LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE), **settings) as cluster:
+        yield cluster
+
+
+@contextmanager
+def client(address: object, folder: Path, **settings: Any) -> Iterator[RemoteBroker]:
+    """Start a remote broker."""
+    with RemoteBroker(RemoteSettings(name_servers=(str(address),), offset_path=folder, **settings)) as broker:
+        yield broker
+
+
+def group_spec(group: str, topic: str, selector: Selector | None = None) -> ConsumerSpec:
+    """Return the spec of a clustering group that starts at the first offset."""
+    return ConsumerSpec(
+        group=group,
+        subscriptions={topic: selector or TagSelector()},
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    )
+
+
+def join(broker: RemoteBroker, topic: str, group: str = "billing", selector: Selector | None = None) -> Consumer:
+    return broker.subscribe(group_spec(group, topic, selector))
+
+
+def take(member: Consumer, count: int) -> list[MessageExt]:
+    """Poll until *count* messages have arrived."""
+    taken: list[MessageExt] = []
+
+    def is_complete() -> bool:
+        taken.extend(member.poll(32, 50))
+        return len(taken) >= count
+
+    eventually(is_complete, f"{count} messages were polled")
+    return taken
+
+
+def bodies(messages: list[MessageExt]) -> list[bytes]:
+    return [message.body for message in messages]

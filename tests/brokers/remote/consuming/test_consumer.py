@@ -1,0 +1,82 @@
+"""Assignment and polls of one member on a scripted broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.brokers import RemoteBroker
+from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
+from mqtemplate.remoting.protocol.messages import encode_message
+from tests.brokers.remote.clients import client, join
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_group import ScriptedGroups
+
+HOST = HostAddress("127.0.0.1", 10911)
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as broker:
+        broker.topic("orders", queues=1)
+        ScriptedGroups(broker)
+        yield broker
+
+
+@pytest.fixture
+def broker(cluster: ScriptedBroker, tmp_path: Path) -> Iterator[RemoteBroker]:
+    with client(cluster.address, tmp_path) as broker:
+        yield broker
+
+
+def pulled(request: RemotingCommand, *messages: MessageExt) -> RemotingCommand:
+    """Return the response to a pull with these messages; without messages, that there are none yet."""
+    end = request.header(PullMessageRequestHeader).queue_offset + len(messages)
+    header = PullMessageResponseHeader(suggest_which_broker_id=0, next_begin_offset=end, min_offset=0, max_offset=end)
+    code = ResponseCode.SUCCESS if messages else ResponseCode.PULL_NOT_FOUND
+    return request.response(code, header=header, body=b"".join(encode_message(message) for message in messages))
+
+
+def test_the_first_poll_returns_what_this_client_has_sent(cluster: ScriptedBroker, broker: RemoteBroker) -> None:
+    """A broker acknowledges a message before it is in its queue: the first pull may arrive before it."""
+    message = MessageExt(
+        topic="orders", body=b"x", broker_name="broker-a", queue_id=0, queue_offset=0, physical_offset=0, store_size=1,
+        sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST,
+        reconsume_times=0, prepared_transaction_offset=0,
+    )  # fmt: skip
+
+    def pull(request: RemotingCommand) -> RemotingCommand | Future[RemotingCommand]:
+        header = request.header(PullMessageRequestHeader)
+        if header.queue_offset > 0:
+            return Future()
+        return pulled(request, message) if header.suspend_timeout_millis else pulled(request)
+
+    cluster.script(RequestCode.PULL_MESSAGE, pull)
+    broker.send(Message("orders", b"x"))
+    member = join(broker, "orders")
+
+    assert [polled.body for polled in member.poll(8)] == [b"x"]
+
+
+def test_a_queue_is_assigned_before_its_messages_are_pulled(
+    broker: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member ignores commits of queues that are not assigned to it."""
+    member = join(broker, "orders")
+    [queue] = [queue for queue in member.assignment() if queue.topic == "orders"]
+    was_assigned: list[bool] = []
+
+    def add(loop: PullLoop, added: MessageQueue, queue_offset: int) -> None:
+        was_assigned.append(added in member.assignment())
+
+    monkeypatch.setattr(PullLoop, "add", add)
+    member._assign(set())  # type: ignore[attr-defined]
+    member._assign({queue})  # type: ignore[attr-defined]
+
+    assert was_assigned == [True]

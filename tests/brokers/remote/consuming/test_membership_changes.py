@@ -1,0 +1,72 @@
+"""Members join and leave while messages are sent: no message is lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mqtemplate.brokers import RemoteBroker
+from mqtemplate.message import Message
+from tests.brokers.remote.clients import client, join, server
+
+MESSAGES = 2_000
+
+
+class HandledMessages:
+    """Messages that all members have handled together."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[bytes] = Counter()
+        self.is_complete = threading.Event()
+        self._lock = threading.Lock()
+
+    def add(self, bodies: list[bytes]) -> None:
+        with self._lock:
+            self.counts.update(bodies)
+            if len(self.counts) == MESSAGES:
+                self.is_complete.set()
+
+
+def join_and_leave(broker: RemoteBroker, handled: HandledMessages, polls: int) -> None:
+    """Join, poll a number of times, commit after each poll, and leave."""
+    member = join(broker, "orders")
+    for _ in range(polls):
+        if handled.is_complete.is_set():
+            break
+        messages = member.poll(32, 50)
+        handled.add([message.body for message in messages])
+        for queue in {message.message_queue for message in messages}:
+            member.commit(queue, 1 + max(m.queue_offset for m in messages if m.message_queue == queue))
+    member.close()
+
+
+def rejoin_until_complete(broker: RemoteBroker, handled: HandledMessages, chance: random.Random) -> None:
+    while not handled.is_complete.is_set():
+        join_and_leave(broker, handled, chance.randrange(1, 12))
+
+
+def test_no_message_is_lost_while_members_join_and_leave(tmp_path: Path) -> None:
+    handled = HandledMessages()
+    with (
+        server() as cluster,
+        client(cluster.address, tmp_path) as one,
+        client(cluster.address, tmp_path) as other,
+        ThreadPoolExecutor(5) as pool,
+    ):
+        one.create_topic("orders", 5)
+        running = [
+            pool.submit(rejoin_until_complete, broker, handled, random.Random(seed))
+            for seed, broker in enumerate((one, one, other, other))
+        ]
+        for number in range(MESSAGES):
+            one.send(Message("orders", b"%d" % number), timeout_ms=10_000)
+        was_complete = handled.is_complete.wait(60)
+        handled.is_complete.set()  # ends the members after a failure, too
+        for each in running:
+            each.result(60)
+
+    missing = {b"%d" % number for number in range(MESSAGES)} - handled.counts.keys()
+    assert (was_complete, missing) == (True, set())
