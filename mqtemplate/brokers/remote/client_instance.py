@@ -19,7 +19,7 @@ import structlog
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
 from mqtemplate.remoting.client import RemotingClient
-from mqtemplate.remoting.connection import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -28,7 +28,7 @@ from mqtemplate.remoting.settings import RemotingClientSettings
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-Handler = Callable[[Channel, RemotingCommand], RemotingCommand | None]
+Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Handles a broker's request; returns the response, or None if there is none."""
 
 _numbers = itertools.count()

@@ -25,7 +25,7 @@ from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import Topics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
-from mqtemplate.remoting.connection import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.settings import RemotingClientSettings
@@ -209,14 +209,14 @@ class ClusterClient:
 
     # --- events --------------------------------------------------------------------------------
 
-    def _on_group_changed(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def _on_group_changed(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         self._rebalance_all()
         return None if request.is_one_way else request.response()
 
-    def _on_transaction_check(self, channel: Channel, request: RemotingCommand) -> None:
+    def _on_transaction_check(self, channel: Connection, request: RemotingCommand) -> None:
         self.transactions.on_check(channel, request)
 
-    def _on_reply(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def _on_reply(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         return self.requests.on_reply(channel, request)
 
     def _on_route_changed(self, topic: str) -> None:

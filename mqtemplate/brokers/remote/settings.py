@@ -1,4 +1,4 @@
-"""Settings of the remote broker."""
+"""Settings of a remote broker."""
 
 from __future__ import annotations
 
@@ -15,38 +15,22 @@ from mqtemplate.remoting.tls import ClientTls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteSettings:
-    """Addresses of a RocketMQ cluster, and how the client uses it. Defaults are those of RocketMQ's Java client.
+class ClientIntervals:
+    """Intervals of a client's requests to name servers and brokers. The ranges apply to ``application.yml``."""
 
-    Attributes:
-        name_servers: ``host:port`` of each; the client uses one until it fails.
-        producer_group: Producer group of this client.
-        namespace: Prefix of topics and groups on the wire, RocketMQ's older form; empty for none.
-        namespace_v2: Namespace in RocketMQ's newer form, an extra field of each request.
-        connect_timeout_ms: Time limit for a new connection.
-        request_timeout_ms: Time limit of a request that has no other limit.
-        retry_times_when_send_failed: Further attempts of `Broker.send` at another queue or broker, within its timeout.
-        retry_times_when_send_async_failed: The same for `Broker.send_async`.
-        retry_next_server: Also try another broker after a response such as ``FLUSH_DISK_TIMEOUT``.
-        max_message_size: Largest body in bytes; the broker has a limit of its own.
-        compress_threshold: Bodies of this size in bytes or more are compressed.
-        default_topic_queue_nums: Number of queues of a topic that its first message creates.
-        poll_name_server_interval_ms: Interval of route updates.
-        heartbeat_broker_interval_ms: Interval of heartbeats.
-        rebalance_interval_ms: Interval of rebalances; changes in a group cause further ones.
-        persist_consumer_offset_interval_ms: Interval at which committed offsets are sent to the brokers.
-        lock_interval_ms: Interval at which queue locks are renewed.
-        lock_live_ms: A queue lock that was not renewed for this time counts as lost.
-        pull_batch_size: Largest number of messages of one pull; brokers limit it to 32 unless configured otherwise.
-        pull_threshold_messages: Pulling from a queue pauses when this many of its messages are prefetched.
-        pull_threshold_bytes: The same in bytes of bodies.
-        suspend_ms: Time for which a broker may hold a pull until a message arrives.
-        pull_timeout_ms: Time limit of a pull; longer than *suspend_ms*.
-        retry_after_error_ms: Pause before a failed pull is repeated.
-        offset_path: Directory with the offsets of broadcasting groups.
-        tools_group: Consumer group of `Broker.pull`; every RocketMQ broker has this group.
-        send_avoid_ms: After a failed send, the producer prefers other brokers for this time.
-    """
+    poll_name_server_interval_ms: Annotated[int, Gt(0)] = 30_000
+    """Milliseconds between two requests for the routes of topics."""
+
+    heartbeat_broker_interval_ms: Annotated[int, Gt(0)] = 30_000
+    """Milliseconds between two heartbeats. A broker removes a client after two minutes without a heartbeat."""
+
+    persist_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
+    """Milliseconds between two updates of the brokers' consumer offsets. Commits in between are collected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSettings(ClientIntervals):
+    """Address of a RocketMQ cluster and how to use it. Defaults are those of RocketMQ's Java client."""
 
     name_servers: tuple[str, ...]
     """Name servers as ``host:port``. The client uses one until it fails."""

@@ -15,7 +15,7 @@ import structlog
 from mqtemplate.brokers.remote.client_instance import GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.remoting.connection import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerRunningInfo,
     GetConsumerStatusBody,
@@ -53,7 +53,7 @@ class AdminRequests:
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
         }
 
-    def _reset_offsets(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def _reset_offsets(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(ResetOffsetRequestHeader)
         member = self._member(header.group)
         if member is not None:
@@ -63,7 +63,7 @@ class AdminRequests:
             member.reset(offsets)
         return None if request.is_one_way else request.response()
 
-    def _status(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    def _status(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(GetConsumerStatusRequestHeader)
         member = self._member(header.group)
         if member is None:
@@ -76,7 +76,7 @@ class AdminRequests:
         }
         return request.response(body=GetConsumerStatusBody(message_queue_table=table).encode())
 
-    def _running_info(self, channel: Channel, request: RemotingCommand) -> RemotingCommand:
+    def _running_info(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(GetConsumerRunningInfoRequestHeader)
         member = self._member(header.consumer_group)
         if member is None:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from mqtemplate.errors import MQTemplateError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody, body
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 
 
 class OffsetStore(Protocol):
@@ -42,7 +42,6 @@ class OffsetStore(Protocol):
         """Remove a queue that is assigned to another member now."""
 
 
-@body
 class _OffsetFile(JsonBody):
     """Content of RocketMQ's ``offsets.json``."""
 

@@ -21,7 +21,7 @@ from mqtemplate.compression import decompress_body
 from mqtemplate.errors import ConversionError, MessageError, RequestTimeoutError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.codec import SysFlag
-from mqtemplate.remoting.connection import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
@@ -92,7 +92,7 @@ class Requests:
         with self._lock:
             return self._waiting.pop(correlation_id, None)
 
-    def on_reply(self, channel: Channel, request: RemotingCommand) -> RemotingCommand | None:
+    def on_reply(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
         """Handle a reply that a broker delivers."""
         header = request.header(ReplyMessageRequestHeader)
         properties = decode_properties_text(header.properties)

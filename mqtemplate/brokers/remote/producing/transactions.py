@@ -18,7 +18,7 @@ from mqtemplate.brokers.remote.producing.send_request import Deliver, SendReques
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.codec import SysFlag
-from mqtemplate.remoting.connection import Channel
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
@@ -103,7 +103,7 @@ class Transactions:
             context.instance.producer_groups.discard(checker.group)
             context.instance.unregister(context.routes.masters(), producer_group=checker.group)
 
-    def on_check(self, channel: Channel, request: RemotingCommand) -> None:
+    def on_check(self, channel: Connection, request: RemotingCommand) -> None:
         """Handle a broker's check. The answer is a request of its own on the same connection."""
         header = request.header(CheckTransactionStateRequestHeader)
         [message] = decode_messages(request.body, header.broker_name or "")
@@ -129,12 +129,12 @@ class _Checker:
     check: CheckTransaction
     threads: TransactionCheckThreads
 
-    def submit(self, channel: Channel, header: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
+    def submit(self, channel: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
         """Check in a thread. A check beyond the limit is not answered; the broker repeats it."""
         if not self.threads.submit(partial(self._run, channel, header, message)):
             _log.warning("remote.check_rejected", group=self.group, msg_id=message.msg_id)
 
-    def _run(self, channel: Channel, check: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
+    def _run(self, channel: Connection, check: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
         state, remark = self._state_of(message)
         header = EndTransactionRequestHeader(
             topic=check.topic,
