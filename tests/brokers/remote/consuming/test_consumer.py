@@ -13,10 +13,10 @@ from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_message
 from tests.brokers.remote.clients import client, join
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
+from tests.remoting.protocol.other_side import encode_message
 
 HOST = HostAddress("127.0.0.1", 10911)
 

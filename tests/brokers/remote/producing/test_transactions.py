@@ -17,6 +17,7 @@ from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRe
 from mqtemplate.results import TransactionState
 from tests.brokers.remote.clients import client, join, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.remoting.protocol.other_side import encode_message
 
 TIMEOUT_S = 20
 HOST = HostAddress("127.0.0.1", 10911)
