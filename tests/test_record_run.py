@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import RecordDraft, find_property, pack_host, parse_record
+from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
+from mqtemplate.record.properties import find_property
 from mqtemplate.record.run import RecordRun, RecordShape
 
 V4, V6 = pack_host(HostAddress("10.0.0.1", 10911)), pack_host(HostAddress("::1", 10911))
@@ -44,9 +45,9 @@ def shape_of(records: list[bytes]) -> RecordShape:
     return RecordShape(parse_record(records[0]), records[0])
 
 
-def count_alike(drafts: list[RecordDraft]) -> int:
+def count_matching(drafts: list[RecordDraft]) -> int:
     records, offsets = stored(drafts)
-    return shape_of(records).count_alike(rows_of(records), offsets)
+    return shape_of(records).count_matching(rows_of(records), offsets)
 
 
 @given(
@@ -79,7 +80,7 @@ def test_a_run_is_the_bytes_of_its_records_made_one_by_one(
     shape = shape_of(records)
     gap = slice(shape.properties_at, shape.properties_at + len(b"UNIQ_KEY\x010000\x02"))
     stamp_rows = rows_of(stamps if has_stamps_of_its_own else stamps[:1])
-    assert shape.count_alike(rows_of(records), offsets) == count
+    assert shape.count_matching(rows_of(records), offsets) == count
 
     run = RecordRun(copies[0], shape, rows_of(records), gap, stamp_rows)
 
@@ -139,8 +140,8 @@ def changed(old: bytes, new: bytes) -> RecordDraft:
     ids=["lengths", "topic", "flags", "real topic", "queue", "name", "one more property", "odd property"],
 )
 def test_what_decides_something_makes_another_shape(other: RecordDraft) -> None:
-    assert count_alike([source(0), source(1), source(2), source(3)]) == 4
-    assert count_alike([source(0), source(1), other, source(3)]) == 2
+    assert count_matching([source(0), source(1), source(2), source(3)]) == 4
+    assert count_matching([source(0), source(1), other, source(3)]) == 2
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_what_decides_something_makes_another_shape(other: RecordDraft) -> None:
     ids=["IPv6", "none", "open end", "a name twice", "no value", "no queue", "a long topic"],
 )
 def test_an_odd_record_has_no_shape_of_its_own(first: RecordDraft) -> None:
-    assert count_alike([first, first]) == 0
+    assert count_matching([first, first]) == 0
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 7), st.integers(0, 5))
@@ -167,11 +168,11 @@ def test_a_turned_bit_anywhere_ends_the_run(share: float, bit: int, row: int) ->
     rows = rows_of(records).copy()
     rows[row, int(share * rows.shape[1])] ^= 1 << bit
 
-    assert shape.count_alike(rows, offsets) == row
+    assert shape.count_matching(rows, offsets) == row
 
 
 def test_a_record_that_lies_elsewhere_is_none_of_the_run() -> None:
     records, offsets = stored([source(number) for number in range(3)])
     offsets[1] += 1
 
-    assert shape_of(records).count_alike(rows_of(records), offsets) == 1
+    assert shape_of(records).count_matching(rows_of(records), offsets) == 1

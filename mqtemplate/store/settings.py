@@ -1,4 +1,4 @@
-"""What a store can be told."""
+"""Settings of a store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mqtemplate.message import HostAddress
 class FlushDiskType(Enum):
     """When a message counts as stored: on the disk (sync), or in the operating system's cache (async).
 
-    What was acknowledged survives a killed process either way. A machine that loses power may lose,
-    with ``ASYNC_FLUSH``, what came in the last half second.
+    Acknowledged messages survive a killed process in both modes. With ``ASYNC_FLUSH`` a power failure may lose the
+    messages of the last half second.
     """
 
     SYNC_FLUSH = "SYNC_FLUSH"
@@ -22,22 +22,22 @@ class FlushDiskType(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Sizes in bytes, times in milliseconds. Names are those of RocketMQ's ``MessageStoreConfig``.
+    """Sizes in bytes, times in milliseconds. The names are those of RocketMQ's ``MessageStoreConfig``.
 
     Attributes:
-        max_hash_slot_num: Slots of an index file. A folder keeps it, and the next one.
-        max_index_num: Keys an index file has room for, and one. With 21 MB a file is in proportion to a log file of
-            64 MiB; RocketMQ's 5,000,000 and 20,000,000 make 420 MB.
+        max_hash_slot_num: Slots of an index file. It must not change for an existing folder, and neither the next one.
+        max_index_num: Keys of an index file, plus one. With the default a file has 21 MB, in proportion to log files of
+            64 MiB. RocketMQ's 5,000,000 slots and 20,000,000 keys need 420 MB.
         file_reserved_time: Hours that a commit log file is kept after its newest record.
-        delete_when: The hours of the day, local time, in which older files are deleted; see `parse_delete_when`.
-        disk_max_used_space_ratio: Percent of the disk above which they are deleted at any hour. This ratio and the next
-            two count only where there is no room for 16 more commit log files.
-        disk_space_clean_forcibly_ratio: Percent above which the oldest files are deleted whatever their age.
-        disk_space_warning_level_ratio: Percent above which no new message is taken; 100 switches a ratio off.
-        clean_file_forcibly_enable: Whether files may be deleted that are not old.
+        delete_when: Hours of the day, local time, in which older files are deleted; see `parse_delete_when`.
+        disk_max_used_space_ratio: Used percentage of the disk above which they are deleted at any hour. This ratio and
+            the next two apply only while the disk has no space for 16 more commit log files.
+        disk_space_clean_forcibly_ratio: Percentage above which the oldest files are deleted whatever their age.
+        disk_space_warning_level_ratio: Percentage above which new messages are refused. 100 switches a ratio off.
+        clean_file_forcibly_enable: Files that are not old may be deleted.
 
     Raises:
-        ConfigurationError: One of those contradicts another, or cannot be.
+        ConfigurationError: A value is not allowed, or two contradict each other.
     """
 
     flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH
@@ -57,9 +57,7 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         if self.file_reserved_time < 1:
-            raise ConfigurationError(
-                f"file-reserved-time: files are kept for 1 hour or more, got {self.file_reserved_time}"
-            )
+            raise ConfigurationError(f"file-reserved-time must be 1 hour or more, got {self.file_reserved_time}")
         parse_delete_when(self.delete_when)
         check_disk_ratios(
             self.disk_max_used_space_ratio, self.disk_space_clean_forcibly_ratio, self.disk_space_warning_level_ratio
@@ -67,10 +65,10 @@ class StoreSettings:
 
 
 def parse_delete_when(text: str) -> frozenset[int]:
-    """The hours of the day that ``delete-when`` names: ``04``, or several as in ``04;16``.
+    """Return the hours of the day in ``delete-when``: ``04``, or several as in ``04;16``.
 
     Raises:
-        ConfigurationError: It names something else, or none.
+        ConfigurationError: It contains something else, or no hour.
     """
     hours = [hour.strip() for hour in text.split(";") if hour.strip()]
     for hour in hours or [text]:
@@ -83,10 +81,10 @@ def parse_delete_when(text: str) -> frozenset[int]:
 
 
 def check_disk_ratios(max_used: int, clean_forcibly: int, warning_level: int) -> None:
-    """See that the three percentages ascend.
+    """Check that the three percentages ascend.
 
     Raises:
-        ConfigurationError: They do not, or one is no percentage.
+        ConfigurationError: They do not, or one is not a percentage.
     """
     if not 1 <= max_used <= clean_forcibly <= warning_level <= 100:
         raise ConfigurationError(

@@ -12,7 +12,7 @@ import pytest
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, Property
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.remoting.protocol.messages import encode_message

@@ -18,7 +18,8 @@ from mqtemplate.delay.release import Releaser, WaitingRecord, count_copies
 from mqtemplate.delay.release_run import read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host
+from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.record.run import RecordRun
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC

@@ -11,7 +11,9 @@ from mqtemplate.delay import DEAD_LETTER_TOPIC, DelayLevels
 from mqtemplate.delay.release import observe_all
 from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import Histogram, HistogramSnapshot
-from mqtemplate.record.codec import RecordDraft, SysFlag, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.conftest import OpenRoom

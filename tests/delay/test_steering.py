@@ -14,6 +14,7 @@ from mqtemplate.delay import TimerLimits
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.waiting_room import WaitingRoom
 
@@ -229,7 +230,7 @@ def test_a_wish_is_found_again_though_the_files_of_what_waits_are_lost(tmp_path:
 
 def markers_of(room: WaitingRoom) -> list[StoredRecord]:
     records = [message.record for message in room.arrived(TIMER_TOPIC)]
-    return [record for record in records if "TIMER_DEL_UNIQKEY" in record.properties]
+    return [record for record in records if "TIMER_DEL_UNIQKEY" in decode_properties(record.properties_bytes)]
 
 
 @BOTH_KINDS

@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, Message
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader, SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_offset_msg_id, encode_batch
@@ -181,7 +181,7 @@ def test_properties_that_take_too_much_room_are_an_illegal_message(serving: Serv
 
 def test_a_full_disk_is_a_service_that_is_not_available(serving: Serving) -> None:
     serving.send("orders")
-    serving.engine.store.refusal = "the disk is 95% full"
+    serving.engine.store.cleaning.refusal = "the disk is 95% full"
 
     answer = serving.send("orders")
 

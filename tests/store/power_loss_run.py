@@ -25,7 +25,8 @@ from typing import Any
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MQTemplateError
-from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, FolderStoreFiles
 from mqtemplate.store.files.disk import Disk
 from tests.delay.waiting_room import Arrived, WaitingRoom

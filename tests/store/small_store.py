@@ -24,8 +24,19 @@ def small(**changes: object) -> StoreSettings:
 
 def kill(store: MessageStore) -> None:
     """Let go of a store as a killed process does: files as they are, no progress written, no clean mark."""
-    store._close_files()
-    store.store_files.unlock()
+    store.release()
+
+
+class NothingPending:
+    """A store without delayed messages: any file may be deleted."""
+
+    def copy_forward(self, physical_start: int, physical_end: int) -> bool:
+        """Return True: no message needs the part."""
+        return True
+
+    def pending_bytes(self, physical_start: int, physical_end: int) -> int:
+        """Return 0."""
+        return 0
 
 
 def bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes]:

@@ -18,8 +18,8 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import ConfigurationError, CorruptRecordError, DeletedRecordError, StoreFullError
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore, StoreSettings
-from mqtemplate.store.cleaning import DeleteHours
-from tests.store.small_store import OpenStore, bodies, draft, kill, small
+from mqtemplate.store.cleaning import next_delete_hour
+from tests.store.small_store import NothingPending, OpenStore, bodies, draft, kill, small
 
 HOUR_MS = 3_600_000
 FILE = 4_096
@@ -46,7 +46,7 @@ def fill(store: MessageStore, files: int, clock: VirtualClock | None = None, *, 
 
 def freely(store: MessageStore) -> MessageStore:
     """Nothing waits in this store."""
-    store.cleaning.make_free = lambda begin, end: True
+    store.cleaning.load(NothingPending())
     return store
 
 
@@ -126,7 +126,7 @@ def test_there_may_be_several_hours(open_store: OpenStore, tmp_path: Path) -> No
 
 @given(time_ms=st.integers(0, 4_000_000_000_000), hours=st.sets(st.integers(0, 23), min_size=1))
 def test_the_next_hour_is_the_first_millisecond_that_is_in_one(time_ms: int, hours: set[int]) -> None:
-    found_ms = DeleteHours(";".join(map(str, hours))).next(time_ms)
+    found_ms = next_delete_hour(time_ms, frozenset(hours))
 
     def hour(at_ms: int) -> int:
         return datetime.fromtimestamp(at_ms // 1_000, UTC).hour
@@ -143,7 +143,7 @@ def test_an_hour_that_the_clocks_leave_out_comes_the_next_day(monkeypatch: pytes
     time.tzset()
     before = int(datetime(2026, 3, 29, 0, 59, 59, tzinfo=UTC).timestamp() * 1_000)  # 01:59:59 there
 
-    found = datetime.fromtimestamp(DeleteHours("02").next(before) / 1_000, UTC)
+    found = datetime.fromtimestamp(next_delete_hour(before, frozenset({2})) / 1_000, UTC)
 
     assert found == datetime(2026, 3, 30, 0, 0, tzinfo=UTC)
 
@@ -242,7 +242,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_cleaning(open_store: OpenSto
 def on_a_disk(store: MessageStore, used: float) -> MessageStore:
     """The disk of this store is so full from now on."""
     store.cleaning.disk_used_ratio = lambda: used
-    store.cleaning.look()
+    store.cleaning.clean()
     return store
 
 
@@ -310,7 +310,7 @@ def test_above_the_third_ratio_nothing_is_taken_until_there_is_room(open_store: 
         on_a_disk(store, 0.90)
 
     assert store.put(draft(b"x")).queue_offset == count
-    assert [line["event"] for line in logs] == ["store.refuses_messages", "store.takes_messages_again"]
+    assert [line["event"] for line in logs] == ["store.messages_refused", "store.messages_accepted"]
 
 
 def test_what_makes_room_is_taken_on_a_full_disk(open_store: OpenStore) -> None:
@@ -371,8 +371,7 @@ class Waiting:
         self._copies = copies
         self.asked: list[tuple[int, int]] = []
         self.places: dict[int, int] = {}  # physical offset -> size
-        store.cleaning.make_free = self.make_free
-        store.cleaning.waiting_bytes = self.waiting_bytes
+        store.cleaning.load(self)
 
     def add(self, body: bytes) -> None:
         put = self._store.put(draft(body, topic="waiting"))
@@ -381,10 +380,10 @@ class Waiting:
     def between(self, begin: int, end: int) -> list[int]:
         return [offset for offset in self.places if begin <= offset < end]
 
-    def waiting_bytes(self, begin: int, end: int) -> int:
+    def pending_bytes(self, begin: int, end: int) -> int:
         return sum(self.places[offset] for offset in self.between(begin, end))
 
-    def make_free(self, begin: int, end: int) -> bool:
+    def copy_forward(self, begin: int, end: int) -> bool:
         self.asked.append((begin, end))
         if not self._copies:
             return not self.between(begin, end)
@@ -413,7 +412,7 @@ def test_d6_a_file_stays_while_a_message_waits_in_it(open_store: OpenStore, tmp_
     assert waiting.bodies() == [b"in a year"]
     kept = [line for line in logs if line["event"] == "store.file_kept"]
     assert [(line["file"], line["reason"]) for line in kept] == [
-        (f"{0:020d}", "messages wait in it, and could not be copied forward")
+        (f"{0:020d}", "it has pending messages that could not be copied forward")
     ]
 
 
@@ -478,7 +477,7 @@ def test_d6_on_a_full_disk_a_file_that_waits_by_half_stays_and_a_warning_says_wh
     waiting.add(BODY)
     waiting.add(BODY[:800])
     fill(store, 1)
-    size = waiting.waiting_bytes(0, FILE)
+    size = waiting.pending_bytes(0, FILE)
     assert size > FILE // 2
 
     with capture_logs() as logs:
@@ -489,9 +488,7 @@ def test_d6_on_a_full_disk_a_file_that_waits_by_half_stays_and_a_warning_says_wh
     assert waiting.asked == []
     (line,) = [line for line in logs if line["event"] == "store.file_kept"]
     assert (line["log_level"], line["file"]) == ("warning", f"{0:020d}")
-    assert line["reason"] == (
-        f"{size} of its 4096 bytes wait to be delivered, and the disk has no room to copy them forward"
-    )
+    assert line["reason"] == (f"{size} of its 4096 bytes are pending messages, and the disk has no space for copies")
     store.cleaning.disk_used_ratio = None
     advance(store, 80 * HOUR_MS)
     assert log_names(tmp_path)[0] > 0  # with room, it is copied by its age
@@ -500,10 +497,11 @@ def test_d6_on_a_full_disk_a_file_that_waits_by_half_stays_and_a_warning_says_wh
 def test_a_disk_without_room_for_the_copies_keeps_the_file(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(small(file_reserved_time=1))
 
-    def make_free(begin: int, end: int) -> bool:
-        raise StoreFullError("no room on the disk")
+    class NoRoom(NothingPending):
+        def copy_forward(self, physical_start: int, physical_end: int) -> bool:
+            raise StoreFullError("no room on the disk")
 
-    store.cleaning.make_free = make_free
+    store.cleaning.load(NoRoom())
     fill(store, 1)
 
     with capture_logs() as logs:
@@ -511,7 +509,7 @@ def test_a_disk_without_room_for_the_copies_keeps_the_file(open_store: OpenStore
 
     assert log_names(tmp_path) == [0, 1]
     assert [line["reason"] for line in logs if line["event"] == "store.file_kept"] == [
-        "what waits in it could not be copied forward: no room on the disk"
+        "its pending messages could not be copied forward: no room on the disk"
     ]
 
 
@@ -543,8 +541,8 @@ class Follower:
 def test_a_file_stays_while_a_restart_would_read_it(tmp_path: Path) -> None:
     """A follower that lags behind would find records gone that tell it what was handed over."""
     follower = Follower()
-    store = freely(MessageStore(FolderStoreFiles(tmp_path), small(file_reserved_time=1), VirtualClock()))
-    store.load([follower])
+    store = MessageStore(FolderStoreFiles(tmp_path), small(file_reserved_time=1), VirtualClock())
+    store.load([follower], NothingPending())
     fill(store, 2)
 
     advance(store, 4 * HOUR_MS)
@@ -564,9 +562,9 @@ def cleaned(store: MessageStore, count: int) -> MessageStore:
     freely(store)
     store.cleaning.disk_used_ratio = lambda: 0.88
     for _ in range(count):
-        store.cleaning.look()
+        store.cleaning.clean()
     store.cleaning.disk_used_ratio = None
-    store.cleaning.look()
+    store.cleaning.clean()
     return store
 
 
@@ -579,7 +577,7 @@ def test_queues_begin_where_the_log_begins(open_store: OpenStore, tmp_path: Path
 
     queue = store.consume_queue("orders", 0)
     assert (queue.min_offset, queue.max_offset) == (6, 9)
-    assert store.begin_offset == queue.unit(6).physical_offset == 3 * FILE
+    assert store.start_offset == queue.unit(6).physical_offset == 3 * FILE
     assert [int(path.name) // 20 for path in sorted((tmp_path / "consumequeue/orders/0").iterdir())] == [4, 8]
 
 
@@ -609,7 +607,7 @@ def test_a_restart_finds_what_was_kept(open_store: OpenStore, tmp_path: Path, en
     store.close() if ends == "cleanly" else kill(store)
     again = open_store()
 
-    assert (again.begin_offset, log_names(tmp_path)) == (2 * FILE, [2, 3, 4])
+    assert (again.start_offset, log_names(tmp_path)) == (2 * FILE, [2, 3, 4])
     assert again.consume_queue("orders", 0).min_offset == 4
     assert again.put(draft(b"next")).queue_offset == 9
     assert len(bodies(again)) == 6
@@ -688,13 +686,13 @@ def test_whoever_listens_is_told_where_the_log_begins(open_store: OpenStore) -> 
 
 
 def test_memory_is_given_back_as_files_are(clock: VirtualClock) -> None:
-    store = freely(MessageStore(MemoryStoreFiles(), small(file_reserved_time=1), clock))
-    store.load()
+    store = MessageStore(MemoryStoreFiles(), small(file_reserved_time=1), clock)
+    store.load(pending=NothingPending())
     fill(store, 3)
 
     advance(store, 4 * HOUR_MS)
 
-    assert store.begin_offset == 3 * FILE
+    assert store.start_offset == 3 * FILE
     assert len(bodies(store)) == 1
     store.close()
 
@@ -705,7 +703,7 @@ def test_memory_is_given_back_as_files_are(clock: VirtualClock) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"file_reserved_time": 0}, "file-reserved-time: files are kept for 1 hour or more, got 0"),
+        ({"file_reserved_time": 0}, "file-reserved-time must be 1 hour or more, got 0"),
         ({"delete_when": "4,16"}, "delete-when: '4,16' is no hour of the day; give 00 to 23, several with a semicolon"),
         ({"delete_when": ""}, "delete-when: '' is no hour of the day"),
         ({"disk_max_used_space_ratio": 0}, "are percent of the disk, 1 to 100, none above the next; got 0, 85 and 90"),

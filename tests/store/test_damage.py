@@ -17,7 +17,7 @@ from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
-from mqtemplate.record.codec import CHECK_SIZE
+from mqtemplate.record.layout import CHECK_SIZE
 from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MessageStore, StoreSettings, TopicTable
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.json_files import read_table, write_table
@@ -178,7 +178,7 @@ def test_every_flipped_bit_of_the_log_hits_one_message_at_most_and_is_told(
             for key in hit:
                 sent, is_served = folder.sent[key], key in seen.bodies
                 errors = [(exc.path.name, exc.physical_offset) for exc in seen.errors.values()]
-                assert is_served or (path.name, sent.begin) in [*seen.told("store.damaged_record"), *errors]
+                assert is_served or (path.name, sent.begin) in [*seen.told("store.record_damaged"), *errors]
                 assert not is_served or sent.end - CHECK_SIZE <= int(path.name) + bit // 8  # the check itself was hit
 
 
@@ -283,7 +283,10 @@ def test_a_table_cut_or_flipped_anywhere_is_read_or_named(tables: FolderStoreFil
         except StoreFormatError as exc:
             told.append(str(exc))
     assert len(told) >= len(whole) - 1
-    assert all(name in text and ("delete it to begin anew" in text or "expected an object" in text) for text in told)
+    assert all(
+        name in text and ("delete it to start with an empty one" in text or "expected an object" in text)
+        for text in told
+    )
 
 
 # --- one case each, told in full -------------------------------------------------------------------
@@ -315,7 +318,7 @@ def test_a_damaged_record_is_named_and_passed_over_and_nothing_is_touched(three:
     with capture_logs() as logs:
         store.load()
 
-    told = next(line for line in logs if line["event"] == "store.damaged_record")
+    told = next(line for line in logs if line["event"] == "store.record_damaged")
     second = store.consume_queue("orders", 0).unit(1)
     assert told["file"] == str(three / "commitlog" / f"{0:020d}")
     assert (told["physical_offset"], told["size"]) == (second.physical_offset, second.size)
@@ -401,7 +404,7 @@ def test_damage_is_passed_over_again_when_the_log_is_read_a_second_time(tmp_path
         store.load()
 
     assert len(bodies(store, queue_id=0)) == 6
-    assert [line["physical_offset"] for line in logs if line["event"] == "store.damaged_record"] == [
+    assert [line["physical_offset"] for line in logs if line["event"] == "store.record_damaged"] == [
         puts[1].physical_offset
     ]
     assert store.consume_queue("orders", 1).max_offset == 6
@@ -445,8 +448,8 @@ def test_a_damaged_blank_at_a_files_end_is_still_its_end(tmp_path: Path) -> None
         store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
         with capture_logs() as logs:
             store.load()
-        assert "store.damaged_blank" in {line["event"] for line in logs}
-        assert "store.damaged_record" not in {line["event"] for line in logs}
+        assert "store.blank_damaged" in {line["event"] for line in logs}
+        assert "store.record_damaged" not in {line["event"] for line in logs}
         assert bodies(store)[-1] == b"behind"
         kill(store)
         damage(tmp_path, place, 700)

@@ -13,8 +13,8 @@ import pytest
 
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
 from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue, MemoryStoreFiles
-from mqtemplate.store.files.disk import Disk, disk_error
-from mqtemplate.store.files.folders import make_folder
+from mqtemplate.store.files.disk import Disk, disk_error, make_folder
+from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.store_files import ABORT_FILE
 from tests.store.faulty_disk import FaultyDisk, never, once
 from tests.store.power_loss_disk import RestartedDisk
@@ -22,8 +22,8 @@ from tests.store.power_loss_disk import RestartedDisk
 SIZE = 4_096
 
 
-def queue_of(folder: Path, *, lasting: bool, disk: Disk | None = None) -> MappedFileQueue:
-    return MappedFileQueue(folder, SIZE, lasting=lasting, disk=disk)
+def queue_of(folder: Path, *, durable: bool, disk: Disk | None = None) -> DiskFileQueue:
+    return DiskFileQueue(folder, SIZE, disk, rebuildable=not durable)
 
 
 def put_file(folder: Path, number: int, data: bytes | None = None) -> Path:
@@ -41,13 +41,13 @@ def failing(kind: str, code: int = errno.EIO) -> FaultyDisk:
 # --- files of a queue as a power failure may leave them ------------------------------------------------
 
 
-@pytest.mark.parametrize("lasting", [True, False])
-def test_files_at_the_end_without_a_length_are_dropped(tmp_path: Path, lasting: bool) -> None:
+@pytest.mark.parametrize("durable", [True, False])
+def test_files_at_the_end_without_a_length_are_dropped(tmp_path: Path, durable: bool) -> None:
     """They were made, and nothing in them was flushed."""
     put_file(tmp_path / "q", 0)
     unfinished = [put_file(tmp_path / "q", number, data) for number, data in enumerate([b"", bytes(100), b""], start=1)]
 
-    queue = queue_of(tmp_path / "q", lasting=lasting)
+    queue = queue_of(tmp_path / "q", durable=durable)
 
     assert queue.end == SIZE
     assert not any(path.exists() for path in unfinished)
@@ -59,7 +59,7 @@ def test_files_that_can_be_made_again_are_dropped_from_the_first_gap_on(tmp_path
     put_file(tmp_path / "q", 2)
     put_file(tmp_path / "q", 3)
 
-    queue = queue_of(tmp_path / "q", lasting=False)
+    queue = queue_of(tmp_path / "q", durable=False)
 
     assert (queue.starts, len(list((tmp_path / "q").iterdir()))) == ([0], 1)
     queue.close()
@@ -70,7 +70,7 @@ def test_files_that_can_be_made_again_are_dropped_from_the_first_short_one_on(tm
     put_file(tmp_path / "q", 1, b"half")
     put_file(tmp_path / "q", 2)
 
-    queue = queue_of(tmp_path / "q", lasting=False)
+    queue = queue_of(tmp_path / "q", durable=False)
 
     assert queue.starts == [0]
     queue.close()
@@ -80,7 +80,7 @@ def test_a_file_missing_in_the_middle_of_the_log_is_named_and_nothing_is_touched
     paths = [put_file(tmp_path / "q", number, data) for number, data in [(0, None), (2, None), (3, b"")]]
 
     with pytest.raises(StoreFormatError, match=r"a file is missing between 0+ and 0+8192; restore it"):
-        queue_of(tmp_path / "q", lasting=True)
+        queue_of(tmp_path / "q", durable=True)
 
     assert all(path.exists() for path in paths)
 
@@ -91,7 +91,7 @@ def test_an_empty_file_in_the_middle_of_the_log_gets_its_length_back(tmp_path: P
     put_file(tmp_path / "q", 1, b"")
     put_file(tmp_path / "q", 2)
 
-    queue = queue_of(tmp_path / "q", lasting=True)
+    queue = queue_of(tmp_path / "q", durable=True)
 
     assert queue.starts == [0, SIZE, 2 * SIZE]
     assert queue.read(SIZE, 10) == bytes(10)
@@ -102,19 +102,19 @@ def test_a_short_file_behind_a_whole_one_gets_the_rest_of_its_length(tmp_path: P
     put_file(tmp_path / "q", 0)
     put_file(tmp_path / "q", 1, b"begun")
 
-    queue = queue_of(tmp_path / "q", lasting=True)
+    queue = queue_of(tmp_path / "q", durable=True)
 
     assert queue.read(SIZE, SIZE) == b"begun".ljust(SIZE, b"\0")
     queue.close()
 
 
-@pytest.mark.parametrize("lasting", [True, False])
+@pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("length", [SIZE // 2, SIZE * 2])
-def test_a_first_file_of_another_size_was_made_with_other_settings(tmp_path: Path, lasting: bool, length: int) -> None:
+def test_a_first_file_of_another_size_was_made_with_other_settings(tmp_path: Path, durable: bool, length: int) -> None:
     path = put_file(tmp_path / "q", 0, b"x" * length)
 
     with pytest.raises(StoreFormatError, match=f"has {length} bytes, but the settings ask for {SIZE}"):
-        queue_of(tmp_path / "q", lasting=lasting)
+        queue_of(tmp_path / "q", durable=durable)
 
     assert path.stat().st_size == length
 
@@ -124,7 +124,7 @@ def test_what_was_truncated_does_not_come_back(tmp_path: Path) -> None:
     for number in range(4):
         put_file(tmp_path / "q", number)
     disk = FaultyDisk()
-    queue = queue_of(tmp_path / "q", lasting=True, disk=disk)
+    queue = queue_of(tmp_path / "q", durable=True, disk=disk)
     before = len(disk.calls)
 
     queue.truncate(SIZE + 10)
@@ -139,7 +139,7 @@ def test_what_was_truncated_does_not_come_back(tmp_path: Path) -> None:
 
 def test_files_that_are_full_and_flushed_keep_one_descriptor(tmp_path: Path) -> None:
     """That of the map; the file that is written to has two."""
-    queue = queue_of(tmp_path / "q", lasting=False, disk=RestartedDisk())
+    queue = queue_of(tmp_path / "q", durable=False, disk=RestartedDisk())
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- not a folder of files
     for _ in range(20):
         queue.append_file()
@@ -148,7 +148,7 @@ def test_files_that_are_full_and_flushed_keep_one_descriptor(tmp_path: Path) -> 
 
     assert len(os.listdir("/proc/self/fd")) - before == 21  # noqa: PTH208
     queue.close()
-    loaded = queue_of(tmp_path / "q", lasting=False)
+    loaded = queue_of(tmp_path / "q", durable=False)
     assert len(os.listdir("/proc/self/fd")) - before == 20  # noqa: PTH208
     loaded.files[3].write_mapped(0, b"late")
     loaded.flush(3 * SIZE, 4 * SIZE)
@@ -167,7 +167,7 @@ def few_files() -> Iterator[int]:
 
 
 def test_the_limit_of_open_files_is_raised_when_it_is_met(tmp_path: Path, few_files: int) -> None:
-    queue = queue_of(tmp_path / "q", lasting=True, disk=RestartedDisk())
+    queue = queue_of(tmp_path / "q", durable=True, disk=RestartedDisk())
 
     for _ in range(60):
         queue.append_file()
@@ -179,13 +179,13 @@ def test_the_limit_of_open_files_is_raised_when_it_is_met(tmp_path: Path, few_fi
 def test_a_limit_of_open_files_that_cannot_be_raised_is_named(tmp_path: Path) -> None:
     disk = failing("open", errno.EMFILE)
 
-    with pytest.raises(StoreError, match=r"this process has \d+ files open, and may have no more; raise the limit"):
-        MappedFile(tmp_path / "file", SIZE, disk=disk)
+    with pytest.raises(StoreError, match=r"this process has \d+ open files, which is its limit; raise the limit"):
+        DiskFile(tmp_path / "file", SIZE, disk)
 
 
 def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
     """Whatever `find` gives holds the offset it was asked for."""
-    queue = MappedFileQueue(None, 64)
+    queue = MappedFileQueue(64)
     for number in range(50):
         queue.append_file().view[:8] = (number * 64).to_bytes(8, "big")
     wrong: list[int] = []
@@ -193,7 +193,7 @@ def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
 
     def read() -> None:
         while not is_over.is_set():
-            for offset in range(queue.begin, queue.end, 64):
+            for offset in range(queue.start, queue.end, 64):
                 found = queue.find(offset)
                 if found is not None and (found[1] != offset or found[0].view[:8] != offset.to_bytes(8, "big")):
                     wrong.append(offset)
@@ -202,7 +202,7 @@ def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
     for reader in readers:
         reader.start()
     for number in range(50, 2_000):
-        queue.append_file(make=lambda _, number=number: numbered(number))  # type: ignore[misc]
+        queue.append_file(file=numbered(number))
         queue.delete_before(queue.end - 50 * 64)
     is_over.set()
     for reader in readers:
@@ -212,7 +212,7 @@ def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
 
 
 def numbered(number: int) -> MappedFile:
-    file = MappedFile(None, 64)
+    file = MappedFile(64)
     file.view[:8] = (number * 64).to_bytes(8, "big")
     return file
 
@@ -226,7 +226,7 @@ def test_a_file_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, kind: 
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
     with pytest.raises(StoreError, match="send again") as caught:
-        MappedFile(tmp_path / "file", SIZE, disk=failing(kind, code))
+        DiskFile(tmp_path / "file", SIZE, failing(kind, code))
 
     assert isinstance(caught.value, StoreFullError) == (code == errno.ENOSPC)
     assert not (tmp_path / "file").exists()
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_opened_now_is_still_there(tmp_path: Path, kind: s
     (tmp_path / "file").write_bytes(b"x" * SIZE)
 
     with pytest.raises(StoreError, match="the disk refused to open .*Input/output error"):
-        MappedFile(tmp_path / "file", SIZE, disk=failing(kind))
+        DiskFile(tmp_path / "file", SIZE, failing(kind))
 
     assert (tmp_path / "file").read_bytes() == b"x" * SIZE
 
@@ -246,7 +246,7 @@ def test_a_file_that_cannot_be_opened_now_is_still_there(tmp_path: Path, kind: s
 def test_a_write_that_stops_halfway_leaves_no_bytes(tmp_path: Path) -> None:
     """Else they would come alive behind a shorter record that is written there later."""
     disk = FaultyDisk()
-    file = MappedFile(tmp_path / "file", SIZE, disk=disk)
+    file = DiskFile(tmp_path / "file", SIZE, disk)
     file.write(0, b"before")
     disk.judge = once(len(disk.calls), errno.EIO)
 
@@ -260,7 +260,7 @@ def test_a_write_that_stops_halfway_leaves_no_bytes(tmp_path: Path) -> None:
 def test_a_folder_whose_name_cannot_be_made_to_last_is_not_made(tmp_path: Path) -> None:
     """The next who comes would find it, and think that its name lasts."""
     disk = failing("sync_folder")
-    with pytest.raises(StoreError, match="the disk refused to make the folder"):
+    with pytest.raises(StoreError, match="the disk refused to create the folder"):
         make_folder(tmp_path / "config", disk)
     disk.judge = never
     before = len(disk.calls)
@@ -272,7 +272,7 @@ def test_a_folder_whose_name_cannot_be_made_to_last_is_not_made(tmp_path: Path) 
 
 def test_names_that_could_not_be_flushed_are_flushed_the_next_time(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    queue = queue_of(tmp_path / "topic" / "0", lasting=False, disk=disk)
+    queue = queue_of(tmp_path / "topic" / "0", durable=False, disk=disk)
     queue.append_file()
     disk.judge = once(len(disk.calls), errno.EIO)
     with pytest.raises(StoreError, match="the disk refused to flush the folder"):
@@ -289,7 +289,7 @@ def test_names_made_in_haste_last_before_the_next_file_is_made(tmp_path: Path) -
     """Else a power failure could leave the second file alone, and it would be taken for one whose elders retention
     deleted."""
     disk = FaultyDisk()
-    queue = queue_of(tmp_path / "topic" / "0", lasting=False, disk=disk)
+    queue = queue_of(tmp_path / "topic" / "0", durable=False, disk=disk)
     queue.append_file()
     before = len(disk.calls)
 
@@ -303,7 +303,7 @@ def test_the_folder_above_all_queues_lasts_before_there_is_a_queue(tmp_path: Pat
     """Those below it last from a queue's first flush on."""
     disk = FaultyDisk()
 
-    queue = FolderStoreFiles(tmp_path, disk).mapped_queue("consumequeue/orders/0", SIZE, lasting=False)
+    queue = FolderStoreFiles(tmp_path, disk).mapped_queue("consumequeue/orders/0", SIZE, rebuildable=True)
 
     assert disk.calls == ["make_folder", "sync_folder"]
     queue.close()
@@ -327,7 +327,7 @@ def test_a_table_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_pages_are_given_to_the_disk_again_and_stay_as_they_are(tmp_path: Path) -> None:
     """The system's own account of the map tells that all of its pages are to be written."""
-    file = MappedFile(tmp_path / "file", 64 * SIZE)
+    file = DiskFile(tmp_path / "file", 64 * SIZE)
     data = os.urandom(64 * SIZE)
     file.write_mapped(0, data)
     file.flush()
@@ -352,7 +352,7 @@ def test_an_error_says_what_was_asked_and_what_to_do() -> None:
 
     assert str(error) == (
         "the disk refused to write to /data/commitlog/0: [Errno 5] Input/output error; what was acknowledged is safe, "
-        "and the store goes on when the disk works again: see the system's log for what ails it, then send again"
+        "and the store continues when the disk works again: see the system's log for the cause, then send again"
     )
 
 

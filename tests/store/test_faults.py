@@ -333,7 +333,7 @@ def test_an_asynchronous_send_brings_the_refusal_in_its_future(quick_folder: Pat
 
     future = owner.broker.send_async([Message("orders", b"x")])
 
-    with pytest.raises(SendError, match="not stored: the disk refused to make .*Input/output error.*send again"):
+    with pytest.raises(SendError, match="not stored: the disk refused to create .*Input/output error.*send again"):
         future.result(0)
     owner.close()
 

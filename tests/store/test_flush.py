@@ -12,8 +12,7 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.store import FlushDiskType, StoreSettings
-from mqtemplate.store.flush import GroupCommit
-from mqtemplate.store.flush_service import FlushService
+from mqtemplate.store.flush import FlushService, GroupCommit
 
 
 class Disk:
@@ -187,8 +186,8 @@ def test_a_callback_comes_once_its_bytes_are_safe() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
     called: list[tuple[str, object]] = []
-    commit.when(5, lambda error: called.append(("five", error)))
-    commit.when(9, lambda error: called.append(("nine", error)))
+    commit.call_when_flushed(5, lambda error: called.append(("five", error)))
+    commit.call_when_flushed(9, lambda error: called.append(("nine", error)))
 
     disk.end = 5
     commit.wait(5, 1_000)
@@ -200,7 +199,7 @@ def test_a_callback_is_told_when_the_disk_refuses() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
     errors: list[object] = []
-    commit.when(1, errors.append)
+    commit.call_when_flushed(1, errors.append)
     disk.end, disk.error = 1, refusal()
 
     with pytest.raises(StoreError):

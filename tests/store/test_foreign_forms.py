@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store import FolderStoreFiles
-from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
+from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
         ),
         (
             "consumequeue_rocksdb/CURRENT",
-            r"move consumequeue_rocksdb and the file checkpoint away.*made anew from the commit",
+            r"move consumequeue_rocksdb and the file checkpoint away.*rebuilt from the commit",
         ),
         (
             "consumequeue_ext/orders/0/00000000000000000000",
@@ -37,7 +37,7 @@ def test_a_form_that_cannot_be_read_is_refused_with_what_to_do(tmp_path: Path, f
     (tmp_path / file).write_bytes(b"x")
 
     with pytest.raises(StoreFormatError, match=told):
-        refuse_foreign_forms(FolderStoreFiles(tmp_path))
+        refuse_unsupported_formats(FolderStoreFiles(tmp_path))
 
 
 def test_folders_without_files_are_no_reason(tmp_path: Path) -> None:
@@ -45,4 +45,4 @@ def test_folders_without_files_are_no_reason(tmp_path: Path) -> None:
     for folder in ("consumequeue/orders/0", "consumequeue_ext/orders", "batchconsumequeue"):
         (tmp_path / folder).mkdir(parents=True)
 
-    refuse_foreign_forms(FolderStoreFiles(tmp_path))
+    refuse_unsupported_formats(FolderStoreFiles(tmp_path))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.store.files.holes import is_lost_write
 from mqtemplate.store.files.mapped_file import MappedFile
+from mqtemplate.store.recovery import is_lost_write
 
 HOST = b"\x7f\x00\x00\x01\x00\x00*\x9f"
 RECORD = len(RecordDraft("orders", 0, b"x" * 700, b"").encode(0, 0, 0, HOST))
@@ -14,7 +14,7 @@ RECORD = len(RecordDraft("orders", 0, b"x" * 700, b"").encode(0, 0, 0, HOST))
 
 def records(begin: int) -> MappedFile:
     """A file of records, one behind the other from *begin* on."""
-    file = MappedFile(None, 8_192)
+    file = MappedFile(8_192)
     for at in range(begin, 7_000, RECORD):
         file.write_mapped(at, RecordDraft("orders", 0, b"x" * 700, b"").encode(at, at, 1_000, HOST))
     return file

@@ -21,10 +21,11 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import StoreFormatError, StoreFullError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import RecordDraft, SysFlag
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.store import FolderStoreFiles, IndexService, MappedFile, MemoryStoreFiles, MessageStore, PutResult
-from mqtemplate.store.index.index_file import IndexFile, KeyRows, index_key_hashes
-from mqtemplate.store.index.record_tails import keys_of
+from mqtemplate.store.index.index_file import IndexFile, KeyRows
+from mqtemplate.store.index.record_keys import index_key_hashes, keys_of
 from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
 from tests.store.small_store import OpenStore, draft, kill, small
 
@@ -129,7 +130,7 @@ def test_keys_written_in_any_portions_are_those_written_one_by_one(
     keys: list[tuple[str, int, int]], cuts: list[int]
 ) -> None:
     upstream = Upstream()
-    file = IndexFile(MappedFile(None, index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
+    file = IndexFile(MappedFile(index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
     physical_offset, timestamp = 0, 1_767_225_600_000
     rows = []
     for key, size, pause_ms in keys:
@@ -160,9 +161,9 @@ def test_a_full_file_is_followed_by_one_that_begins_where_it_ends(store: Message
 
 
 def test_an_empty_file_says_where_the_one_before_ends() -> None:
-    file = IndexFile(MappedFile(None, index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
+    file = IndexFile(MappedFile(index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
 
-    file.begin_behind(IndexHeader(1_000, 2_000, 100, 200, 5, 9))
+    file.start_after(IndexHeader(1_000, 2_000, 100, 200, 5, 9))
 
     assert unpack_index_header(file._file.view) == IndexHeader(2_000, 2_000, 200, 200, 0, 1)
 
@@ -357,9 +358,9 @@ def test_damage_that_is_passed_over_is_logged_with_file_and_offset(store: Messag
     with capture_logs() as logs:
         store.index.catch_up()
 
-    [line] = [line for line in logs if line["event"] == "store.index_skips_damage"]
+    [line] = [line for line in logs if line["event"] == "store.index_damage_skipped"]
     assert (line["file"], line["physical_offset"]) == (f"{0:020d}", puts[1].physical_offset)
-    assert line["goes_on_at"] == puts[2].physical_offset
+    assert line["continued_at"] == puts[2].physical_offset
 
 
 # --- stops, kills and damage -------------------------------------------------------------------
@@ -459,9 +460,9 @@ def test_whatever_happens_every_message_that_is_there_is_found(events: list[str]
                 kill(store) if event == "kill" else store.close()
                 store = open_in(folder, clock)
 
-        kept = [put.physical_offset for put in puts if put.physical_offset >= store.begin_offset]
+        kept = [put.physical_offset for put in puts if put.physical_offset >= store.start_offset]
         found = [store.index.find("orders", f"k{number}") for number in range(len(puts) - len(kept), len(puts))]
-        everything = [offset for offset in store.index.find("orders", "all") if offset >= store.begin_offset]
+        everything = [offset for offset in store.index.find("orders", "all") if offset >= store.start_offset]
         store.close()
 
         assert [set(offsets) for offsets in found] == [{offset} for offset in kept]
@@ -673,7 +674,7 @@ def test_deleting_log_files_takes_index_files_along(store: MessageStore, tmp_pat
     kept = [file.header.end_physical_offset for file in store.index._files]
     assert (before, len(index_files(tmp_path))) == (5, len(kept))
     assert len(kept) < 5
-    assert min(kept) >= store.begin_offset
+    assert min(kept) >= store.start_offset
     assert store.index.find("orders", "k39") == [puts[39].physical_offset]
 
 

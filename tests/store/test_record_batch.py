@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.record.batch import read_batch
-from mqtemplate.record.codec import CHECK_SIZE, CHECK_START, BadRecordError, RecordDraft, StoredRecord, parse_record
+from mqtemplate.record.batch import RecordBatch
+from mqtemplate.record.codec import BadRecordError, RecordDraft, StoredRecord, parse_record
+from mqtemplate.record.layout import CHECK_SIZE, CHECK_START
 from tests.delay.foreign_records import ForeignDraft
 
 HOSTS = [b"\x7f\x00\x00\x01\x00\x00*\x9f", bytes(15) + b"\x01\x00\x00*\x9f"]
@@ -52,10 +53,10 @@ def one_by_one(data: bytes) -> list[StoredRecord]:
 
 
 def check(data: bytes) -> None:
-    batch = read_batch(data, BEGIN)
+    batch = RecordBatch(data, BEGIN)
 
     wanted = one_by_one(data)
-    assert list(batch.records()) == wanted
+    assert [batch.record(row) for row in range(len(batch))] == wanted
     assert batch.byte_count == sum(record.total_size for record in wanted)
     for row, record in enumerate(wanted):
         assert (batch.topics[row], batch.queue_id[row]) == (record.topic, record.queue_id)
@@ -64,7 +65,7 @@ def check(data: bytes) -> None:
         assert batch.store_timestamp[row] == record.store_timestamp
         assert batch.prepared_transaction_offset[row] == record.prepared_transaction_offset
         assert batch.properties(row).startswith(record.properties_bytes)
-        assert batch.is_checked[row] == has_own_check(data, record)
+        assert batch.has_check[row] == has_own_check(data, record)
 
 
 def has_own_check(data: bytes, record: StoredRecord) -> bool:
@@ -100,13 +101,13 @@ def test_labels_tell_what_a_tags_code_is_made_from() -> None:
     for tag in (b"paid", b"late"):
         item = RecordDraft("orders", 0, b"x", b"TAGS\x01" + tag + b"\x02")
         data += item.encode(0, len(data), 1_000 + len(data), HOSTS[0])
-    batch = read_batch(data, 0)
+    batch = RecordBatch(data, 0)
 
     labels = batch.labels(batch.queue_id.nonzero()[0])
     both = batch.labels(batch.physical_offset.argsort())
 
     assert labels == []
-    assert [(label.topic, label.properties_bytes, label.store_timestamp) for label in both] == [
+    assert both == [
         ("orders", b"TAGS\x01paid\x02", 1_000),
         ("orders", b"TAGS\x01late\x02", 1_000 + len(data) // 2),
     ]

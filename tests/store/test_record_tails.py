@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.store.index.index_file import index_key_hashes
-from mqtemplate.store.index.record_tails import hash_keys, keys_of
+from mqtemplate.store.index.record_keys import hash_keys, index_key_hashes, keys_of
 
 
 def tail(topic: str, properties: bytes) -> bytes:

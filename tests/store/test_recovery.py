@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.record.codec import RecordDraft, StoredRecord, SysFlag
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.store import FolderStoreFiles, MessageStore
 from mqtemplate.store.checkpoint import StoreCheckpoint
 from tests.delay.foreign_records import ForeignDraft
@@ -265,7 +267,7 @@ def test_d22_only_the_queue_that_lacks_units_is_made_anew(open_store: OpenStore,
         again = open_store()
 
     rebuilt = [line for line in logs if line["event"] == "store.queue_rebuilt"]
-    assert [line["reason"] for line in rebuilt] == ["queue 1 of orders ends at 0, the log goes on with 9"]
+    assert [line["reason"] for line in rebuilt] == ["queue 1 of orders ends at 0, the log continues with 9"]
     assert [body[300:] for body in bodies(again, queue_id=1)] == [b"%d" % number for number in range(1, 30, 3)]
     assert {queue_id: file.stat().st_mtime_ns for queue_id, file in others.items()} == before
 
@@ -283,7 +285,7 @@ def test_d22_units_that_upstream_put_one_place_too_early_are_put_right(open_stor
         again = open_store()
 
     assert bodies(again) == [b"0", b"1", b"2", b"3"]
-    assert {line["offset"] for line in logs if line["event"] == "store.queue_unit_mended"} == {1, 2}
+    assert {line["offset"] for line in logs if line["event"] == "store.queue_unit_repaired"} == {1, 2}
 
 
 def test_d17_a_queue_that_ends_with_its_file_goes_on_in_the_next(open_store: OpenStore) -> None:
@@ -417,7 +419,7 @@ def test_damage_before_the_checkpoint_is_damage_though_the_power_failed(tmp_path
     with capture_logs() as logs:
         again = restart_machine(tmp_path)
 
-    told = [line["physical_offset"] for line in logs if line["event"] == "store.damaged_record"]
+    told = [line["physical_offset"] for line in logs if line["event"] == "store.record_damaged"]
     assert told == [puts[1].physical_offset]
     assert again.consume_queue("orders", 0).max_offset == 4
     again.close()
@@ -504,7 +506,7 @@ def test_a_queue_that_begins_with_upstreams_mark_opens(open_store: OpenStore, tm
     """The first places of a queue whose first messages are gone hold no message."""
     store = open_store()
     queue = store.consume_queue("orders", 0)
-    queue.begin_at(13)
+    queue.clear(13)
     store.put(draft(b"the 13th"))
     store.close()
 
@@ -521,24 +523,30 @@ def checkpoint_of(folder: Path) -> StoreCheckpoint:
     return StoreCheckpoint(FolderStoreFiles(folder))
 
 
+def fields_are_ours(folder: Path) -> bool:
+    """Return True if RocketMQ's fields are as mqtemplate wrote them: their CRC-32 is behind ours."""
+    page = (folder / "checkpoint").read_bytes()
+    return int.from_bytes(page[60:64], "big") == zlib.crc32(page[:48])
+
+
 def test_a_checkpoint_is_ours_until_rocketmq_writes_its_own(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     end = store.put(draft(b"x")).end
     store.close()
-    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (end, True)
+    assert (checkpoint_of(tmp_path).replay_start, fields_are_ours(tmp_path)) == (end, True)
 
     page = bytearray((tmp_path / "checkpoint").read_bytes())
     page[40:48] = (9_999).to_bytes(8, "big")
     (tmp_path / "checkpoint").write_bytes(page)
 
     assert checkpoint_of(tmp_path).fields.logics_physical_offset == 9_999
-    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (end, False)
+    assert (checkpoint_of(tmp_path).replay_start, fields_are_ours(tmp_path)) == (end, False)
 
 
 def test_a_checkpoint_that_was_never_ours_says_to_read_the_whole_log(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes((9_999).to_bytes(8, "big") * 6 + bytes(4_048))
 
-    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (0, False)
+    assert (checkpoint_of(tmp_path).replay_start, fields_are_ours(tmp_path)) == (0, False)
 
 
 def test_what_rocketmq_did_since_our_checkpoint_is_replayed(open_store: OpenStore, tmp_path: Path) -> None:
@@ -584,6 +592,6 @@ def test_queue_files_of_another_size_are_refused_with_the_key_and_a_way_out(open
     with pytest.raises(
         StoreFormatError,
         match="the files in consumequeue/orders/0 have 200 bytes, but mapped-file-size-consume-queue is 400; .* set "
-        "mapped-file-size-consume-queue to 200. .* or delete the folder consumequeue, which is made again",
+        "mapped-file-size-consume-queue to 200. .* or delete the folder consumequeue, which is rebuilt",
     ):
         open_store(small(mapped_file_size_consume_queue=400))

@@ -20,10 +20,10 @@ from mqtemplate.brokers.remote.producer import RemoteSender
 from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.checksum import crc32
 from mqtemplate.clock import Clock
-from mqtemplate.compression import decompress_body
 from mqtemplate.errors import ConversionError, MessageError, RequestTimeoutError
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.compression import decompress_body
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting import Channel
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader

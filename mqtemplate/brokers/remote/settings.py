@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mqtemplate.compression import CompressionType
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.record.compression import CompressionType
 from mqtemplate.remoting import ClientTls, Credentials
 
 

@@ -19,7 +19,7 @@ from mqtemplate.brokers.remote.producer import RemoteSender
 from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting import Channel
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
