@@ -167,7 +167,7 @@ def test_a_full_disk_keeps_a_spike_waiting(room: WaitingRoom) -> None:
 
     send(room, Stretch(50, "timer", 5, (), 1, 0), room.clock.now_ms() + 5 * SECOND)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(room.store, "put_runs", full)
+        patched.setattr(room.store, "put_all", full)
         room.advance(6 * SECOND)
         assert room.bodies() == []
     room.advance(2 * SECOND)

@@ -241,9 +241,13 @@ def test_a_marker_stands_where_rocketmq_looks_for_it(room: WaitingRoom, delay: d
     room.steering.cancel(handle)
 
     [marker] = markers_of(room)
-    assert marker.properties["TIMER_DEL_UNIQKEY"] == marker.properties["UNIQ_KEY"] == "gone"
-    assert marker.properties["TAGS"] == "_RECALL_TAG_"
-    assert marker.properties["REAL_TOPIC"] == "orders"
+    assert (
+        decode_properties(marker.properties_bytes)["TIMER_DEL_UNIQKEY"]
+        == decode_properties(marker.properties_bytes)["UNIQ_KEY"]
+        == "gone"
+    )
+    assert decode_properties(marker.properties_bytes)["TAGS"] == "_RECALL_TAG_"
+    assert decode_properties(marker.properties_bytes)["REAL_TOPIC"] == "orders"
     assert marker.body == b"0"
 
 
@@ -254,7 +258,7 @@ def test_a_marker_beside_the_moved_message_itself_deletes_nothing_by_key(room: W
     room.steering.reschedule(handle, room.clock.now_ms() + 60_900)
     room.advance(120_000)
 
-    assert [marker.properties["TIMER_DEL_UNIQKEY"] for marker in markers_of(room)] == ["-"]
+    assert [decode_properties(marker.properties_bytes)["TIMER_DEL_UNIQKEY"] for marker in markers_of(room)] == ["-"]
     assert room.bodies() == [b"moved"]
 
 
