@@ -68,7 +68,7 @@ class GroupCommit:
         """Return True when all bytes before *end* are durable, False after *timeout_ms*.
 
         Raises:
-            StoreError: The disk refused.
+            StoreError: The disk failed.
         """
         with self._mutex:
             if self.flushed >= end:
@@ -118,7 +118,7 @@ class GroupCommit:
             flushed = max(flushed, self._flush())
         except StoreError as exc:
             error = StoreError(
-                f"the disk refused to flush the commit log: {exc.__cause__ or exc}; the message is written, but not "
+                f"cannot flush the commit log: {exc.__cause__ or exc}; the message is written, but not "
                 "safe: it is delivered when a later flush succeeds, and is lost if the power fails before. What was "
                 "acknowledged is safe. See the system's log for the cause, then send again"
             )
@@ -208,7 +208,7 @@ class FlushService:
                 try:
                     self._commit.wait(end, 60_000)
                 except BaseException:
-                    self._due_ms = now + self._interval_ms  # the disk refused; try again
+                    self._due_ms = now + self._interval_ms  # the flush failed; try again
                     raise
                 if self._is_periodic:
                     self._due_ms = now + self._interval_ms

@@ -333,7 +333,7 @@ class MessageStore:
             False if the flush took longer than *timeout_ms*. The records are stored nevertheless.
 
         Raises:
-            StoreError: The disk refused to flush.
+            StoreError: The flush failed.
         """
         is_durable = False
         try:
@@ -463,7 +463,7 @@ class MessageStore:
         """Return when all records written so far are on the disk.
 
         Raises:
-            StoreError: The disk refused, or took longer than a minute.
+            StoreError: The disk failed, or took longer than a minute.
         """
         if not self.group_commit.wait(self.end_offset, _FLUSH_TIMEOUT_MS):
             raise StoreError("flushing the commit log took longer than a minute; it is tried again")

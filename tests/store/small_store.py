@@ -1,4 +1,4 @@
-"""Small stores: files of a few kilobytes roll over in tests that stay quick."""
+"""Small stores: files of a few kilobytes are full after some messages, so tests stay fast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def small(**changes: object) -> StoreSettings:
 
 
 def kill(store: MessageStore) -> None:
-    """Let go of a store as a killed process does: files as they are, no progress written, no clean mark."""
+    """Release a store as a killed process does: no progress is written, and it is not marked as closed."""
     store.release()
 
 
@@ -40,7 +40,7 @@ class NothingPending:
 
 
 def bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
-    """What a reader of the queue gets."""
+    """Return the bodies of all messages in a queue."""
     queue = store.consume_queue(topic, queue_id)
     units = [queue.unit(at) for at in range(queue.min_offset, queue.max_offset)]
     return [store.read(unit.physical_offset, unit.size).body for unit in units]

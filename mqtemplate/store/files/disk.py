@@ -136,7 +136,7 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
             "(ulimit -n, or LimitNOFILE), or make the store's files larger so that there are fewer"
         )
     return StoreError(
-        f"the disk refused to {action} {path}: {exc}; what was acknowledged is safe, and the store continues when the "
+        f"cannot {action} {path}: {exc}; what was acknowledged is safe, and the store continues when the "
         "disk works again: see the system's log for the cause, then send again"
     )
 
@@ -157,7 +157,7 @@ def make_folder(folder: Path, disk: Disk, *, durable: bool = True) -> None:
         durable: Return when the names are on the disk. Else the caller has to sync the parents later.
 
     Raises:
-        StoreError: The disk refused. A folder whose name is not on the disk was removed again.
+        StoreError: The disk failed. A folder whose name is not on the disk was removed again.
     """
     if folder.is_dir():
         return
@@ -176,7 +176,7 @@ def sync_folder(folder: Path, disk: Disk) -> None:
     """Return when the names in *folder* are on the disk.
 
     Raises:
-        StoreError: The disk refused.
+        StoreError: The disk failed.
     """
     with disk_errors("flush the folder", folder):
         disk.sync_folder(folder)

@@ -38,7 +38,7 @@ class DiskFile(MappedFile):
     Raises:
         StoreFullError: There is no space for it; nothing is left behind.
         StoreFormatError: It exists with another length.
-        StoreError: The disk refused; nothing is left behind.
+        StoreError: The disk failed; nothing is left behind.
     """
 
     path: Path

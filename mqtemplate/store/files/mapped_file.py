@@ -28,7 +28,7 @@ class MappedFile:
         """Write *data* at *at*: all of it or, if that fails, nothing.
 
         Raises:
-            StoreError: The disk refused.
+            StoreError: The disk failed.
         """
         self.write_mapped(at, data)
 
@@ -44,7 +44,7 @@ class MappedFile:
                 through the map.
 
         Raises:
-            StoreError: The disk refused. Call again: the next flush that succeeds has written the bytes.
+            StoreError: The disk failed. Call again: the next flush that succeeds has written the bytes.
         """
 
     def release_descriptor(self) -> None:
@@ -58,7 +58,7 @@ class MappedFile:
         """Remove the file's name. Readers may continue; the map goes away with the last one.
 
         Raises:
-            StoreError: The disk refused.
+            StoreError: The disk failed.
         """
 
     def delete(self) -> None:

@@ -136,7 +136,7 @@ class MappedFileQueue:
         """Return when all bytes from *start* to *end* are on the disk.
 
         Raises:
-            StoreError: The disk refused. Call again.
+            StoreError: The disk failed. Call again.
         """
 
     def close(self) -> None:
