@@ -20,7 +20,8 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.delay import DelayLevels, ScheduleMessageService, TimerMessageStore, tags_code_of
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
 from mqtemplate.java_hash import tags_code
-from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings
 
 _QUEUES = 8
@@ -31,7 +32,7 @@ _LEVELS = DelayLevels.parse(DEFAULT_DELAY_LEVELS)
 
 def open_store(folder: Path) -> MessageStore:
     return MessageStore(
-        FolderStoreFiles(folder), _SETTINGS, SystemClock(), lambda record: tags_code_of(record, _LEVELS)
+        FolderStoreFiles(folder), _SETTINGS, SystemClock(), lambda *label: tags_code_of(*label, _LEVELS)
     )
 
 

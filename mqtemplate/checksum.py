@@ -1,4 +1,4 @@
-"""CRC-32, by zlib-ng where it is installed (the extra ``speed``): the same sum, several times as fast."""
+"""CRC-32, computed by zlib-ng where it is installed (the extra ``speed``): the same sum, several times as fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts and times of the engine, as plain numbers with names; whoever exports them reads `Metrics.snapshot`."""
+"""Counters, histograms and gauges of a broker, by name. An exporter reads `Metrics.snapshot`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Counter", "Histogram", "HistogramSnapshot", "Metrics"]
 
 
 class Counter:
-    """A number that only grows. Whoever adds to it holds the lock of what it counts."""
+    """A number that only grows. It has no lock: the caller holds the one of the object that it counts."""
 
     __slots__ = ("value",)
 
@@ -17,18 +17,19 @@ class Counter:
         self.value = 0
 
     def add(self, count: int = 1) -> None:
+        """Increase the counter."""
         self.value += count
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Values by size.
+    """The observed values, grouped by size.
 
     Attributes:
-        count: How many values.
-        total: Their sum.
-        buckets: Upper bound (a power of two, excluded) -> how many values below it and not below half of it;
-            those without values are left out.
+        count: Number of values.
+        total: Sum of the values.
+        buckets: Upper bound (a power of two, excluded) -> number of values from half of it up to it. Empty buckets are
+            left out.
     """
 
     count: int
@@ -36,7 +37,7 @@ class HistogramSnapshot:
     buckets: dict[int, int]
 
     def quantile(self, share: float) -> int:
-        """The upper bound of the bucket that the value at *share* (0 to 1) of all lies in; 0 without values."""
+        """Return the upper bound of the bucket with the value at *share* (0 to 1) of all values; 0 without values."""
         seen = 0
         for bound, count in self.buckets.items():
             seen += count
@@ -46,7 +47,7 @@ class HistogramSnapshot:
 
 
 class Histogram:
-    """Whole numbers counted in buckets that double: 0, 1, 2..3, 4..7, …"""
+    """Integers, counted in buckets of doubling size: 0, 1, 2..3, 4..7, …"""
 
     __slots__ = ("_counts", "_total")
 
@@ -57,7 +58,7 @@ class Histogram:
         self._total = 0
 
     def observe(self, value: int, count: int = 1) -> None:
-        """Count *value*, *count* times; negative ones as 0."""
+        """Count *value*, *count* times. Negative values count as 0."""
         if value <= 0:
             self._counts[0] += count
             return
@@ -66,12 +67,13 @@ class Histogram:
         self._total += value * count
 
     def snapshot(self) -> HistogramSnapshot:
+        """Return the values up to now."""
         counts = list(self._counts)
         return HistogramSnapshot(sum(counts), self._total, {1 << bits: n for bits, n in enumerate(counts) if n})
 
 
 class Metrics:
-    """The metrics of one broker, by name: ``store.appended``, ``delay.lag_ms``. A name's last part tells the unit."""
+    """The metrics of one broker by name: ``store.appended``, ``delay.lag_ms``. The suffix of a name is its unit."""
 
     def __init__(self) -> None:
         self._counters: dict[str, Counter] = {}
@@ -79,19 +81,19 @@ class Metrics:
         self._gauges: dict[str, Callable[[], int]] = {}
 
     def counter(self, name: str) -> Counter:
-        """The counter of this name, made at the first call."""
+        """Return the counter of this name; create it at the first call."""
         return self._counters.setdefault(name, Counter())
 
     def histogram(self, name: str) -> Histogram:
-        """The histogram of this name, made at the first call."""
+        """Return the histogram of this name; create it at the first call."""
         return self._histograms.setdefault(name, Histogram())
 
     def gauge(self, name: str, read: Callable[[], int]) -> None:
-        """Show what *read* gives whenever somebody looks."""
+        """Register *read*, which returns the current value of a gauge."""
         self._gauges[name] = read
 
     def snapshot(self) -> dict[str, int | HistogramSnapshot]:
-        """Everything by name, sorted."""
+        """Return the value of each metric, sorted by name."""
         values: dict[str, int | HistogramSnapshot] = {name: counter.value for name, counter in self._counters.items()}
         values |= {name: histogram.snapshot() for name, histogram in self._histograms.items()}
         values |= {name: read() for name, read in self._gauges.items()}

@@ -1,4 +1,4 @@
-"""The hash of Java's strings: the numbers below were printed by a Java virtual machine."""
+"""The hash of Java's strings. A Java virtual machine printed the numbers below."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.java_hash import java_string_hash, java_string_hashes
+from mqtemplate.java_hash import java_string_hash
+from mqtemplate.store.index.record_keys import java_string_hashes
 
 GOLDEN = {
     "": 0,
@@ -21,16 +22,16 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("text", "expected"), GOLDEN.items())
-def test_a_text_has_javas_hash(text: str, expected: int) -> None:
+def test_a_text_has_the_hash_that_java_computes(text: str, expected: int) -> None:
     assert java_string_hash(text) == expected
 
 
-def test_many_at_once_have_the_same_hashes() -> None:
+def test_many_texts_have_the_same_hashes() -> None:
     assert java_string_hashes(list(GOLDEN)).tolist() == list(GOLDEN.values())
     assert java_string_hashes([]).tolist() == []
 
 
 @given(st.lists(st.text(st.characters(codec="utf-16", exclude_categories=())), max_size=20))
-def test_both_ways_agree_on_any_texts(texts: list[str]) -> None:
-    """Characters beyond 16 bits, which Java counts as two, and halves of such."""
+def test_both_functions_agree_on_any_texts(texts: list[str]) -> None:
+    """Characters beyond 16 bits, which Java counts as two, and halves of them."""
     assert java_string_hashes(texts).tolist() == [java_string_hash(text) for text in texts]

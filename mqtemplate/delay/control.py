@@ -22,7 +22,17 @@ from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
-from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties, find_property
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import (
+    KEYS,
+    REAL_TOPIC,
+    TIMER_DEL_UNIQKEY,
+    TIMER_OUT_MS,
+    UNIQ_KEY,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
 from mqtemplate.store import MessageStore
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -53,9 +63,9 @@ def handle_of(topic: str, broker_name: str, properties: bytes, due_ms: int, phys
         properties: As its record has them.
         due_ms: When it is due.
     """
-    slot_ms = find_property(properties, b"TIMER_OUT_MS")
+    slot_ms = find_property(properties, TIMER_OUT_MS)
     time_ms = due_ms if slot_ms is None else int(slot_ms) + 1
-    msg_id = find_property(properties, b"UNIQ_KEY") or ""
+    msg_id = find_property(properties, UNIQ_KEY) or ""
     return encode_handle(RecallHandle(topic, broker_name, time_ms, msg_id, physical_offset))
 
 
@@ -183,23 +193,30 @@ class DelayController:
                 delay_store.mark_cancelled(record)
 
     def _handle(self, draft: RecordDraft, due_ms: int, physical_offset: int) -> str:
-        topic = find_property(draft.properties, b"REAL_TOPIC") or ""
+        topic = find_property(draft.properties, REAL_TOPIC) or ""
         return handle_of(topic, self._broker_name, draft.properties, due_ms, physical_offset)
 
     def _drafts(self, record: StoredRecord, delay_store: DelayStore, wish: _Wish) -> list[RecordDraft]:
         """The records that take the place of a waiting one."""
         if wish.deliver_ms is None:
-            return [self._marker(record, delay_store, _CANCELS, record.properties.get(Property.UNIQ_KEY, _NO_KEY))]
+            return [
+                self._marker(
+                    record,
+                    delay_store,
+                    _CANCELS,
+                    decode_properties(record.properties_bytes).get(Property.UNIQ_KEY, _NO_KEY),
+                )
+            ]
         copy = self._copy(record, wish.deliver_ms)
         # The copy goes first: a kill that leaves it alone leaves the message, and the copy names its source, too.
         slot = str(delay_store.slot_of(record))
-        meets_copy = find_property(copy.properties, b"TIMER_OUT_MS") == slot and copy.topic == TIMER_TOPIC
-        key = _NO_KEY if meets_copy else record.properties.get(Property.UNIQ_KEY, _NO_KEY)
+        meets_copy = find_property(copy.properties, TIMER_OUT_MS) == slot and copy.topic == TIMER_TOPIC
+        key = _NO_KEY if meets_copy else decode_properties(record.properties_bytes).get(Property.UNIQ_KEY, _NO_KEY)
         return [copy, self._marker(record, delay_store, _MOVES, key)]
 
     def _marker(self, record: StoredRecord, delay_store: DelayStore, body: bytes, delete_key: str) -> RecordDraft:
         """What RocketMQ would find when the message is due, and drop it for."""
-        properties = record.properties
+        properties = decode_properties(record.properties_bytes)
         kept = {
             name: properties[name]
             for name in (Property.UNIQ_KEY, Property.KEYS, Property.REAL_TOPIC, Property.REAL_QID)
@@ -226,7 +243,7 @@ class DelayController:
 
     def _copy(self, record: StoredRecord, deliver_ms: int) -> RecordDraft:
         """The message with another time: a timer, or, if the time has come, in its real topic."""
-        properties = record.properties
+        properties = decode_properties(record.properties_bytes)
         topic, queue_id = properties[Property.REAL_TOPIC], int(properties[Property.REAL_QID])
         kept = {name: value for name, value in properties.items() if name not in DELAY_PROPERTIES}
         now_ms = self._store.clock.now_ms()
@@ -255,7 +272,7 @@ class DelayController:
         """Whether a marker came too late: RocketMQ stores one first, and looks for its message later."""
         if marker.prepared_transaction_offset > 0:
             return False
-        topic = find_property(marker.properties_bytes, b"REAL_TOPIC") or ""
+        topic = find_property(marker.properties_bytes, REAL_TOPIC) or ""
         return any(has_key(record, key) for record in self._find(topic, key))
 
     def _find(self, topic: str, key: str) -> Iterator[StoredRecord]:
@@ -282,7 +299,7 @@ class DelayController:
             self._copy_all_forward(delay_store, physical_begin, physical_end) for delay_store in self._keepers.values()
         )
 
-    def waiting_bytes(self, physical_begin: int, physical_end: int) -> int:
+    def pending_bytes(self, physical_begin: int, physical_end: int) -> int:
         """How much of this part of the log waits."""
         total = 0
         for delay_store in self._keepers.values():
@@ -296,7 +313,7 @@ class DelayController:
             delay_store.catch_up()
             rows = delay_store.waiting_between(physical_begin, physical_end)
         # what is due goes by itself; on a full disk it cannot, and must not keep the file that would make room
-        if len(rows) and self._store.refusal is None and rows["due_ms"].min() <= self._store.clock.now_ms():
+        if len(rows) and self._store.cleaning.refusal is None and rows["due_ms"].min() <= self._store.clock.now_ms():
             return False
         offsets = np.sort(rows["physical_offset"])
         moved = [
@@ -327,7 +344,9 @@ class DelayController:
     def _forward(self, record: StoredRecord, delay_store: DelayStore) -> RecordDraft:
         if record.topic == SCHEDULE_TOPIC:
             return self._copy(record, delay_store.due_ms(record))
-        properties = encode_properties(record.properties | {Property.REPLACED_LEVEL: _kind(record)})
+        properties = encode_properties(
+            decode_properties(record.properties_bytes) | {Property.REPLACED_LEVEL: _kind(record)}
+        )
         return copy_of(record, TIMER_TOPIC, 0, properties)
 
 
@@ -342,15 +361,15 @@ def _kind(record: StoredRecord) -> str:
 
 def is_marker(record: StoredRecord) -> bool:
     """Whether a record is a delete marker, ours or RocketMQ's, and so no message."""
-    return find_property(record.properties_bytes, b"TIMER_DEL_UNIQKEY") is not None
+    return find_property(record.properties_bytes, TIMER_DEL_UNIQKEY) is not None
 
 
 def has_key(record: StoredRecord, key: str) -> bool:
     """Whether *key* is a record's message id or one of its keys."""
     properties = record.properties_bytes
-    if find_property(properties, b"UNIQ_KEY") == key:
+    if find_property(properties, UNIQ_KEY) == key:
         return True
-    return key in (find_property(properties, b"KEYS") or "").split()
+    return key in (find_property(properties, KEYS) or "").split()
 
 
 def _names(record: StoredRecord, key: str, topic: str | None) -> bool:
@@ -358,6 +377,6 @@ def _names(record: StoredRecord, key: str, topic: str | None) -> bool:
 
     A retry waits too, but its message was delivered already: it is meant only where its topic is named.
     """
-    real_topic = find_property(record.properties_bytes, b"REAL_TOPIC") or ""
+    real_topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
     is_meant = not real_topic.startswith(RETRY_TOPIC_PREFIX) if topic is None else real_topic == topic
     return is_meant and has_key(record, key)

@@ -11,9 +11,18 @@ from hashlib import blake2b
 
 import numpy as np
 
-from mqtemplate.record.codec import StoredRecord, find_property
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import (
+    DELAY,
+    REAL_QID,
+    REAL_TOPIC,
+    TIMER_OUT_MS,
+    UNIQ_KEY,
+    find_property,
+    may_have_property,
+)
 
-_KEPT_PROPERTIES = (b"UNIQ_KEY", b"REAL_TOPIC", b"REAL_QID", b"DELAY", b"TIMER_OUT_MS")
+_KEPT_PROPERTIES = (UNIQ_KEY, REAL_TOPIC, REAL_QID, DELAY, TIMER_OUT_MS)
 """What RocketMQ leaves on a copy as it was on the record that waited, and what tells one message from another."""
 
 
@@ -40,11 +49,11 @@ class ForeignCopies:
     def replay(self, record: StoredRecord) -> None:
         """Take *record* in if it is such a copy; the same one may come twice."""
         properties = record.properties_bytes
-        if b"REAL_TOPIC\x01" not in properties or record.prepared_transaction_offset > 0:
+        if not may_have_property(properties, REAL_TOPIC) or record.prepared_transaction_offset > 0:
             return
-        if find_property(properties, b"REAL_TOPIC") != record.topic:
+        if find_property(properties, REAL_TOPIC) != record.topic:
             return
-        if b"DELAY\x01" in properties or b"TIMER_OUT_MS\x01" in properties:
+        if may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS):
             self._hashes.append(_hash_of(record))
             self._sorted = None
             self.last_timestamp = max(self.last_timestamp, record.store_timestamp)

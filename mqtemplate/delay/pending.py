@@ -16,7 +16,8 @@ from mqtemplate.errors import CorruptRecordError, MessageError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
-from mqtemplate.record.codec import StoredRecord, find_property
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import REAL_TOPIC, TAGS, decode_properties, find_property
 from mqtemplate.store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC
 
@@ -94,7 +95,7 @@ class PendingView:
                 del found[most:]
 
     def _message(self, place: _Place, record: StoredRecord) -> PendingMessage:
-        properties = record.properties
+        properties = decode_properties(record.properties_bytes)
         topic = properties.get(Property.REAL_TOPIC, "")
         rolls = properties.get(Property.TIMER_ROLL_TIMES, "0")
         raw = record.properties_bytes
@@ -193,9 +194,9 @@ def _agrees(record: StoredRecord, query: PendingQuery) -> bool:
     properties = record.properties_bytes
     if is_marker(record):
         return False
-    if query.topic is not None and find_property(properties, b"REAL_TOPIC") != query.topic:
+    if query.topic is not None and find_property(properties, REAL_TOPIC) != query.topic:
         return False
-    if query.tag is not None and find_property(properties, b"TAGS") != query.tag:
+    if query.tag is not None and find_property(properties, TAGS) != query.tag:
         return False
     return query.key is None or has_key(record, query.key)
 

@@ -20,14 +20,22 @@ from mqtemplate.errors import CorruptRecordError, DestinationError, MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import Property
 from mqtemplate.metrics import Histogram
-from mqtemplate.record.codec import (
-    MAX_PROPERTIES_BYTES,
-    RecordDraft,
-    StoredRecord,
-    SysFlag,
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
+from mqtemplate.record.properties import (
+    LEVEL_DELAY_MS,
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
+    REAL_QID,
+    REAL_TOPIC,
+    TAGS,
+    TIMER_DELIVER_MS,
+    TIMER_DEQUEUE_MS,
+    TIMER_ENQUEUE_MS,
     decode_properties,
     encode_properties,
     find_property,
+    property_format,
 )
 from mqtemplate.record.run import RecordRun, RecordShape
 from mqtemplate.store import MessageStore
@@ -45,6 +53,14 @@ _SHORTEST_RUN = 32
 """So many of one shape are worth the price of copying them together."""
 
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
+_DELIVER_START = TIMER_DELIVER_MS + NAME_VALUE_SEPARATOR
+_ENQUEUE_START = TIMER_ENQUEUE_MS + NAME_VALUE_SEPARATOR
+_DELIVER_FORMAT = property_format(TIMER_DELIVER_MS)
+_TIMER_FORMAT = property_format(TIMER_ENQUEUE_MS) + property_format(TIMER_DEQUEUE_MS)
+_DELIVER_PAIR, _LEVEL_DELAY_PAIR, _REAL_TOPIC_PAIR, _REAL_QID_PAIR = (
+    PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR
+    for name in (TIMER_DELIVER_MS, LEVEL_DELAY_MS, REAL_TOPIC, REAL_QID)
+)
 _LONGEST_TAIL = 200  # bytes of properties worth remembering
 _HIGHEST_QUEUE_ID = 0x7FFF_FFFF
 
@@ -73,14 +89,14 @@ class WaitingRecord(NamedTuple):
 def _target(properties: bytes) -> tuple[str, int]:
     """The real topic and queue, if they can be what a broker wrote."""
     # Our front door writes the two last, so that what stands there is the same for many messages.
-    tail = properties[properties.rfind(b"\x02REAL_TOPIC\x01") + 1 :]
-    if len(tail) <= _LONGEST_TAIL and b"\x02REAL_QID\x01" in tail:
+    tail = properties[properties.rfind(_REAL_TOPIC_PAIR) + 1 :]
+    if len(tail) <= _LONGEST_TAIL and _REAL_QID_PAIR in tail:
         return _target_in_tail(tail)
     return _read_target(properties)
 
 
 def _read_target(properties: bytes) -> tuple[str, int]:
-    topic, queue_id = find_property(properties, b"REAL_TOPIC"), find_property(properties, b"REAL_QID")
+    topic, queue_id = find_property(properties, REAL_TOPIC), find_property(properties, REAL_QID)
     if not topic or topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
         raise PoisonError(f"its real topic is {topic!r}")
     try:
@@ -100,7 +116,7 @@ def _target_behind_delay(tail: bytes) -> tuple[str, int, bytes] | None:
     """The same where properties end as `divert` writes them, from the level's delay on, and that end without it; None
     for another end."""
     rest = tail[tail.find(b"\x02") + 1 :]
-    if not rest.startswith(b"REAL_TOPIC\x01") or len(tail) > _LONGEST_TAIL:
+    if not rest.startswith(_REAL_TOPIC_PAIR[1:]) or len(tail) > _LONGEST_TAIL:
         return None
     return *_read_target(rest), rest
 
@@ -118,7 +134,7 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
         PoisonError: Its real topic or queue is missing or is none, or its properties are too many.
     """
     properties = record.properties_bytes
-    at = properties.rfind(b"\x02__DELAY_MS\x01") + 1 if record.topic == SCHEDULE_TOPIC else 0
+    at = properties.rfind(_LEVEL_DELAY_PAIR) + 1 if record.topic == SCHEDULE_TOPIC else 0
     promised = _target_behind_delay(properties[at:]) if at else None
     if promised is None:
         topic, queue_id = _target(properties)
@@ -126,13 +142,13 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
         topic, queue_id, tail = promised
         properties = properties[:at] + tail
     if not _tells_due_time(properties):
-        stamps += b"TIMER_DELIVER_MS\x01%d\x02" % due_ms
+        stamps += _DELIVER_FORMAT % due_ms
     return RecordDraft(
         topic,
         queue_id,
         record.body,
         _with_stamps(properties, stamps),
-        tags_code(find_property(properties, b"TAGS")),
+        tags_code(find_property(properties, TAGS)),
         -1,
         record.flag,
         record.sys_flag & _KEPT_FLAGS,
@@ -145,7 +161,7 @@ def released_draft(record: StoredRecord, due_ms: int, stamps: bytes = b"") -> Re
 
 
 def _tells_due_time(properties: bytes) -> bool:
-    return b"\x02TIMER_DELIVER_MS\x01" in properties or properties.startswith(b"TIMER_DELIVER_MS\x01")
+    return _DELIVER_PAIR in properties or properties.startswith(_DELIVER_START)
 
 
 def _with_stamps(properties: bytes, stamps: bytes) -> bytes:
@@ -159,16 +175,16 @@ def _with_stamps(properties: bytes, stamps: bytes) -> bytes:
 
 def timer_stamps(record: StoredRecord, enqueue_ms: int, now_ms: int) -> bytes:
     """When a timer was put on the wheel and taken off, encoded; nothing for one that has been stamped by a roll."""
-    if b"TIMER_ENQUEUE_MS\x01" in record.properties_bytes:
+    if _ENQUEUE_START in record.properties_bytes:
         return b""
-    return b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x01%d\x02" % (enqueue_ms, now_ms)
+    return _TIMER_FORMAT % (enqueue_ms, now_ms)
 
 
 def _stamps(record: StoredRecord, item: WaitingRecord, now_ms: int) -> bytes:
     """All that the properties of a released copy have more, if there is room for it."""
     stamps = timer_stamps(record, item.enqueue_ms, now_ms) if item.enqueue_ms >= 0 else b""
     if not _tells_due_time(record.properties_bytes):
-        stamps += b"TIMER_DELIVER_MS\x01%d\x02" % item.due_ms
+        stamps += _DELIVER_FORMAT % item.due_ms
     return stamps
 
 
@@ -186,7 +202,7 @@ def _stamp_rows(record: StoredRecord, waiting: Sequence[WaitingRecord], now_ms: 
 def _gap(properties: bytes, copied: bytes, stamps: bytes) -> slice | None:
     """Which of *properties* were left out where they were copied with *stamps*; None if more than that was changed."""
     length = len(properties) + len(stamps) - len(copied)
-    at = properties.rfind(b"\x02__DELAY_MS\x01") + 1 if length else len(properties)
+    at = properties.rfind(_LEVEL_DELAY_PAIR) + 1 if length else len(properties)
     kept = properties[:at] + properties[at + length :]
     return slice(at, at + length) if length >= 0 and copied == kept + stamps else None
 
@@ -226,7 +242,7 @@ def copy_of(record: StoredRecord, topic: str, queue_id: int, properties: bytes) 
         queue_id,
         record.body,
         properties,
-        tags_code=tags_code(find_property(properties, b"TAGS")),
+        tags_code=tags_code(find_property(properties, TAGS)),
         flag=record.flag,
         sys_flag=record.sys_flag & _KEPT_FLAGS,
         born_timestamp=record.born_timestamp,
@@ -244,7 +260,7 @@ def released_source(record: StoredRecord) -> int | None:
     """
     if record.prepared_transaction_offset <= 0 or record.sys_flag & SysFlag.TRANSACTION_MASK:
         return None
-    is_copy = record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC, find_property(record.properties_bytes, b"REAL_TOPIC"))
+    is_copy = record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC, find_property(record.properties_bytes, REAL_TOPIC))
     return record.prepared_transaction_offset - 1 if is_copy else None
 
 
@@ -346,7 +362,7 @@ class Releaser:
             return None
         shape = RecordShape(record, rows[0].tobytes())
         gap = _gap(record.properties_bytes, draft.properties, _stamps(record, item, now_ms))
-        count = shape.count_alike(rows, offsets) if gap is not None else 0
+        count = shape.count_matching(rows, offsets) if gap is not None else 0
         stamp_rows = _stamp_rows(record, waiting[:count], now_ms) if count >= _SHORTEST_RUN else None
         if gap is None or stamp_rows is None:
             return None
@@ -381,7 +397,7 @@ class Releaser:
         """
         drafts = [each for each in copies if isinstance(each, RecordDraft)]
         if len(drafts) < len(copies):
-            return self._store.put_runs(copies)
+            return self._store.put_all(copies)[-1].end
         try:
             return self._store.put_all(drafts)[-1].end
         except MessageError as exc:
@@ -402,7 +418,7 @@ class Releaser:
         Amid a spike nobody waits for the disk: what is due next is copied while the last copies are flushed.
         """
         if has_more:
-            self._store.confirm_in_background(end, topics)
+            self._store.confirm_async(end, topics)
         else:
             self._store.confirm(end, topics)
 

@@ -1,238 +1,190 @@
-"""Many records at once: a thousand headers in one sweep, for whoever reads the whole log."""
+"""Many records at once: the headers of about a thousand records are parsed together with numpy.
+
+The recovery reads the whole log this way. Each record gets the same checks as in `parse_record`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.checksum import crc32
-from mqtemplate.record.codec import (
-    CHECK_SIZE,
-    CHECK_START,
-    MAGIC_V1,
-    MAGIC_V2,
-    SMALLEST_RECORD,
-    BadRecordError,
-    RecordLabel,
-    StoredRecord,
-    SysFlag,
-    decode_topic,
-    parse_record,
-    read_size_and_magic,
-)
+from mqtemplate.record import layout
+from mqtemplate.record.arrays import count_leading
+from mqtemplate.record.codec import BadRecordError, StoredRecord, decode_topic, parse_record
+from mqtemplate.record.layout import CHECK_CRC_AT, CHECK_SIZE, MAGIC_V1, MAGIC_V2, SMALLEST_RECORD, V6_EXTRA, SysFlag
 
-# The head of a record up to its born host; the positions after it depend on the lengths of the hosts.
-_HEAD = np.dtype(
-    {
-        "names": ["size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag"],
-        "formats": [">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4"],
-        "offsets": [0, 4, 8, 12, 20, 28, 36],
-        "itemsize": 48,
-    }
-)
+_HEAD = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
 _HEAD_BYTES = np.arange(_HEAD.itemsize)
 _CHECK_BYTES = np.arange(CHECK_SIZE)
-_CHECK_START = np.frombuffer(CHECK_START, np.uint8)
-_HEX_VALUE = np.full(256, 1 << 33, np.int64)  # no digit: larger than eight digits are, eight of it fit into 64 bits
+_CHECK_START = np.frombuffer(layout.CHECK_START, np.uint8)
+# Any other byte is larger than eight hex digits together, and eight of it still fit into 64 bits.
+_HEX_VALUE = np.full(256, 1 << 33, np.int64)
 _HEX_VALUE[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 _HEX_WEIGHT = 16 ** np.arange(7, -1, -1, dtype=np.int64)
 
-_new_tuple = tuple.__new__
+RecordLabel = tuple[str, bytes, int]
+"""The fields that determine a tags code: topic, encoded properties, store timestamp."""
 
 
 class RecordBatch:
-    """Whole records, one behind the other, each checked like `parse_record` does. Columns have a row a record.
+    """Adjacent, whole, verified records. Each array has one row for each record.
+
+    Args:
+        data: Bytes of the log. The batch ends before the first record that is incomplete or invalid.
+        physical_offset: Of the first byte of *data*.
 
     Attributes:
-        byte_count: Bytes of all of them.
-        is_checked: They end with the check that is written here; else another broker wrote them.
-        topics: Their names.
+        byte_count: Size of all records together.
+        has_check: The record ends with the check of `mqtemplate.record.layout`. RocketMQ wrote those without.
+        topics: Topic of each record.
     """
 
-    def __init__(self, data: bytes, rows: _Rows, topics: Sequence[str]) -> None:
-        count = len(topics)
+    def __init__(self, data: bytes, physical_offset: int) -> None:
         self._data = data
-        self.topics = topics
-        self.physical_offset: NDArray[np.int64] = rows.head["physical_offset"][:count].astype(np.int64)
-        self.size: NDArray[np.int64] = rows.size[:count]
-        self.queue_id: NDArray[np.int64] = rows.head["queue_id"][:count].astype(np.int64)
-        self.queue_offset: NDArray[np.int64] = rows.head["queue_offset"][:count].astype(np.int64)
-        self.sys_flag: NDArray[np.int64] = rows.sys_flag[:count]
-        self.store_timestamp = rows.store_timestamp[:count]
-        self.prepared_transaction_offset = rows.prepared[:count]
-        self.is_checked = rows.is_own[:count]
-        self.byte_count = int(rows.end[count - 1]) if count else 0
-        self._start = rows.start[:count]
-        self._properties_at = rows.topic_end[:count] + 2
-        self._properties_end = rows.end[:count] - np.where(self.is_checked, CHECK_SIZE, 0)
+        self._raw = np.frombuffer(data, np.uint8)
+        self._start = np.array(_record_starts(data), np.int64)
+        self._read_header()
+        is_valid = self._read_lengths()
+        is_valid &= self.physical_offset == self._start + physical_offset
+        self._truncate(count_leading(is_valid))
+        is_plain = self._read_check()
+        is_plain &= self._matches_crc()
+        self._truncate(self._count_valid(is_plain))
+        self.topics = self._decode_topics()
+        self._truncate(len(self.topics))
+        self._properties_at = self._topic_end + 2
+        self._properties_end = self._end - np.where(self.has_check, CHECK_SIZE, 0)
+        self.byte_count = int(self._end[-1]) if self.topics else 0
 
     def __len__(self) -> int:
         return len(self.topics)
 
     def properties(self, row: int) -> bytes:
+        """Return the encoded properties of one record, without the check."""
         return self._data[self._properties_at[row] : self._properties_end[row]]
 
     def labels(self, rows: NDArray[np.int64]) -> list[RecordLabel]:
-        """What the tags codes of these rows are made from."""
+        """Return the fields that determine the tags codes of these rows."""
+        columns = (rows, self._properties_at[rows], self._properties_end[rows], self.store_timestamp[rows])
         data, topics = self._data, self.topics
-        fields = [
-            (topics[row], data[begin:end], timestamp)
-            for row, begin, end, timestamp in zip(
-                rows.tolist(),
-                self._properties_at[rows].tolist(),
-                self._properties_end[rows].tolist(),
-                self.store_timestamp[rows].tolist(),
-                strict=True,
-            )
+        return [
+            (topics[row], data[start:end], timestamp)
+            for row, start, end, timestamp in zip(*(column.tolist() for column in columns), strict=True)
         ]
-        return [_new_tuple(RecordLabel, each) for each in fields]  # half the time of RecordLabel(*each)
 
     def record(self, row: int) -> StoredRecord:
+        """Return one record."""
         start = int(self._start[row])
-        return parse_record(self._data[start : start + int(self.size[row])], verifies=False)
+        return parse_record(self._data[start : start + int(self.size[row])], verify=False)
 
-    def records(self) -> Iterator[StoredRecord]:
-        return (self.record(row) for row in range(len(self)))
+    # --- reading -------------------------------------------------------------------------------
 
+    def _read_header(self) -> None:
+        start = self._start
+        head = self._raw[start[:, None] + _HEAD_BYTES].view(_HEAD)[:, 0]
 
-def read_batch(data: bytes, physical_offset: int) -> RecordBatch:
-    """The records that *data* begins with, up to the first that is not whole or not good; maybe none.
+        def column(name: str) -> NDArray[np.int64]:
+            return np.asarray(head[name].astype(np.int64))
 
-    Args:
-        physical_offset: Of the first byte of *data*.
-    """
-    rows = _Rows(data, physical_offset)
-    return RecordBatch(data, rows, _decode_topics(rows.names()))
-
-
-def _decode_topics(names: Sequence[bytes]) -> list[str]:
-    """The topics up to the first that is none."""
-    try:
-        return [decode_topic(name) for name in names]
-    except BadRecordError:
-        topics: list[str] = []
-        with suppress(BadRecordError):
-            topics.extend(map(decode_topic, names))
-        return topics
-
-
-class _Rows:
-    """Where the parts of each record lie in some bytes, and the numbers in it."""
-
-    def __init__(self, data: bytes, physical_offset: int) -> None:
-        self._data = data
-        self._raw = np.frombuffer(data, np.uint8)
-        self.start = np.array(_starts(data), np.int64)
-        self._read_head()
-        is_sound = self._read_lengths()
-        is_sound &= self.head["physical_offset"] == self.start + physical_offset
-        self._keep(_true_from_begin(is_sound))
-        is_good = self._read_check()
-        is_good &= self._matches_crc()
-        self._keep(self._count_good(is_good))
-
-    def _read_head(self) -> None:
-        raw, start = self._raw, self.start
-        self.head = raw[start[:, None] + _HEAD_BYTES].view(_HEAD)[:, 0]
-        self.size = self.head["size"].astype(np.int64)
-        self.end = start + self.size
-        self.sys_flag = self.head["sys_flag"].astype(np.int64)
-        born = np.where(self.sys_flag & SysFlag.BORN_HOST_V6, 20, 8)
-        hosts = born + np.where(self.sys_flag & SysFlag.STORE_HOST_V6, 20, 8)
-        self.store_timestamp = self._numbers(start + 48 + born, 8)
-        self.prepared = self._numbers(start + 60 + hosts, 8)
-        self.body = start + 72 + hosts
-        self._body_length = self._numbers(start + 68 + hosts, 4)
+        self.size, self._magic, self._body_crc = column("size"), column("magic"), column("body_crc")
+        self.queue_id, self.queue_offset = column("queue_id"), column("queue_offset")
+        self.physical_offset, self.sys_flag = column("physical_offset"), column("sys_flag")
+        self._end = start + self.size
+        after_born = start + np.where(self.sys_flag & SysFlag.BORN_HOST_V6, V6_EXTRA, 0)
+        after_hosts = after_born + np.where(self.sys_flag & SysFlag.STORE_HOST_V6, V6_EXTRA, 0)
+        self.store_timestamp = self._numbers(after_born + layout.STORE_TIMESTAMP_AT, 8)
+        self.prepared_transaction_offset = self._numbers(after_hosts + layout.PREPARED_OFFSET_AT, 8)
+        self._body_at = after_hosts + layout.BODY_AT
+        self._body_end = self._body_at + self._numbers(after_hosts + layout.BODY_LENGTH_AT, 4)
 
     def _numbers(self, at: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """The signed numbers of *width* bytes at these places."""
-        places = np.minimum(at[:, None] + np.arange(width), max(len(self._raw) - 1, 0))
-        numbers: NDArray[np.int64] = self._raw[places].view(f">i{width}")[:, 0].astype(np.int64)
+        """Return the signed numbers of *width* bytes at these positions."""
+        # A header with IPv6 hosts may end after the data: read any bytes, `_read_lengths` rejects the record.
+        positions = np.minimum(at[:, None] + np.arange(width), max(len(self._raw) - 1, 0))
+        numbers: NDArray[np.int64] = self._raw[positions].view(f">i{width}")[:, 0].astype(np.int64)
         return numbers
 
     def _read_lengths(self) -> NDArray[np.bool_]:
-        """Find body, topic and properties; false where their lengths do not add up to the record's."""
+        """Find topic and properties. Return False for records whose lengths do not add up."""
         raw = self._raw
-        is_v2 = self.head["magic"] == MAGIC_V2
-        self.body_end = self.body + self._body_length
-        topic_at = self.body_end + np.where(is_v2, 2, 1)
-        fits: NDArray[np.bool_] = (self._body_length >= 0) & (topic_at <= self.end)
-        at = np.where(fits, self.body_end, 0)
+        is_v2 = self._magic == MAGIC_V2
+        topic_at = self._body_end + np.where(is_v2, 2, 1)
+        fits: NDArray[np.bool_] = (self._body_end >= self._body_at) & (topic_at <= self._end)
+        at = np.where(fits, self._body_end, 0)
         length = raw[at].astype(np.int64)
         length = np.where(is_v2, length << 8 | raw[np.minimum(at + 1, len(raw) - 1)], length)
-        self.topic_at, self.topic_end = topic_at, topic_at + length
-        fits &= self.topic_end + 2 <= self.end
-        properties_length = self._numbers(np.where(fits, self.topic_end, 0), 2)
-        fits &= (properties_length >= 0) & (self.topic_end + 2 + properties_length == self.end)
+        self._topic_at, self._topic_end = topic_at, topic_at + length
+        fits &= self._topic_end + 2 <= self._end
+        properties_length = self._numbers(np.where(fits, self._topic_end, 0), 2)
+        fits &= (properties_length >= 0) & (self._topic_end + 2 + properties_length == self._end)
         return fits
 
-    def _keep(self, count: int) -> None:
-        """Forget the rows behind the first *count*."""
-        for name, column in vars(self).items():
-            if not name.startswith("_"):
-                setattr(self, name, column[:count])
+    def _truncate(self, count: int) -> None:
+        """Drop the rows after the first *count*."""
+        if count < len(self._start):
+            for name, column in vars(self).items():
+                if isinstance(column, np.ndarray) and name != "_raw":
+                    setattr(self, name, column[:count])
 
     def _read_check(self) -> NDArray[np.bool_]:
-        """Find the records with a check of their own; false where only `parse_record` can tell."""
-        tail_at = np.maximum(self.end - CHECK_SIZE, 0)
+        """Find the records with a check of their own. Return False where only `parse_record` can decide."""
+        tail_at = np.maximum(self._end - CHECK_SIZE, 0)
         tail = self._raw[tail_at[:, None] + _CHECK_BYTES]
-        begins = (tail[:, : len(_CHECK_START)] == _CHECK_START).all(axis=1) & (tail_at >= self.topic_end + 2)
-        value = _HEX_VALUE[tail[:, len(_CHECK_START) : -1]]
-        self.check_crc = value[:, :8] @ _HEX_WEIGHT
-        is_here = value[:, 8:] @ _HEX_WEIGHT == self.head["physical_offset"] & 0xFFFF_FFFF
-        self.is_own: NDArray[np.bool_] = begins & is_here & (tail[:, -1] == 2)
-        is_plain: NDArray[np.bool_] = ~begins & (tail[:, -1] != 0)
-        is_plain |= self.is_own
+        has_start = (tail[:, :CHECK_CRC_AT] == _CHECK_START).all(axis=1) & (tail_at >= self._topic_end + 2)
+        digits = _HEX_VALUE[tail[:, CHECK_CRC_AT:-1]]
+        self._check_crc = digits[:, :8] @ _HEX_WEIGHT
+        is_of_record = digits[:, 8:] @ _HEX_WEIGHT == self.physical_offset & 0xFFFF_FFFF
+        self.has_check: NDArray[np.bool_] = has_start & is_of_record & (tail[:, -1] == 2)
+        is_plain: NDArray[np.bool_] = ~has_start & (tail[:, -1] != 0)
+        is_plain |= self.has_check
         return is_plain
 
     def _matches_crc(self) -> NDArray[np.bool_]:
         data = self._data
-        bodies, body_ends = self.body.tolist(), self.body_end.tolist()
-        body_crc = [crc32(data[begin:end]) for begin, end in zip(bodies, body_ends, strict=True)]
-        matches: NDArray[np.bool_] = np.array(body_crc, np.int64) & 0x7FFF_FFFF == self.head["body_crc"]
-        own = np.flatnonzero(self.is_own)
-        columns = (self.start[own], self.body[own], self.body_end[own], self.end[own] - CHECK_SIZE)
+        bodies = zip(self._body_at.tolist(), self._body_end.tolist(), strict=True)
+        body_crc = [crc32(data[start:end]) for start, end in bodies]
+        matches: NDArray[np.bool_] = np.array(body_crc, np.int64) & 0x7FFF_FFFF == self._body_crc
+        checked = np.flatnonzero(self.has_check)
+        columns = (self._start, self._body_at, self._body_end, self._end - CHECK_SIZE)
         crc = [
             crc32(data[body_end:check], crc32(data[start:body]))
-            for start, body, body_end, check in zip(*(column.tolist() for column in columns), strict=True)
+            for start, body, body_end, check in zip(*(column[checked].tolist() for column in columns), strict=True)
         ]
-        matches[own] &= np.array(crc, np.int64) == self.check_crc[own]
+        matches[checked] &= np.array(crc, np.int64) == self._check_crc[checked]
         return matches
 
-    def _count_good(self, is_good: NDArray[np.bool_]) -> int:
-        """How many records are good; those with an odd end are asked one by one."""
-        for row in np.flatnonzero(~is_good).tolist():
+    def _count_valid(self, is_plain: NDArray[np.bool_]) -> int:
+        """Return the number of valid records before the first invalid one. Parse those that are not plain."""
+        for row in np.flatnonzero(~is_plain).tolist():
             try:
-                parse_record(self._data[self.start[row] : self.end[row]])
+                parse_record(self._data[self._start[row] : self._end[row]])
             except BadRecordError:
                 return int(row)
-            self.is_own[row] = False
-        return len(is_good)
+            self.has_check[row] = False  # its last property is a check copied from another record
+        return len(is_plain)
 
-    def names(self) -> list[bytes]:
-        """The bytes of the topics."""
-        data = self._data
-        return [data[at:end] for at, end in zip(self.topic_at.tolist(), self.topic_end.tolist(), strict=True)]
+    def _decode_topics(self) -> list[str]:
+        """Return the topics up to the first that is not UTF-8."""
+        data, topics = self._data, list[str]()
+        with suppress(BadRecordError):
+            for at, end in zip(self._topic_at.tolist(), self._topic_end.tolist(), strict=True):
+                topics.append(decode_topic(data[at:end]))
+        return topics
 
 
-def _starts(data: bytes) -> list[int]:
-    """Where the records begin, by their sizes alone."""
+def _record_starts(data: bytes) -> list[int]:
+    """Return the start of each record, found by the sizes alone."""
     starts = []
     at, last = 0, len(data) - SMALLEST_RECORD
     while at <= last:
-        size, magic = read_size_and_magic(data, at)
+        size, magic = layout.read_size_and_magic(data, at)
         if magic not in (MAGIC_V1, MAGIC_V2) or size < SMALLEST_RECORD:
             break
         starts.append(at)
         at += size
     if at > len(data):
-        starts.pop()
+        starts.pop()  # it is not complete
     return starts
-
-
-def _true_from_begin(column: NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
-    return len(column) if column.all() else int(np.argmin(column))

@@ -11,14 +11,9 @@ import structlog
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import MessageQueue
-from mqtemplate.record.codec import (
-    SMALLEST_RECORD,
-    BadRecordError,
-    StoredRecord,
-    decode_properties,
-    parse_record,
-    without_check,
-)
+from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record, without_check
+from mqtemplate.record.layout import SMALLEST_RECORD
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store import MessageStore
 
@@ -120,7 +115,7 @@ class RawReader:
                     if byte_count + size > max_bytes and records:
                         return records, at
                     data = self._store.read_bytes(physical_offset, size)
-                    if not data and physical_offset < self._store.begin_offset:
+                    if not data and physical_offset < self._store.start_offset:
                         return records, at
                     looked_at += 1
                     record = _check(data, queue, at, physical_offset, size)

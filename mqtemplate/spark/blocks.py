@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mqtemplate.errors import CorruptRecordError, OffsetOutOfRangeError, SparkError
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.layout import STORE_TIMESTAMP_AT, SYS_FLAG_AT, V6_EXTRA, SysFlag
 from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, PRE_BLANK_SIZE_MARK
 
 _MARKS_OF_A_STORE = ("commitlog", "lock")  # a broker that was started but got no message has only the second
-_SYS_FLAG_AT, _STORE_TIMESTAMP_AT, _V6_EXTRA = 36, 56, 12  # see `mqtemplate.record.codec`
 
 
 class Segment(NamedTuple):
@@ -174,11 +173,11 @@ class LocalBlocks:
 
     def _store_timestamp(self, physical_offset: int) -> int:
         segments = self.log_segments()
-        head = _read_span(segments, physical_offset, physical_offset + _STORE_TIMESTAMP_AT + _V6_EXTRA + 8)
-        if len(head) < _STORE_TIMESTAMP_AT + _V6_EXTRA + 8:
+        head = _read_span(segments, physical_offset, physical_offset + STORE_TIMESTAMP_AT + V6_EXTRA + 8)
+        if len(head) < STORE_TIMESTAMP_AT + V6_EXTRA + 8:
             raise CorruptRecordError(self._log_folder, physical_offset, "it lies outside the commit log")
-        sys_flag = int.from_bytes(head[_SYS_FLAG_AT : _SYS_FLAG_AT + 4], "big")
-        at = _STORE_TIMESTAMP_AT + (_V6_EXTRA if sys_flag & SysFlag.BORN_HOST_V6 else 0)
+        sys_flag = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big")
+        at = STORE_TIMESTAMP_AT + (V6_EXTRA if sys_flag & SysFlag.BORN_HOST_V6 else 0)
         return int.from_bytes(head[at : at + 8], "big", signed=True)
 
 

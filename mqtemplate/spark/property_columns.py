@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mqtemplate.record.codec import CHECK_NAME
+from mqtemplate.record.layout import CHECK_NAME
 
 _NAME_END, _PAIR_END = 0x01, 0x02
 

@@ -20,15 +20,26 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import Property, offset_msg_id
-from mqtemplate.record.codec import (
+from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
+from mqtemplate.record.layout import (
+    BODY_AT,
+    BODY_CRC_AT,
+    BORN_TIMESTAMP_AT,
+    CHECK_CRC_AT,
     CHECK_SIZE,
     CHECK_START,
+    FLAG_AT,
+    MAGIC_AT,
     MAGIC_V1,
     MAGIC_V2,
-    BadRecordError,
+    PHYSICAL_OFFSET_AT,
+    RECONSUME_TIMES_AT,
+    SMALLEST_RECORD,
+    STORE_HOST_AT,
+    STORE_TIMESTAMP_AT,
+    SYS_FLAG_AT,
+    V6_EXTRA,
     SysFlag,
-    parse_record,
-    unpack_host,
 )
 from mqtemplate.spark.blocks import LocalBlocks, LogWindow
 from mqtemplate.spark.property_columns import PropertyColumns
@@ -60,7 +71,6 @@ ARROW_SCHEMA_WITHOUT_PROPERTIES = pa.schema([field for field in ARROW_SCHEMA if 
 
 _ROWS = 8_192  # a batch; from here to 32,768 rows the cost a row is the same
 _BYTES = 32 * 1024 * 1024  # a batch; bodies may be megabytes
-_SMALLEST = 91  # a record with IPv4 hosts and nothing in it
 _LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that can be told in microseconds
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
@@ -129,7 +139,7 @@ class _Records:
         self._data = window.data[first:last]
         self._at = self._physical - window.start - first
         self._require(
-            (self._sizes >= _SMALLEST) & (self._at + self._sizes <= len(self._data)),
+            (self._sizes >= SMALLEST_RECORD) & (self._at + self._sizes <= len(self._data)),
             "its length goes beyond the file, or is below the smallest record",
         )
         self._find_fields()
@@ -138,15 +148,19 @@ class _Records:
 
     def _find_fields(self) -> None:
         at, sizes = self._at, self._sizes
-        magic = self._i4(at + 4)
+        magic = self._i4(at + MAGIC_AT)
         self._require(self._i4(at) == sizes, "its length is not the one in the consume queue")
         self._require((magic == MAGIC_V1) | (magic == MAGIC_V2), "it does not begin with a record's mark")
-        self._require(self._i8(at + 28) == self._physical, "it says that it stands elsewhere in the log")
-        self._sys_flags = self._i4(at + 36)
-        self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, 12, 0)
-        hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, 12, 0)
-        self._tail_at = at + 72 + hosts_extra  # reconsume times, prepared transaction offset, body length, body
-        self._body_at = self._tail_at + 16
+        self._require(
+            self._i8(at + PHYSICAL_OFFSET_AT) == self._physical, "it says that it stands elsewhere in the log"
+        )
+        self._sys_flags = self._i4(at + SYS_FLAG_AT)
+        self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, V6_EXTRA, 0)
+        hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, V6_EXTRA, 0)
+        self._tail_at = (
+            at + RECONSUME_TIMES_AT + hosts_extra
+        )  # reconsume times, prepared transaction offset, body length, body
+        self._body_at = at + BODY_AT + hosts_extra
         topic_length_size = np.where(magic == MAGIC_V2, 2, 1)
         end, reason = at + sizes, "the lengths inside it do not add up"
         self._require(self._body_at + topic_length_size + 2 <= end, reason)
@@ -175,10 +189,10 @@ class _Records:
         body_at, body_end = self._body_at.tolist(), self._body_end.tolist()
         spans = zip(body_at, body_end, strict=True)
         bodies = np.array([crc32(data[start:end]) for start, end in spans], np.uint32) & 0x7FFF_FFFF
-        self._require(bodies == self._i4(self._at + 8), "its body does not match its CRC-32")
+        self._require(bodies == self._i4(self._at + BODY_CRC_AT), "its body does not match its CRC-32")
         around = zip(self._at.tolist(), body_at, body_end, self._properties_end.tolist(), strict=True)
         rest = np.array([crc32(data[back:end], crc32(data[at:front])) for at, front, back, end in around], np.uint32)
-        told = self._hex8(self._properties_end + len(CHECK_START))
+        told = self._hex8(self._properties_end + CHECK_CRC_AT)
         for row in np.flatnonzero(self._has_check & (told != rest)).tolist():
             self._parse_alone(row)
 
@@ -214,10 +228,10 @@ class _Records:
             "tags": lambda: self._properties.value(Property.TAGS),
             "keys": lambda: self._properties.value(Property.KEYS),
             "body": self._bodies,
-            "flag": lambda: pa.array(self._i4(self._at + 16), pa.int32()),
+            "flag": lambda: pa.array(self._i4(self._at + FLAG_AT), pa.int32()),
             "properties": self._maps,
-            "bornTimestamp": lambda: _timestamps(self._i8(self._at + 40)),
-            "storeTimestamp": lambda: _timestamps(self._i8(self._at + 56 + self._born_extra)),
+            "bornTimestamp": lambda: _timestamps(self._i8(self._at + BORN_TIMESTAMP_AT)),
+            "storeTimestamp": lambda: _timestamps(self._i8(self._at + STORE_TIMESTAMP_AT + self._born_extra)),
             "deliverTimestamp": lambda: _deliver_timestamps(self._properties),
             "reconsumeTimes": lambda: pa.array(self._i4(self._tail_at), pa.int32()),
         }
@@ -270,7 +284,7 @@ class _Records:
         known = ids.to_pylist()
         for row, unique in enumerate(known):
             if unique is None:
-                host = self._data[int(self._at[row] + 64 + self._born_extra[row]) : int(self._tail_at[row])]
+                host = self._data[int(self._at[row] + STORE_HOST_AT + self._born_extra[row]) : int(self._tail_at[row])]
                 known[row] = offset_msg_id(unpack_host(host.tobytes()), int(self._physical[row]))
         return pa.array(known, pa.string())
 

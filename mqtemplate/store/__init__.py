@@ -1,13 +1,14 @@
-"""The engine: files and offsets."""
+"""The storage engine: commit log, consume queues, index, recovery and retention, in RocketMQ's files."""
 
 from mqtemplate.store.checkpoint import LogFollower
-from mqtemplate.store.cleaning import CleaningService
+from mqtemplate.store.cleaning import CleaningService, PendingMessages
 from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-from mqtemplate.store.files.store_files import FolderStoreFiles, MemoryStoreFiles, StoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
 from mqtemplate.store.index.index_service import IndexService
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
@@ -25,6 +26,7 @@ __all__ = [
     "MappedFileQueue",
     "MemoryStoreFiles",
     "MessageStore",
+    "PendingMessages",
     "PutResult",
     "StoreFiles",
     "StoreSettings",

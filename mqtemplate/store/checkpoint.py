@@ -1,4 +1,4 @@
-"""How far the files agree with each other, and who else derives its state from the log."""
+"""The checkpoint: up to which offset the files of a store agree, and the interface for state derived from the log."""
 
 from __future__ import annotations
 
@@ -10,58 +10,62 @@ from mqtemplate.store.layout import (
     CHECKPOINT_SIZE,
     pack_checkpoint_into,
     unpack_checkpoint,
-    unpack_own_checkpoint,
+    unpack_replay_start,
 )
 
 
 class LogFollower(Protocol):
-    """Something whose state is derived from the commit log."""
+    """A component whose state is derived from the commit log: a delay service."""
 
     def replay_from(self) -> int | None:
-        """At load: the physical offset it must see the log from; None if the checkpoint's is early enough."""
+        """Return the physical offset from which it needs the log at the load; None if the checkpoint's is
+        sufficient."""
 
     def replay(self, record: StoredRecord) -> None:
-        """At load: take one record in, in log order; the same one may come twice. All come before the owner starts
-        the follower.
+        """Process one record at the load, in log order. A record may come twice. The owner starts the follower later.
 
-        Shown are the records that took a waiting one's place: those with a ``prepared_transaction_offset``, and those
-        with ``DELAY`` or ``TIMER_OUT_MS`` that have no check of ours, so that another broker wrote them.
+        Only records are replayed that may replace a delayed one: those with a ``prepared_transaction_offset``, and
+        those that RocketMQ wrote (without check) with ``DELAY`` or ``TIMER_OUT_MS``.
         """
 
     def persist(self) -> int | None:
-        """Write progress to files. Gives the physical offset from which the log must be replayed after a crash
-        that happens now; None if it need not be."""
+        """Write the progress to files.
+
+        Returns:
+            Physical offset from which the log must be replayed after a crash at this moment; None if that is
+            unnecessary.
+        """
 
 
 class StoreCheckpoint:
-    """The ``checkpoint`` file: one page, written in place, as upstream does.
+    """The ``checkpoint`` file: one page, overwritten in place, as RocketMQ does.
 
-    Upstream's fields tell how far its own files agree. It knows nothing of the delay services' progress here, so ours
-    is kept beside them, where upstream leaves the page as it is.
+    RocketMQ's fields describe RocketMQ's files. It does not know the progress of the delay services here, so mqtemplate
+    has fields of its own in a part of the page that RocketMQ leaves unchanged.
 
     Attributes:
-        replay_start: Everything before this physical offset is in flushed consume queues and in the followers' files;
-            0 if no checkpoint of ours is there, or it is damaged.
-        written_by_us: Nobody else has changed the page since we wrote it.
+        fields: RocketMQ's fields.
+        replay_start: All records before this physical offset are in flushed consume queues and in the followers' files;
+            0 if the fields of mqtemplate are missing or damaged.
     """
 
     def __init__(self, store_files: StoreFiles) -> None:
         self._file = store_files.open_mapped("checkpoint", CHECKPOINT_SIZE)
         self.fields = unpack_checkpoint(self._file.view)
-        own = unpack_own_checkpoint(self._file.view)
-        self.replay_start = 0 if own is None else own.replay_start
-        self.written_by_us = own is not None and own.is_last
+        self.replay_start = unpack_replay_start(self._file.view)
 
-    def write(self, logics_physical_offset: int, last_store_timestamp: int) -> None:
-        """Note that everything before *logics_physical_offset* need not be replayed."""
+    def write(self, logics_physical_offset: int, last_store_timestamp: int, index_msg_timestamp: int) -> None:
+        """Note that records before *logics_physical_offset* need no replay."""
         self.fields = self.fields._replace(
             physic_msg_timestamp=last_store_timestamp,
             logics_msg_timestamp=last_store_timestamp,
+            index_msg_timestamp=index_msg_timestamp,
             logics_physical_offset=logics_physical_offset,
         )
         pack_checkpoint_into(self._file.view, self.fields)
-        self.replay_start, self.written_by_us = logics_physical_offset, True
+        self.replay_start = logics_physical_offset
         self._file.flush()
 
     def close(self) -> None:
+        """Unmap the file."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""Retention: which files of the commit log may go, and when; and no new messages while the disk is too full."""
+"""Retention: when files of the commit log are deleted, and when a full disk refuses new messages."""
 
 from __future__ import annotations
 
@@ -18,97 +18,95 @@ from mqtemplate.store.settings import StoreSettings, parse_delete_when
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
 _HOUR_MS = 3_600_000
-_MOST_FILES = 10  # in a row; upstream's number
-_LOOK_MS = 10_000  # between two looks at the disk, and two runs of deleting; upstream's interval
-_KEPT_MS = 600_000  # before a file that had to stay is tried again, while the disk is not tight
+_MAX_FILES = 10  # in one run; RocketMQ's deleteFileBatchMax
+_INTERVAL_MS = 10_000  # between checks of the disk, and between runs; RocketMQ's cleanResourceInterval
+_RETRY_MS = 600_000  # for a file that could not be deleted, while the disk has space
 
 
 class CleanedStore(Protocol):
-    """What the cleaning needs of its store.
-
-    Attributes:
-        refusal: Why no new message is taken; None while they are. The cleaning says so.
-    """
+    """The store as its cleaning uses it."""
 
     clock: Clock
     settings: StoreSettings
     metrics: Metrics
-    refusal: str | None
 
     def oldest_file(self) -> LogFile | None:
-        """The first file of the log; None if it is the only one, which stays."""
+        """Return the first file of the log; None if it is the only one, which is never deleted."""
 
     def checkpoint_after(self, physical_offset: int) -> bool:
-        """Take a checkpoint; whether a restart, from then on, reads nothing before *physical_offset*."""
+        """Take a checkpoint. Return True if a restart from now on reads no record before *physical_offset*."""
 
     def delete_before(self, physical_offset: int) -> None:
-        """Delete the log's files before there, and what of the consume queues points at them."""
+        """Delete the files of the log before this offset, and the consume queue units that point there."""
 
 
-class DeleteHours:
-    """The hours of the day that files are deleted in, local time.
+class PendingMessages(Protocol):
+    """The delayed messages of a store that are not delivered yet. The cleaning must not lose them."""
 
-    Args:
-        text: As ``delete-when`` has them: ``04``, or ``04;16``.
+    def copy_forward(self, physical_start: int, physical_end: int) -> bool:
+        """Append the pending messages of this part of the log again, so that the part can be deleted.
 
-    Raises:
-        ConfigurationError: It names no hours.
-    """
+        Returns:
+            False if one of them still needs it.
+        """
 
-    def __init__(self, text: str) -> None:
-        self._hours = parse_delete_when(text)
+    def pending_bytes(self, physical_start: int, physical_end: int) -> int:
+        """Return the size of the pending messages in this part of the log."""
 
-    def contain(self, time_ms: int) -> bool:
-        return _local(time_ms).hour in self._hours
 
-    def next(self, time_ms: int) -> int:
-        """The first millisecond at *time_ms* or later that is in one of them."""
-        while not self.contain(time_ms):
-            local = _local(time_ms)
-            time_ms += _HOUR_MS - (local.minute * 60_000 + local.second * 1_000 + time_ms % 1_000)
-        return time_ms
+def is_delete_hour(time_ms: int, hours: frozenset[int]) -> bool:
+    """Return True if files may be deleted at *time_ms*, in local time."""
+    return _local(time_ms).hour in hours
+
+
+def next_delete_hour(time_ms: int, hours: frozenset[int]) -> int:
+    """Return the first millisecond from *time_ms* on at which files may be deleted."""
+    while not is_delete_hour(time_ms, hours):
+        local = _local(time_ms)
+        time_ms += _HOUR_MS - (local.minute * 60_000 + local.second * 1_000 + time_ms % 1_000)
+    return time_ms
 
 
 def _local(time_ms: int) -> datetime:
     return datetime.fromtimestamp(time_ms // 1_000, UTC).astimezone()
 
 
-class _Kept(NamedTuple):
-    """A file that had to stay, and under which circumstances."""
+class _KeptFile(NamedTuple):
+    """A file that could not be deleted, and the conditions at that time."""
 
-    begin: int
+    start: int
     is_tight: bool
     since_ms: int
-    until_ms: int
+    retry_ms: int
     reason: str
 
 
 class CleaningService:
-    """Deletes files of the commit log, from the oldest on and one after the other, but never the last one.
+    """Service that deletes files of the commit log, oldest first, but never the last one. RocketMQ:
+    ``CleanCommitLogService``.
 
     ==========================================  =====================================================================
-    used of the disk                            what goes
+    used part of the disk                       deleted
     ==========================================  =====================================================================
     any                                         files older than ``file-reserved-time``, in the hours of ``delete-when``
     above ``disk-max-used-space-ratio``         the same at any hour
     above ``disk-space-clean-forcibly-ratio``   the oldest, whatever its age (``clean-file-forcibly-enable``)
-    above ``disk-space-warning-level-ratio``    the same, and no new message is taken
+    above ``disk-space-warning-level-ratio``    the same, and new messages are refused
     ==========================================  =====================================================================
 
-    - A file is as old as its newest record, by the store's timestamps.
-    - No file goes that a message waits in, that a restart would read, or that is not on the disk whole. What waits is
-      copied forward first; while the disk is tight only if that takes less than half of what the file gives.
-    - Between two times at which something can expire nothing is done, but for a look at the disk.
+    - The age of a file is that of its newest record, by store timestamps.
+    - A file stays while it has a pending message, while a restart would read it, or while it is not completely on the
+      disk. Pending messages are copied forward first. While the disk is tight that is done only if it needs less than
+      half of the file's size.
+    - Between two times at which a file can expire, only the disk is checked.
 
     One thread steps it.
 
     Args:
-        disk_used_ratio: How full the disk is, 0 to 1; None if that does not matter.
+        disk_used_ratio: Returns the used part of the disk, 0 to 1. None ignores the disk.
 
     Attributes:
-        make_free: Called with begin and end of a part of the log: see that nothing in it is needed any more, by copying
-            forward what waits there; False if it still is. While nobody says so (None), every file stays.
-        waiting_bytes: How many bytes of such a part belong to messages that wait.
+        refusal: Reason why new messages are refused; None while they are accepted.
     """
 
     name = "store.cleaning"
@@ -118,125 +116,121 @@ class CleaningService:
         self._clock = store.clock
         settings = store.settings
         self._reserved_ms = settings.file_reserved_time * _HOUR_MS
-        self._hours = DeleteHours(settings.delete_when)
+        self._hours = parse_delete_when(settings.delete_when)
         self._is_forcible = settings.clean_file_forcibly_enable
         self._max_used = settings.disk_max_used_space_ratio / 100
         self._tight = settings.disk_space_clean_forcibly_ratio / 100
         self._full = settings.disk_space_warning_level_ratio / 100
         self.disk_used_ratio = disk_used_ratio
-        self.make_free: Callable[[int, int], bool] | None = None
-        self.waiting_bytes: Callable[[int, int], int] = lambda begin, end: 0
+        self.refusal: str | None = None
+        self._pending: PendingMessages | None = None
         self._hooks: list[Callable[[int], object]] = []
         self._deleted = store.metrics.counter("store.files_deleted")
-        self._in_a_row = 0
-        self._kept: _Kept | None = None
-        self._looked_ms = 0
+        self._files_in_run = 0
+        self._kept: _KeptFile | None = None
+        self._checked_ms = 0
         self._next_ms = 0
 
+    def load(self, pending: PendingMessages | None) -> None:
+        """Take the pending messages of the store. Without them (None) no file is deleted."""
+        self._pending = pending
+
     def on_wake(self, wake: Callable[[], None]) -> None:
-        """Nobody wakes it: it knows beforehand when the next file can expire."""
+        """Ignore *wake*: the time at which the next file can expire is known in advance."""
 
     def on_cleaned(self, hook: Callable[[int], object]) -> None:
-        """Call *hook* after each deletion with the physical offset that the log begins at then."""
+        """Call *hook* after each deletion with the new start of the log."""
         self._hooks.append(hook)
 
     def step(self) -> int | None:
-        """Delete one file, if it is time; gives when there can be something to do again."""
+        """Delete one file, if its time has come. Return the time of the next step."""
         now_ms = self._clock.now_ms()
-        if not self._looked_ms <= now_ms < self._next_ms:
-            self._looked_ms = now_ms
-            self._next_ms = self.look()
+        if not self._checked_ms <= now_ms < self._next_ms:
+            self._checked_ms = now_ms
+            self._next_ms = self.clean()
         return self._next_ms
 
-    def look(self) -> int:
-        """`step`, whether or not the time has come for it."""
+    def clean(self) -> int:
+        """Check the disk and delete one file now, if that is allowed. Return the time of the next step."""
         now_ms = self._clock.now_ms()
         used = 0.0 if self.disk_used_ratio is None else self.disk_used_ratio()
-        self._refuse_or_not(used)
+        self._update_refusal(used)
         file = self._store.oldest_file()
-        reason = None if file is None else self._reason(file, now_ms, used)
+        reason = None if file is None else self._reason_to_delete(file, now_ms, used)
         if file is None or reason is None:
-            self._in_a_row = 0
-            return self._look_again(self._next_expiry(file, now_ms, used), now_ms)
-        if self._must_wait(file, now_ms, used):
-            assert self._kept is not None
-            return self._look_again(self._kept.until_ms, now_ms)
+            self._files_in_run = 0
+            return self._check_again(self._next_expiry(file, now_ms, used), now_ms)
+        kept = self._kept
+        is_same = kept is not None and (kept.start, kept.is_tight) == (file.start, used > self._tight)
+        if is_same and kept is not None and kept.since_ms <= now_ms < kept.retry_ms:
+            return self._check_again(kept.retry_ms, now_ms)
         why_not = self._delete(file, reason, now_ms, used)
         if why_not is not None:
-            return self._look_again(self._keep(file, why_not, now_ms, used), now_ms)
-        self._in_a_row += 1
-        return now_ms if self._in_a_row % _MOST_FILES else now_ms + _LOOK_MS
+            return self._check_again(self._keep(file, why_not, now_ms, used), now_ms)
+        self._files_in_run += 1
+        return now_ms if self._files_in_run % _MAX_FILES else now_ms + _INTERVAL_MS
 
     # --- when ----------------------------------------------------------------------------------
 
-    def _reason(self, file: LogFile, now_ms: int, used: float) -> str | None:
-        """Why *file* should go now; None if it should not."""
-        is_hour = used > self._max_used or self._hours.contain(now_ms)
+    def _reason_to_delete(self, file: LogFile, now_ms: int, used: float) -> str | None:
+        """Return why *file* is to be deleted now; None if it is not."""
+        is_hour = used > self._max_used or is_delete_hour(now_ms, self._hours)
         if is_hour and file.newest_ms is not None and now_ms - file.newest_ms >= self._reserved_ms:
             return "age"
         return "disk" if self._is_forcible and used > self._tight else None
 
     def _next_expiry(self, file: LogFile | None, now_ms: int, used: float) -> int:
-        """When a file can go by its age, if none can now. One that is not there yet, or has no second, is not older
-        than now."""
+        """Return when a file can expire, if none has. A file without successor has records up to now."""
         newest_ms = now_ms if file is None or file.newest_ms is None else file.newest_ms
         expiry_ms = max(newest_ms + self._reserved_ms, now_ms)
-        return expiry_ms if used > self._max_used else self._hours.next(expiry_ms)
+        return expiry_ms if used > self._max_used else next_delete_hour(expiry_ms, self._hours)
 
-    def _look_again(self, next_ms: int, now_ms: int) -> int:
-        return next_ms if self.disk_used_ratio is None else min(next_ms, now_ms + _LOOK_MS)
+    def _check_again(self, next_ms: int, now_ms: int) -> int:
+        return next_ms if self.disk_used_ratio is None else min(next_ms, now_ms + _INTERVAL_MS)
 
-    # --- the disk ------------------------------------------------------------------------------
-
-    def _refuse_or_not(self, used: float) -> None:
+    def _update_refusal(self, used: float) -> None:
         if used <= self._full:
-            if self._store.refusal is not None:
-                self._store.refusal = None
-                _log.info("store.takes_messages_again", used=round(used, 3))
+            if self.refusal is not None:
+                self.refusal = None
+                _log.info("store.messages_accepted", used=round(used, 3))
             return
-        if self._store.refusal is None:
-            _log.error("store.refuses_messages", used=round(used, 3), warning_level=self._full)
-        self._store.refusal = (
+        if self.refusal is None:
+            _log.error("store.messages_refused", used=round(used, 3), warning_level=self._full)
+        self.refusal = (
             f"the disk is {used:.0%} full, and above {self._full:.0%} (disk-space-warning-level-ratio) no message is "
             "taken; free space there, or raise the ratio, then send again: what was acknowledged is safe"
         )
 
     # --- deleting ------------------------------------------------------------------------------
 
-    def _must_wait(self, file: LogFile, now_ms: int, used: float) -> bool:
-        """Whether *file* was tried a short while ago, when things were as they are."""
-        kept = self._kept
-        is_same = kept is not None and (kept.begin, kept.is_tight) == (file.begin, used > self._tight)
-        return is_same and kept is not None and kept.since_ms <= now_ms < kept.until_ms
-
     def _keep(self, file: LogFile, why_not: str, now_ms: int, used: float) -> int:
-        """Note that *file* had to stay; gives when it is tried again."""
+        """Note that *file* cannot be deleted. Return the time of the next attempt."""
         is_tight = used > self._tight
-        until_ms = now_ms + (_LOOK_MS if is_tight else _KEPT_MS)
-        before, self._kept = self._kept, _Kept(file.begin, is_tight, now_ms, until_ms, why_not)
-        if before is None or (before.begin, before.reason) != (file.begin, why_not):
-            _log.warning("store.file_kept", file=file_name(file.begin), reason=why_not)
-        return until_ms
+        retry_ms = now_ms + (_INTERVAL_MS if is_tight else _RETRY_MS)
+        before, self._kept = self._kept, _KeptFile(file.start, is_tight, now_ms, retry_ms, why_not)
+        if before is None or (before.start, before.reason) != (file.start, why_not):
+            _log.warning("store.file_kept", file=file_name(file.start), reason=why_not)
+        return retry_ms
 
     def _delete(self, file: LogFile, reason: str, now_ms: int, used: float) -> str | None:
-        """Delete the oldest file; or tell why it has to stay."""
-        size = file.end - file.begin
-        if self.make_free is None:
-            return "nobody tells whether messages wait in it"
-        if used > self._tight and (waiting := self.waiting_bytes(file.begin, file.end)) * 2 >= size:
-            return f"{waiting} of its {size} bytes wait to be delivered, and the disk has no room to copy them forward"
+        """Delete the oldest file. Return the reason if that is not possible."""
+        start, end, newest_ms = file
+        if self._pending is None:
+            return "it is unknown if it has pending messages"
+        if used > self._tight and (pending := self._pending.pending_bytes(start, end)) * 2 >= end - start:
+            return f"{pending} of its {end - start} bytes are pending messages, and the disk has no space for copies"
         try:
-            if not self.make_free(file.begin, file.end):
-                return "messages wait in it, and could not be copied forward"
-            # What was copied forward must be on the disk, and withdrawn for good, before the only other copy goes.
-            if not self._store.checkpoint_after(file.end):
+            if not self._pending.copy_forward(start, end):
+                return "it has pending messages that could not be copied forward"
+            # The copies must be on the disk, and their sources withdrawn durably, before the sources are deleted.
+            if not self._store.checkpoint_after(end):
                 return "a restart would still read it"
         except StoreError as exc:
-            return f"what waits in it could not be copied forward: {exc}"
-        self._store.delete_before(file.end)
+            return f"its pending messages could not be copied forward: {exc}"
+        self._store.delete_before(end)
         self._deleted.add()
-        age_h = None if file.newest_ms is None else round((now_ms - file.newest_ms) / _HOUR_MS, 1)
-        _log.info("store.file_deleted", file=file_name(file.begin), reason=reason, age_h=age_h, used=round(used, 3))
+        age_h = None if newest_ms is None else round((now_ms - newest_ms) / _HOUR_MS, 1)
+        _log.info("store.file_deleted", file=file_name(start), reason=reason, age_h=age_h, used=round(used, 3))
         for hook in self._hooks:
-            hook(file.end)
+            hook(end)
         return None

@@ -1,38 +1,34 @@
-"""One queue of a topic: where its messages lie in the commit log, in order."""
+"""A consume queue: the positions of the messages of one queue in the commit log, in order."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mqtemplate.record.arrays import count_leading
+from mqtemplate.store import layout
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
-from mqtemplate.store.layout import (
-    CQ_UNIT_DTYPE,
-    CQ_UNIT_SIZE,
-    DONE_SIZE_MARK,
-    NO_UNIT_YET,
-    PRE_BLANK_SIZE_MARK,
-    CqUnit,
-    iter_cq_units,
-    pack_cq_unit_into,
-    unpack_cq_unit,
-)
+from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, CqUnit
 
-_LOOK_BEHIND = 4_096
-"""So many units behind a place without one are looked at: where there is one, the queue does not end at that place."""
+_LOOK_AHEAD = 4_096
+"""Units inspected after the first empty one. If one of them is not empty, the file is damaged."""
+
+
+_LOWEST = -(1 << 63)
 
 
 class ConsumeQueue:
-    """Units of 20 bytes; the unit's index is the message's queue offset.
+    """Units of 20 bytes. The index of a unit is the queue offset of its message.
 
-    - ``min_offset <= max_offset``; units between them point at ascending physical offsets.
-    - Derived from the commit log, and rebuilt from it after a crash.
-    - One writer (the `MessageStore` under its lock); reading needs no lock.
+    - ``min_offset <= max_offset``. The units between them point at ascending physical offsets.
+    - The queue is derived from the commit log, and rebuilt from it after a crash.
+    - There is one writer, the `MessageStore` under its lock. Reading needs no lock.
 
     Attributes:
-        was_cut: It was found damaged, and lacks what came from there on. The recovery has to make that again.
+        was_cut: A damaged part at the end was removed at the load. The recovery has to rebuild it.
     """
 
     def __init__(self, files: MappedFileQueue) -> None:
@@ -45,8 +41,10 @@ class ConsumeQueue:
         self._flushed_offset = 0
         self._load()
 
+    # --- loading -------------------------------------------------------------------------------
+
     def _load(self) -> None:
-        """Find both ends. What lies behind a place without a unit is no queue: it is cut off, to be made again."""
+        """Find both ends. Units after an empty one cannot be valid; they are removed and rebuilt."""
         files = self._files.files
         if not files:
             self.was_cut = self._files.is_short
@@ -54,9 +52,9 @@ class ConsumeQueue:
             return
         self.min_offset = self._first_message()
         last = len(files) - 1
-        while last and files[last].view[:CQ_UNIT_SIZE] in (bytes(CQ_UNIT_SIZE), NO_UNIT_YET):
-            last -= 1  # made ahead, and never used
-        end = self._files.starts[last] // CQ_UNIT_SIZE + self._count_sound(last)
+        while last and files[last].view[:CQ_UNIT_SIZE] in (bytes(CQ_UNIT_SIZE), layout.NO_UNIT_YET):
+            last -= 1  # created ahead and never used
+        end = self._files.starts[last] // CQ_UNIT_SIZE + self._count_valid(last)
         self.was_cut |= self._files.is_short
         self._open_at(max(end, self.min_offset))
         self._flushed_offset = self.max_offset
@@ -64,51 +62,57 @@ class ConsumeQueue:
             self._files.truncate(self.max_offset * CQ_UNIT_SIZE)
             self._open_at(self.max_offset)
 
-    def _count_sound(self, index: int) -> int:
-        """How many units from the begin of a file on can be what was written: physical offsets ascend, then zeros."""
-        units = np.frombuffer(self._files.files[index].view[:], CQ_UNIT_DTYPE)
-        count = _count_filled(units)
-        begins_at = max(0, self.min_offset - self._files.starts[index] // CQ_UNIT_SIZE)
-        falls = np.flatnonzero(np.diff(units["physical_offset"][begins_at:count].astype(np.int64)) < 0)
-        if len(falls):  # one of the two beside it is wrong
+    def _count_valid(self, index: int) -> int:
+        """Return the number of leading units of a file that can be valid: physical offsets ascend, then zeros
+        follow."""
+        units = self._file_units(index)
+        count = count_leading(units["size"] > 0)
+        first = max(0, self.min_offset - self._files.starts[index] // CQ_UNIT_SIZE)
+        descents = np.flatnonzero(np.diff(units["physical_offset"][first:count].astype(np.int64)) < 0)
+        if len(descents):  # one of the two units is wrong, so keep neither
             self.was_cut = True
-            return begins_at + int(falls[0])
-        self.was_cut = bool(units[count : count + _LOOK_BEHIND]["size"].any())
+            return first + int(descents[0])
+        self.was_cut = bool(units[count : count + _LOOK_AHEAD]["size"].any())
         return count
 
     def _first_message(self) -> int:
-        """Upstream fills the places before a queue's first message with a mark; they hold no message."""
-        begin = self._files.begin // CQ_UNIT_SIZE
-        if unpack_cq_unit(self._files.files[0].view).size != PRE_BLANK_SIZE_MARK:
-            return begin
-        first = np.frombuffer(self._files.files[0].view[:], CQ_UNIT_DTYPE)
-        return begin + int(np.argmax(first["size"] != PRE_BLANK_SIZE_MARK))
+        """Return the queue offset of the first message. RocketMQ marks the units before it, see
+        `layout.PRE_BLANK_SIZE_MARK`."""
+        first = self._files.start // CQ_UNIT_SIZE
+        if layout.unpack_cq_unit(self._files.files[0].view).size != layout.PRE_BLANK_SIZE_MARK:
+            return first
+        return first + count_leading(self._file_units(0)["size"] == layout.PRE_BLANK_SIZE_MARK)
+
+    def _file_units(self, index: int) -> NDArray[np.void]:
+        return np.frombuffer(self._files.files[index].view[:], CQ_UNIT_DTYPE)
 
     def _open_at(self, max_offset: int) -> None:
-        """Go on writing at *max_offset*."""
+        """Continue writing at *max_offset*."""
         self.max_offset = max_offset
         found = self._files.find(max_offset * CQ_UNIT_SIZE)
         self._view = None if found is None else found[0].view
-        self._at = max_offset * CQ_UNIT_SIZE - (self._files.begin if found is None else found[1])
+        self._at = max_offset * CQ_UNIT_SIZE - (self._files.start if found is None else found[1])
+
+    # --- appending -----------------------------------------------------------------------------
 
     def reserve(self, count: int) -> None:
-        """Have the files for *count* more units.
+        """Create the files for *count* more units.
 
         Raises:
-            StoreFullError: One could not be made.
+            StoreFullError: One of them cannot be created.
         """
         if self._view is not None and self._at + count * CQ_UNIT_SIZE <= self._file_size:
             return
         while not self._files.files or self._files.end < (self.max_offset + count) * CQ_UNIT_SIZE:
             file = self._files.append_file(self.max_offset * CQ_UNIT_SIZE)
-            file.view[:CQ_UNIT_SIZE] = NO_UNIT_YET
+            file.view[:CQ_UNIT_SIZE] = layout.NO_UNIT_YET
         self._open_at(self.max_offset)
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """Write the unit at ``max_offset``; `reserve` has seen to its place."""
+        """Write the unit at ``max_offset``. The caller has called `reserve`."""
         if self._at >= self._file_size:
             self._open_at(self.max_offset)
-        pack_cq_unit_into(self._view, self._at, physical_offset, size, tags_code)  # type: ignore[arg-type]
+        layout.pack_cq_unit_into(self._view, self._at, physical_offset, size, tags_code)  # type: ignore[arg-type]
         self._at += CQ_UNIT_SIZE
         self.max_offset += 1
 
@@ -118,10 +122,10 @@ class ConsumeQueue:
         sizes: NDArray[np.int64],
         tags_codes: Sequence[int] | NDArray[np.int64],
     ) -> None:
-        """`reserve` and `append` for many.
+        """Write several units at ``max_offset``.
 
         Raises:
-            StoreFullError: There is no room for them; none was written.
+            StoreFullError: There is no space for them; none was written.
         """
         units = np.empty(len(sizes), CQ_UNIT_DTYPE)
         units["physical_offset"], units["size"], units["tags_code"] = physical_offsets, sizes, tags_codes
@@ -136,178 +140,167 @@ class ConsumeQueue:
             self._at += len(piece)
             self.max_offset += len(piece) // CQ_UNIT_SIZE
 
-    def holds(self, queue_offset: int, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
-        """Whether the units from *queue_offset* on point at these records; some may be marked as done."""
-        done = 0
-        while done < len(sizes):
-            units = self.units(queue_offset + done, len(sizes) - done)
-            end = done + len(units)
-            is_same = (units["size"] == sizes[done:end]) | (units["size"] == DONE_SIZE_MARK)
-            if not len(units) or not (is_same & (units["physical_offset"] == physical_offsets[done:end])).all():
-                return False
-            done = end
-        return True
+    # --- reading -------------------------------------------------------------------------------
 
     def unit(self, queue_offset: int) -> CqUnit:
-        """One unit.
+        """Return one unit.
 
         Raises:
-            IndexError: There is none at *queue_offset*.
+            IndexError: There is no unit at *queue_offset*.
         """
         if not self.min_offset <= queue_offset < self.max_offset:
             raise IndexError(f"queue offset {queue_offset} is not in {self.min_offset}..{self.max_offset - 1}")
         found = self._files.find(queue_offset * CQ_UNIT_SIZE)
         if found is None:
-            raise IndexError(f"queue offset {queue_offset} was deleted at this moment")
-        return unpack_cq_unit(found[0].view, queue_offset * CQ_UNIT_SIZE - found[1])
+            raise IndexError(f"queue offset {queue_offset} was deleted while it was read")
+        return layout.unpack_cq_unit(found[0].view, queue_offset * CQ_UNIT_SIZE - found[1])
 
     def units(self, queue_offset: int, count: int) -> NDArray[np.void]:
-        """Up to *count* units from *queue_offset* on; fewer at a file's end, none behind ``max_offset``."""
+        """Return up to *count* units from *queue_offset* on: fewer at a file's end, none from ``max_offset`` on."""
         return np.frombuffer(self._unit_bytes(queue_offset, count), CQ_UNIT_DTYPE)
 
     def unit_tuples(self, queue_offset: int, count: int) -> list[tuple[int, int, int]]:
-        """The same as plain tuples, which is quicker for the few that one pull reads."""
-        return list(iter_cq_units(self._unit_bytes(queue_offset, count)))
+        """Return the same as plain tuples, which is faster for the few units of one pull."""
+        return list(layout.iter_cq_units(self._unit_bytes(queue_offset, count)))
 
     def _unit_bytes(self, queue_offset: int, count: int) -> bytes:
         count = min(count, self.max_offset - queue_offset)
         if count <= 0 or queue_offset < self.min_offset:
             return b""
-        found = self._files.find(queue_offset * CQ_UNIT_SIZE)
-        if found is None:  # deleted at this moment
-            return b""
-        at = queue_offset * CQ_UNIT_SIZE - found[1]
-        return found[0].view[at : min(at + count * CQ_UNIT_SIZE, self._file_size)]
+        return self._files.read(queue_offset * CQ_UNIT_SIZE, count * CQ_UNIT_SIZE)  # b"" if deleted meanwhile
+
+    def has_units_of(self, queue_offset: int, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
+        """Return True if the units from *queue_offset* on point at these records. Units marked as done count as
+        well."""
+        done = 0
+        while done < len(sizes):
+            units = self.units(queue_offset + done, len(sizes) - done)
+            end = done + len(units)
+            is_same = (units["size"] == sizes[done:end]) | (units["size"] == layout.DONE_SIZE_MARK)
+            if not len(units) or not (is_same & (units["physical_offset"] == physical_offsets[done:end])).all():
+                return False
+            done = end
+        return True
 
     def first_at(self, field: str, value: int) -> int:
-        """The first queue offset whose *field* (one that ascends) is not below *value*; ``max_offset`` if none is."""
-        low, high = self.min_offset, self.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            if self._is_below(middle, field, value):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        """Return the first queue offset whose *field* is at least *value*; ``max_offset`` if there is none.
 
-    def _is_below(self, queue_offset: int, field: str, value: int) -> bool:
-        try:
-            return bool(getattr(self.unit(queue_offset), field) < value)
-        except IndexError:  # deleted since the search began, so it is before what is left
-            return True
+        Args:
+            field: A field whose values ascend.
+        """
+
+        def value_at(queue_offset: int) -> int:
+            try:
+                return int(getattr(self.unit(queue_offset), field))
+            except IndexError:  # deleted during the search, so it is before the rest
+                return _LOWEST
+
+        offsets = range(self.min_offset, self.max_offset)
+        return offsets.start + bisect_left(offsets, value, key=value_at)
 
     def end_before(self, physical_end: int) -> int:
-        """One past the last unit of a record that begins before *physical_end*; looks from the end on."""
+        """Return the queue offset after the last unit of a record that starts before *physical_end*.
+
+        Searches from the end: the readers of a queue are mostly there.
+        """
         high = self.max_offset
         step = 1
         while (low := max(high - step, self.min_offset)) < high and self.unit(low).physical_offset >= physical_end:
             high = low
             step *= 2
-        while low < high:
-            middle = (low + high) // 2
-            if self.unit(middle).physical_offset < physical_end:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return low + bisect_left(range(low, high), physical_end, key=lambda at: self.unit(at).physical_offset)
 
-    def rewrite(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
-        """Put another unit where one is. Lasts from the next `flush`."""
+    # --- changing units ------------------------------------------------------------------------
+
+    def overwrite(self, queue_offset: int, physical_offset: int, size: int, tags_code: int) -> None:
+        """Replace a unit. The change is durable after the next `flush`."""
         found = self._files.find(queue_offset * CQ_UNIT_SIZE)
         assert found is not None
-        pack_cq_unit_into(found[0].view, queue_offset * CQ_UNIT_SIZE - found[1], physical_offset, size, tags_code)
+        layout.pack_cq_unit_into(
+            found[0].view, queue_offset * CQ_UNIT_SIZE - found[1], physical_offset, size, tags_code
+        )
         self._flushed_offset = min(self._flushed_offset, queue_offset)
 
     def mark_done(self, queue_offset: int) -> None:
-        """Note in the unit that its message need not be handed over, see `DONE_SIZE_MARK`; lasts once flushed."""
+        """Mark a unit with `layout.DONE_SIZE_MARK`: its message is not delivered. Durable after the next `flush`."""
         unit = self.unit(queue_offset)
-        self.rewrite(queue_offset, unit.physical_offset, DONE_SIZE_MARK, unit.tags_code)
+        self.overwrite(queue_offset, unit.physical_offset, layout.DONE_SIZE_MARK, unit.tags_code)
 
-    def delete_before(self, physical_begin: int) -> int:
-        """Forget the units of records before *physical_begin*, which the log has no more; gives how many files went.
+    def delete_before(self, physical_start: int) -> int:
+        """Remove the units of records before *physical_start*, which the log no longer has.
 
-        A file goes when all its units point there; the last file stays.
+        A file is deleted when all its units point there, but never the last file. Return the number of files.
         """
-        kept = self._files.begin
-        for file, start in zip(self._files.files[:-1], self._files.starts[:-1], strict=True):
-            units = np.frombuffer(file.view[:], CQ_UNIT_DTYPE)
-            if units["physical_offset"].max() >= physical_begin:
+        keep_from = self._files.start
+        for index, start in enumerate(self._files.starts[:-1]):
+            if self._file_units(index)["physical_offset"].max() >= physical_start:
                 break
-            kept = start + self._file_size
-        deleted = self._files.delete_before(kept)
-        self.min_offset = max(self.min_offset, self._files.begin // CQ_UNIT_SIZE)
-        while len(units := self.units(self.min_offset, _LOOK_BEHIND)):
-            is_there = units["physical_offset"] >= physical_begin
-            self.min_offset += int(np.argmax(is_there)) if is_there.any() else len(units)
-            if is_there.any():
+            keep_from = start + self._file_size
+        deleted = self._files.delete_before(keep_from)
+        self.min_offset = max(self.min_offset, self._files.start // CQ_UNIT_SIZE)
+        while len(units := self.units(self.min_offset, _LOOK_AHEAD)):
+            count = count_leading(units["physical_offset"] < physical_start)
+            self.min_offset += count
+            if count < len(units):
                 break
         return deleted
 
-    def truncate_after(self, physical_end: int) -> None:
-        """Forget the units of records that begin at *physical_end* or behind it."""
-        self.cut(self.end_before(physical_end))
-
-    def cut_at_hole(self, physical_end: int) -> None:
-        """The same after a power failure, which may have taken any of the units behind that place: those before
-        *physical_end* are known to be on the disk, and end at the first that cannot be one of them."""
-        at, newest = self.min_offset, -1
-        while len(units := self.units(at, self._file_size // CQ_UNIT_SIZE)):
-            offsets = units["physical_offset"].astype(np.int64)
-            falls = np.diff(offsets, prepend=newest) < 0
-            is_hole = falls | (units["size"] <= 0) | (offsets >= physical_end)
-            if is_hole.any():
-                self.cut(at + int(np.argmax(is_hole)))
-                return
-            at, newest = at + len(units), int(offsets[-1])
-
-    def cut(self, queue_offset: int) -> None:
-        """Forget the units from *queue_offset* on."""
+    def truncate(self, queue_offset: int) -> None:
+        """Remove the units from *queue_offset* on."""
         if queue_offset < self.max_offset:
             self._files.truncate(queue_offset * CQ_UNIT_SIZE)
             self._open_at(queue_offset)
             self._flushed_offset = min(self._flushed_offset, queue_offset)
 
-    def mended(self) -> None:
-        """The log was read for what this queue lacked. It has a file now, though it may be empty."""
+    def truncate_at_hole(self, physical_end: int) -> None:
+        """Remove the units that a power failure may have damaged.
+
+        Units of records before *physical_end* were flushed. Any later unit may be missing, so the valid ones end at the
+        first that cannot be one of the flushed: it is empty, it points backwards, or past *physical_end*.
+        """
+        at, newest = self.min_offset, -1
+        while len(units := self.units(at, self._file_size // CQ_UNIT_SIZE)):
+            offsets = units["physical_offset"].astype(np.int64)
+            is_valid = (np.diff(offsets, prepend=newest) >= 0) & (units["size"] > 0) & (offsets < physical_end)
+            if not is_valid.all():
+                self.truncate(at + count_leading(is_valid))
+                return
+            at, newest = at + len(units), int(offsets[-1])
+
+    def clear(self, start: int = 0) -> None:
+        """Remove all units. The next message gets queue offset *start*.
+
+        The first file is the one that contains *start*. The units before it get RocketMQ's mark.
+        """
+        self._files.truncate(0)
+        first = start - start % (self._file_size // CQ_UNIT_SIZE)
+        self._flushed_offset = first
+        self._open_at(first)
+        if start > first:
+            self.reserve(start - first + 1)
+        while self.max_offset < start:
+            self.append(0, layout.PRE_BLANK_SIZE_MARK, 0)
+        self.min_offset = start
+
+    # --- durability ----------------------------------------------------------------------------
+
+    def mark_rebuilt(self) -> None:
+        """Note that the recovery has read the log for the missing units. An empty queue gets a file as well."""
         if self.was_cut:
             self.was_cut = False
             self.reserve(1)
 
-    def flush_again(self, physical_begin: int) -> None:
-        """Let the next `flush` write the units from this record on, though they were found in their files."""
-        self._flushed_offset = min(self._flushed_offset, self.end_before(physical_begin))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._files.truncate(0)
-        self.min_offset = self._flushed_offset = 0
-        self._open_at(0)
-
-    def begin_at(self, queue_offset: int) -> None:
-        """Let an empty queue begin at *queue_offset*: what came before it is gone from the log.
-
-        The first file is the one that *queue_offset* would lie in; the places before it get upstream's mark.
-        """
-        per_file = self._file_size // CQ_UNIT_SIZE
-        blanks = queue_offset % per_file
-        self._open_at(queue_offset - blanks)
-        self.reserve(blanks + 1)
-        for _ in range(blanks):
-            self.append(0, PRE_BLANK_SIZE_MARK, 0)
-        self.min_offset = queue_offset
+    def mark_unflushed(self, physical_start: int) -> None:
+        """Let the next `flush` write the units from this record on. After a crash they may not be on the disk."""
+        self._flushed_offset = min(self._flushed_offset, self.end_before(physical_start))
 
     def flush(self) -> None:
-        """Return when every unit is on the disk."""
+        """Return when all units are on the disk."""
         if self._flushed_offset < self.max_offset:
             end = self.max_offset
             self._files.flush(self._flushed_offset * CQ_UNIT_SIZE, end * CQ_UNIT_SIZE)
             self._flushed_offset = end
 
     def close(self) -> None:
+        """Unmap all files."""
         self._files.close()
-
-
-def _count_filled(units: NDArray[np.void]) -> int:
-    """How many units come before the first place without one."""
-    is_empty = units["size"] <= 0
-    return int(np.argmax(is_empty)) if is_empty.any() else len(units)

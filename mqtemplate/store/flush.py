@@ -1,4 +1,4 @@
-"""When a record is on the disk: many senders share one ``fdatasync``."""
+"""Group commit: many producers share one ``fdatasync`` of the commit log. RocketMQ: ``GroupCommitService``."""
 
 from __future__ import annotations
 
@@ -6,48 +6,54 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 
+from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
+from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 WhenFlushed = Callable[[StoreError | None], None]
+"""Called with None when the bytes are on the disk, with the error if the flush failed."""
 
 
 class _Waiter:
-    """A sender that waits for its bytes, asleep on a lock of its own.
+    """A thread that waits for its bytes, blocked on a lock of its own.
 
     Attributes:
-        after: Whom it wakes when it wakes itself.
-        leads: It is to flush, for itself and for whoever waits by then.
-        error: What the disk said, if its bytes are not safe.
+        next: The waiter that this one wakes after it was woken itself.
+        leads: It has to run the next flush.
+        error: The flush failed.
     """
 
-    __slots__ = ("after", "end", "error", "leads", "wake_event")
+    __slots__ = ("end", "error", "leads", "next", "wake_lock")
 
     def __init__(self, end: int) -> None:
         self.end = end
-        self.wake_event = threading.Lock()
-        self.wake_event.acquire()
-        self.after: _Waiter | None = None
+        self.wake_lock = threading.Lock()
+        self.wake_lock.acquire()
+        self.next: _Waiter | None = None
         self.leads = False
         self.error: StoreError | None = None
 
 
 class GroupCommit:
-    """Leader and followers: the first sender that comes flushes for all, the others sleep.
+    """Leader and followers: the first thread that arrives flushes for all threads, the others block.
 
-    While the leader is in ``fdatasync`` (which lets other threads run) more records arrive. When it is back it wakes
-    the first of those it served, each of them wakes the next, and the last wakes one that was not served, who leads
-    the next flush: by then the others have written what comes next. One thread wakes at a time, since only one could
-    run; waking all at once would have them wait twice, for their bytes and then for the interpreter lock.
+    While the leader is in ``fdatasync``, which releases the interpreter lock, other threads append more records. When
+    the flush returns, the leader wakes the first thread whose bytes it flushed. Each of those wakes the next. The last
+    one wakes a thread whose bytes were not flushed, and that leads the next flush. By then the others have appended
+    their next records. Only one thread is woken at a time, because only one can hold the interpreter lock: if all were
+    woken at once, each would block twice.
 
-    There is no thread of its own, and no hand-over on an idle system.
+    There is no thread for flushing, so an idle system needs no switch of threads.
 
-    A flush that failed has made nothing durable, whatever the next one says: what it was to write stays in doubt until
-    `MappedFile.flush` has given it to the disk again and heard no error. Whoever waited is told, and ``flushed`` stays
-    where it was. The records stay in the log, since others may lie behind them: they become visible with the next
-    flush that succeeds.
+    After a failed flush nothing counts as durable, whatever the next flush returns: `MappedFile.flush` first has to
+    write the bytes again. Each waiting thread gets the error, and ``flushed`` stays as it was. The records stay in the
+    log, because other records may follow them. They become readable with the next flush that succeeds.
 
     Args:
-        flush: Make everything up to the log's end durable; gives that end, or raises `StoreError`.
+        flush: Make all bytes of the log durable and return their end, or raise `StoreError`.
+
+    Attributes:
+        flushed: Physical offset up to which the log is on the disk.
     """
 
     def __init__(self, flush: Callable[[], int]) -> None:
@@ -59,10 +65,10 @@ class GroupCommit:
         self.flushed = 0
 
     def wait(self, end: int, timeout_ms: int) -> bool:
-        """Return True when everything before *end* is durable, False if that took too long.
+        """Return True when all bytes before *end* are durable, False after *timeout_ms*.
 
         Raises:
-            StoreError: The disk refused.
+            StoreError: The disk failed.
         """
         with self._mutex:
             if self.flushed >= end:
@@ -79,10 +85,10 @@ class GroupCommit:
 
     def _follow(self, waiter: _Waiter, timeout_ms: int) -> bool:
         try:
-            if not waiter.wake_event.acquire(timeout=timeout_ms / 1_000) and self._leave(waiter):
+            if not waiter.wake_lock.acquire(timeout=timeout_ms / 1_000) and self._withdraw(waiter):
                 return False
-        except BaseException:  # Ctrl-C: others may rely on this one to wake them, or to lead
-            if not self._leave(waiter):
+        except BaseException:  # Ctrl-C: other threads may depend on this one to wake them, or to lead
+            if not self._withdraw(waiter):
                 self._pass_on(waiter)
             raise
         self._pass_on(waiter)
@@ -90,8 +96,8 @@ class GroupCommit:
             raise waiter.error
         return True
 
-    def _leave(self, waiter: _Waiter) -> bool:
-        """Get out of the line; False if its turn had come."""
+    def _withdraw(self, waiter: _Waiter) -> bool:
+        """Remove a waiter. Return False if a leader has removed it already: then it has to pass on."""
         with self._mutex:
             if waiter not in self._waiters:
                 return False
@@ -99,9 +105,9 @@ class GroupCommit:
             return True
 
     def _pass_on(self, waiter: _Waiter) -> None:
-        """Do what others rely on: wake the next, or lead."""
-        if waiter.after is not None:
-            waiter.after.wake_event.release()
+        """Wake the next waiter, or lead."""
+        if waiter.next is not None:
+            waiter.next.wake_lock.release()
         if waiter.leads:
             self._lead()
 
@@ -112,12 +118,12 @@ class GroupCommit:
             flushed = max(flushed, self._flush())
         except StoreError as exc:
             error = StoreError(
-                f"the disk refused to flush the commit log: {exc.__cause__ or exc}; the message is written, but not "
-                "safe: it arrives when a later flush succeeds, and is lost if the power fails before. What was "
-                "acknowledged is safe. Look for the disk's trouble in the system's log, then send again"
+                f"cannot flush the commit log: {exc.__cause__ or exc}; the message is written, but not "
+                "safe: it is delivered when a later flush succeeds, and is lost if the power fails before. What was "
+                "acknowledged is safe. See the system's log for the cause, then send again"
             )
             error.__cause__ = exc
-        except BaseException:  # Ctrl-C: the others still wait for somebody to lead
+        except BaseException:  # Ctrl-C: the other threads still need a leader
             self._end_lead(flushed, error)
             raise
         self._end_lead(flushed, error)
@@ -125,7 +131,7 @@ class GroupCommit:
             raise error
 
     def _end_lead(self, flushed: int, error: StoreError | None) -> None:
-        """Tell those who waited for this flush, and name who leads the next."""
+        """Wake the threads that waited for this flush, and choose the next leader."""
         with self._mutex:
             self.flushed = flushed
             served = [waiter for waiter in self._waiters if error is not None or waiter.end <= flushed]
@@ -138,9 +144,11 @@ class GroupCommit:
         for call in due:
             call(error)
 
-    def when(self, end: int, call: WhenFlushed) -> None:
-        """Call *call*, in whichever thread flushes, once everything before *end* is durable, or with the error if the
-        disk refuses. Somebody must flush."""
+    def call_when_flushed(self, end: int, call: WhenFlushed) -> None:
+        """Call *call* once all bytes before *end* are durable, or with the error if the disk refuses.
+
+        It runs in the thread that flushes. This method requests no flush.
+        """
         with self._mutex:
             if self.flushed < end:
                 self._callbacks.append((end, call))
@@ -149,14 +157,59 @@ class GroupCommit:
 
 
 def _wake_in_turn(served: Sequence[_Waiter], next_leader: _Waiter | None, error: StoreError | None) -> None:
-    """Wake the first, and let each wake the one behind it."""
+    """Wake the first waiter, and let each wake the next one."""
     for waiter in served:
         waiter.error = error
     chain = list(served)
     if next_leader is not None:
         next_leader.leads = True
         chain.append(next_leader)
-    for waiter, after in itertools.pairwise(chain):
-        waiter.after = after
+    for waiter, following in itertools.pairwise(chain):
+        waiter.next = following
     if chain:
-        chain[0].wake_event.release()
+        chain[0].wake_lock.release()
+
+
+class FlushService:
+    """Service that flushes the log: periodically with ``ASYNC_FLUSH``, else on request of a producer that does not
+    wait."""
+
+    name = "store.flush"
+
+    def __init__(self, commit: GroupCommit, end: Callable[[], int], clock: Clock, settings: StoreSettings) -> None:
+        self._commit = commit
+        self._end = end
+        self._clock = clock
+        self._is_periodic = settings.flush_disk_type is FlushDiskType.ASYNC_FLUSH
+        self._interval_ms = settings.flush_interval_commit_log_ms
+        self._due_ms: int | None = None
+        self._wake: Callable[[], None] = lambda: None
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def changed(self) -> None:
+        """Plan a flush, after the first write since the last one."""
+        if self._is_periodic and self._due_ms is None:
+            self._due_ms = self._clock.now_ms() + self._interval_ms
+            self._wake()
+
+    def request(self) -> None:
+        """Flush as soon as possible."""
+        self._due_ms = self._clock.now_ms()
+        self._wake()
+
+    def step(self) -> int | None:
+        now = self._clock.now_ms()
+        if self._due_ms is not None and self._due_ms <= now:
+            self._due_ms = None
+            end = self._end()
+            if self._commit.flushed < end:
+                try:
+                    self._commit.wait(end, 60_000)
+                except BaseException:
+                    self._due_ms = now + self._interval_ms  # the flush failed; try again
+                    raise
+                if self._is_periodic:
+                    self._due_ms = now + self._interval_ms
+        return self._due_ms

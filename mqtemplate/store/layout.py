@@ -1,4 +1,5 @@
-"""Byte layouts of the store's own files; `mqtemplate.record.codec` has the record's. All numbers are big-endian."""
+"""Byte layouts of the store's own files; `mqtemplate.record.layout` has that of a record. All numbers are
+big-endian."""
 
 from __future__ import annotations
 
@@ -9,17 +10,24 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.checksum import crc32
-from mqtemplate.record.codec import MAGIC_BLANK
+
+
+def file_name(start_offset: int) -> str:
+    """Return the name of a file in a mapped file queue: the offset of its first byte, in 20 digits."""
+    return f"{start_offset:020d}"
+
+
+# --- consume queue ----------------------------------------------------------------------------------
 
 
 class CqUnit(NamedTuple):
-    """One consume queue entry: where a message lies. 20 bytes.
+    """A consume queue unit: the position of one message in the commit log. 20 bytes.
 
-    ==  ==  ===============  ======================================================
+    ==  ==  ===============  ==========================================================================
      0  i8  physical_offset  first byte of the record in the commit log
-     8  i4  size             bytes of the whole record, header included
+     8  i4  size             bytes of the whole record, header included; or one of the marks below
     12  i8  tags_code        hash of the tag; in the schedule topic, the deliver time in ms
-    ==  ==  ===============  ======================================================
+    ==  ==  ===============  ==========================================================================
 
     Source: RocketMQ ``store: ConsumeQueue.CQ_STORE_UNIT_SIZE``.
     """
@@ -39,45 +47,39 @@ pack_cq_unit_into = _CQ_UNIT.pack_into
 iter_cq_units = _CQ_UNIT.iter_unpack
 
 PRE_BLANK_SIZE_MARK = 0x7FFFFFFF
-"""The size in units that stand before a queue's first message, where that is not the queue's first place."""
+"""Size in the units before the first message of a queue that does not start at queue offset 0. Source: RocketMQ
+``ConsumeQueue.fillPreBlank``."""
 
 DONE_SIZE_MARK = 1
-"""Written over the size in a unit of the schedule topic whose message needs no handing over any more: it was
-cancelled, rescheduled, or released before those in front of it. Upstream finds no record of that size, and passes the
-unit over."""
+"""Size in a unit of the schedule topic whose message was cancelled, rescheduled, or released before the messages ahead
+of it. RocketMQ finds no record of one byte and skips the unit."""
 
 
 NO_UNIT_YET = _CQ_UNIT.pack((1 << 63) - 1, 0, 0)
-"""Stands at the begin of a consume queue file that was made ahead, until a first unit is written over it. When upstream
-starts, it takes what stands at the begin of a queue's last file for a unit, even nothing, unless that points behind the
-log's end: then it drops the file."""
+"""First unit of a consume queue file that was created ahead, until a message overwrites it. RocketMQ counts the first
+unit of a queue's last file as a message, even if it is zero. It drops the file only if that unit points past the log's
+end."""
 
 
 def unpack_cq_unit(data: bytes | mmap, at: int = 0) -> CqUnit:
+    """Return the unit at byte *at*."""
     return CqUnit(*_CQ_UNIT.unpack_from(data, at))
 
 
-_BLANK = struct.Struct(">ii")
-BLANK_SIZE = _BLANK.size
-"""Bytes that each commit log file keeps free for the blank that ends it."""
-
-
-def pack_blank(remaining_bytes: int) -> bytes:
-    """What fills the end of a commit log file when the next record does not fit: its length, and a magic."""
-    return _BLANK.pack(remaining_bytes, MAGIC_BLANK)
+# --- checkpoint -------------------------------------------------------------------------------------
 
 
 class CheckpointFields(NamedTuple):
-    """How far the files agree. ``checkpoint``, 4096 bytes.
+    """RocketMQ's fields of the file ``checkpoint``, which has 4096 bytes.
 
     ==  ==  =======================  =================================================================
-     0  i8  physic_msg_timestamp     store timestamp (ms) of the last record flushed in the commit log
+     0  i8  physic_msg_timestamp     store timestamp (ms) of the last flushed record of the commit log
      8  i8  logics_msg_timestamp     the same for the consume queues
-    16  i8  index_msg_timestamp      the same for the last full index file
+    16  i8  index_msg_timestamp      the same for the index files
     24  i8  master_flushed_offset    replication; 0
-    32  i8  confirm_physical_offset  first byte of the last valid record found by a recovery
-    40  i8  logics_physical_offset   start of a record; everything before it is in flushed consume queues,
-                                     and the progress files of the delay services tell of it
+    32  i8  confirm_physical_offset  end of the last valid record found by a recovery
+    40  i8  logics_physical_offset   start of a record. All records before it are in flushed consume queues and in
+                                     the progress files of the delay services
     ==  ==  =======================  =================================================================
 
     Source: RocketMQ ``store: StoreCheckpoint`` (5.5.0).
@@ -94,25 +96,19 @@ class CheckpointFields(NamedTuple):
 _CHECKPOINT = struct.Struct(">qqqqqq")
 CHECKPOINT_SIZE = 4_096
 
-
-class OwnCheckpoint(NamedTuple):
-    """What we write behind upstream's fields of the ``checkpoint``, where upstream leaves the page as it is.
-
-    ==  ==  ============  ============================================================================
-    48  i8  replay_start  our last logics_physical_offset
-    56  u4  check         CRC-32 of replay_start
-    60  u4  fields_check  CRC-32 of bytes 0..47 as we wrote them; another sum: upstream ran after us
-    ==  ==  ============  ============================================================================
-    """
-
-    replay_start: int
-    is_last: bool
-
-
 _OWN_CHECKPOINT = struct.Struct(">qII")
+"""Fields of mqtemplate in the ``checkpoint``, after those of RocketMQ, which leaves these bytes unchanged.
+
+==  ==  ============  ============================================================================
+48  i8  replay_start  the last ``logics_physical_offset`` that mqtemplate wrote
+56  u4  check         CRC-32 of ``replay_start``
+60  u4  fields_check  CRC-32 of bytes 0..47 as mqtemplate wrote them: it differs once RocketMQ wrote the page
+==  ==  ============  ============================================================================
+"""
 
 
 def pack_checkpoint_into(page: mmap, fields: CheckpointFields) -> None:
+    """Write both parts of the checkpoint."""
     data = _CHECKPOINT.pack(*fields)
     replay_start = data[-8:]
     own = _OWN_CHECKPOINT.pack(fields.logics_physical_offset, crc32(replay_start), crc32(data))
@@ -120,29 +116,31 @@ def pack_checkpoint_into(page: mmap, fields: CheckpointFields) -> None:
 
 
 def unpack_checkpoint(page: mmap) -> CheckpointFields:
+    """Return RocketMQ's fields."""
     return CheckpointFields(*_CHECKPOINT.unpack_from(page))
 
 
-def unpack_own_checkpoint(page: mmap) -> OwnCheckpoint | None:
-    """Our part of the page; None if it is damaged, or never was written."""
+def unpack_replay_start(page: mmap) -> int:
+    """Return the ``replay_start`` of mqtemplate; 0 if it is damaged or was never written."""
     at = _CHECKPOINT.size
-    replay_start, check, fields_check = _OWN_CHECKPOINT.unpack_from(page, at)
-    if check != crc32(page[at : at + 8]):
-        return None
-    return OwnCheckpoint(replay_start, fields_check == crc32(page[:at]))
+    replay_start, check, _ = _OWN_CHECKPOINT.unpack_from(page, at)
+    return int(replay_start) if check == crc32(page[at : at + 8]) else 0
+
+
+# --- index file -------------------------------------------------------------------------------------
 
 
 class IndexHeader(NamedTuple):
-    """The begin of an index file, 40 bytes; the slots follow, i4 each, then the units.
+    """The first 40 bytes of an index file. The slots follow, i4 each, then the units.
 
     ==  ==  =====================  ===================================================================
-     0  i8  begin_timestamp        store timestamp (ms) of the first record; of the last one of the
-                                   file before, while this one is empty
-     8  i8  end_timestamp          that of the last record
-    16  i8  begin_physical_offset  first byte of the first record, or as above
+     0  i8  begin_timestamp        store timestamp (ms) of the first record; in an empty file, of the last record of
+                                   the file before
+     8  i8  end_timestamp          store timestamp (ms) of the last record
+    16  i8  begin_physical_offset  first byte of the first record; in an empty file as above
     24  i8  end_physical_offset    first byte of the last record
     32  i4  hash_slot_count        slots in use
-    36  i4  index_count            number of the next unit; begins at 1, unit 0 is never used
+    36  i4  index_count            number of the next unit. It starts at 1; unit 0 is never used
     ==  ==  =====================  ===================================================================
 
     Source: RocketMQ ``store: IndexHeader``.
@@ -156,21 +154,14 @@ class IndexHeader(NamedTuple):
     index_count: int = 1
 
 
-_INDEX_HEADER = struct.Struct(">qqqqii")
-INDEX_HEADER_SIZE = _INDEX_HEADER.size
-assert INDEX_HEADER_SIZE == 40
-INDEX_SLOT_DTYPE = np.dtype(">i4")
-"""A slot: the number of the newest unit whose key falls into it; 0 for none."""
-
-
 class IndexUnit(NamedTuple):
     """One key of one record, 20 bytes.
 
     ==  ==  ===============  ===================================================================
      0  i4  key_hash         of ``topic#key``, never negative
      4  i8  physical_offset  first byte of the record in the commit log
-    12  i4  seconds          whole seconds from the file's begin_timestamp to the store timestamp
-    16  i4  previous         number of the unit before it in the same slot; 0 for none
+    12  i4  seconds          seconds from the file's begin_timestamp to the store timestamp
+    16  i4  previous         number of the previous unit in the same slot; 0 for none
     ==  ==  ===============  ===================================================================
 
     Source: RocketMQ ``store: IndexFile``.
@@ -182,6 +173,11 @@ class IndexUnit(NamedTuple):
     previous: int
 
 
+_INDEX_HEADER = struct.Struct(">qqqqii")
+INDEX_HEADER_SIZE = _INDEX_HEADER.size
+assert INDEX_HEADER_SIZE == 40
+INDEX_SLOT_DTYPE = np.dtype(">i4")
+"""A slot: the number of its newest unit; 0 for none."""
 _INDEX_UNIT = struct.Struct(">iqii")
 INDEX_UNIT_SIZE = _INDEX_UNIT.size
 assert INDEX_UNIT_SIZE == 20
@@ -190,22 +186,21 @@ assert INDEX_UNIT_DTYPE.itemsize == INDEX_UNIT_SIZE
 
 
 def index_file_size(hash_slot_num: int, index_num: int) -> int:
+    """Return the size of an index file in bytes."""
     return INDEX_HEADER_SIZE + INDEX_SLOT_DTYPE.itemsize * hash_slot_num + INDEX_UNIT_SIZE * index_num
 
 
 def pack_index_header(header: IndexHeader) -> bytes:
+    """Return the bytes of the header."""
     return _INDEX_HEADER.pack(*header)
 
 
 def unpack_index_header(data: bytes | mmap) -> IndexHeader:
+    """Return the header. In a new file all bytes are zero; the first unit is number 1 there as well."""
     header = IndexHeader(*_INDEX_HEADER.unpack_from(data))
     return header if header.index_count > 0 else header._replace(index_count=1)
 
 
 def unpack_index_unit(data: bytes | mmap, at: int = 0) -> IndexUnit:
+    """Return the unit at byte *at*."""
     return IndexUnit(*_INDEX_UNIT.unpack_from(data, at))
-
-
-def file_name(start_offset: int) -> str:
-    """A mapped queue names each file by the offset of its first byte: 20 digits."""
-    return f"{start_offset:020d}"

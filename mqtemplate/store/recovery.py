@@ -1,4 +1,4 @@
-"""After a start: find the log's end, and bring everything derived from the log up to it."""
+"""Recovery at the start: find the end of the commit log, and bring all derived state up to it."""
 
 from __future__ import annotations
 
@@ -6,89 +6,105 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
+from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog
-from mqtemplate.store.files.holes import is_lost_write
-from mqtemplate.store.queue_rebuild import DamagedRange, QueueGapError, QueuePlace, QueueRebuild
+from mqtemplate.store.files.mapped_file import MappedFile
+from mqtemplate.store.layout import DONE_SIZE_MARK
+from mqtemplate.store.log_scan import LogScan
+from mqtemplate.store.queue_rebuild import (
+    DamagedRange,
+    QueueGapError,
+    QueuePosition,
+    QueueRebuild,
+    position_fields,
+    report_damage,
+)
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
 
+_SECTOR = 512
+"""The smallest unit that a disk writes completely or not at all."""
+
 
 class Recovery:
-    """Reads the log from the last checkpoint on, and from the begin of that file to be sure of its records.
+    """Reads the log from the last checkpoint on. The records of that file before the checkpoint are verified as well.
 
-    What it does about a place where no good record begins:
+    Its decision about an offset where no valid record starts:
 
     ========================================================  ==================================================
-    nothing but zeros from there on                           the log ends there
-    no whole record behind it, and no queue knows of it       a torn tail, never acknowledged: cut off and logged
-    power failed, it lies behind the checkpoint, and its      the begin of what was not flushed: cut off with all
-    sectors are missing                                       that lies behind it, and logged
-    anything else                                             damage: reported with file and offset, and passed
-                                                              over; nothing is touched
+    only zeros from there on                                  the end of the log
+    no whole record follows, and no queue has a unit for it   a torn tail, never acknowledged: cut off and logged
+    the power failed, the offset is past the checkpoint, and  the start of the unflushed bytes: cut off with all
+    sectors of the record are missing                         that follows, and logged
+    anything else                                             damage: reported with file and offset, and skipped;
+                                                              no byte is changed
     ========================================================  ==================================================
 
-    - What is cut off is made zero: records of a tail that was cut must not come alive behind later ones.
-    - A damaged record keeps its place in its queue. Who reads it is told, and its neighbours are served.
+    - Bytes that are cut off are set to zero. Otherwise old records could become valid again after later ones.
+    - A damaged record keeps its queue offset. Its readers get an error; all other messages are delivered.
 
     Args:
-        dispatch: Sees to the consume queues.
-        followers: Are shown the records from the checkpoint on that took a waiting one's place; see `LogFollower`.
+        rebuild: Adds the missing units to the consume queues.
+        followers: Replay the records from the checkpoint on that replace a delayed one; see `LogFollower`.
     """
 
-    def __init__(self, log: CommitLog, dispatch: QueueRebuild, followers: Sequence[LogFollower]) -> None:
+    def __init__(self, log: CommitLog, rebuild: QueueRebuild, followers: Sequence[LogFollower]) -> None:
         self._log = log
-        self._dispatch = dispatch
+        self._scan = LogScan(log)
+        self._rebuild = rebuild
         self._followers = followers
         self._checkpoint = 0
-        self._was_clean = self._may_have_holes = self._was_cut = False
-        self._newest_ms = 0  # store timestamp, of what was read since the last beginning
+        self._was_clean = self._lost_power = self._was_cut = False
+        self._newest_ms = 0  # store timestamp, of the records since the reading started
         self._reported: set[int] = set()
 
-    def run(self, checkpoint_offset: int, *, was_clean: bool, may_have_holes: bool = False) -> None:
+    def run(self, checkpoint_offset: int, *, was_clean: bool, lost_power: bool = False) -> None:
         """Recover.
 
         Args:
-            checkpoint_offset: Everything before it is on the disk, in the consume queues, and in the followers' files.
-            was_clean: The last owner closed the store; behind the log's end there are zeros, then.
-            may_have_holes: The machine lost power: of what was not flushed any sector may be missing.
+            checkpoint_offset: All records before it are on the disk, in the consume queues and in the followers' files.
+            was_clean: The last owner closed the store, so only zeros follow the end of the log.
+            lost_power: The machine lost its power: any sector of the unflushed bytes may be missing.
         """
         self._checkpoint = checkpoint_offset
-        self._was_clean, self._may_have_holes = was_clean, may_have_holes
-        queues = list(self._dispatch.queues.values())
-        starts = [checkpoint_offset, *self._starts_of_cut_queues()] if queues else [0]
+        self._was_clean, self._lost_power = was_clean, lost_power
+        queues = list(self._rebuild.queues.values())
+        # Without any queue the checkpoint says nothing about queues: the folder consumequeue was deleted or lost.
+        starts = [checkpoint_offset, *self._ends_of_cut_queues()] if queues else [0]
         if not was_clean:
             for queue in queues:
-                if may_have_holes:
-                    queue.cut_at_hole(checkpoint_offset)
-                queue.flush_again(checkpoint_offset)
+                if lost_power:
+                    queue.truncate_at_hole(checkpoint_offset)
+                queue.mark_unflushed(checkpoint_offset)
         follower_starts = [start for follower in self._followers if (start := follower.replay_from()) is not None]
-        replay_from = max(min([*starts, *follower_starts]), self._log.begin)
-        is_cut = self._read(replay_from, self._log.file_start_of(replay_from))
-        if self._followers and self._dispatch.made_from < replay_from:
-            # units that were made again do not tell what the followers had noted in them
-            replay_from = self._dispatch.made_from
-            is_cut = self._read(replay_from, self._log.file_start_of(replay_from))
-        end = self._log.scan_end
+        replay_from = max(min([*starts, *follower_starts]), self._log.start)
+        is_cut = self._read(replay_from)
+        if self._followers and self._rebuild.rebuilt_from < replay_from:
+            # The followers had marked units as done. Rebuilt units lack these marks, so replay the records as well.
+            replay_from = self._rebuild.rebuilt_from
+            is_cut = self._read(replay_from)
+        end = self._scan.end
         if is_cut or not was_clean:
-            for queue in list(self._dispatch.queues.values()):
-                queue.truncate_after(end)
+            for queue in list(self._rebuild.queues.values()):
+                queue.truncate(queue.end_before(end))
             self._log.truncate(end)
         else:
             self._log.open_at(end)
         for queue in queues:
-            queue.mended()
+            queue.mark_rebuilt()
         if not was_clean:
             _log.info("store.recovered", end_offset=end, replayed_from=replay_from)
 
-    def _starts_of_cut_queues(self) -> Iterator[int]:
-        """Where the log has to be read from for queues that were found damaged."""
-        if self._may_have_holes:
-            return  # they end somewhere behind the checkpoint
-        for (topic, queue_id), queue in self._dispatch.queues.items():
+    def _ends_of_cut_queues(self) -> Iterator[int]:
+        """Yield the physical offsets from which damaged queues have to be rebuilt."""
+        if self._lost_power:
+            return  # all queues are cut: units before the checkpoint are valid, and later ones are rebuilt anyway
+        for (topic, queue_id), queue in self._rebuild.queues.items():
             if queue.was_cut:
                 is_empty = queue.min_offset == queue.max_offset
                 start = 0 if is_empty else queue.unit(queue.max_offset - 1).physical_offset
@@ -99,8 +115,9 @@ class Recovery:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def _read(self, replay_from: int, start: int) -> bool:
-        """Read the log to its end; True if something was cut off there."""
+    def _read(self, replay_from: int) -> bool:
+        """Read the log to its end. Return True if bytes have to be cut off there."""
+        start = self._log.file_start_of(replay_from)
         while True:
             try:
                 return self._read_once(replay_from, start)
@@ -109,52 +126,55 @@ class Recovery:
                 start = self._log.file_start_of(exc.physical_offset)
 
     def _read_once(self, replay_from: int, start: int) -> bool:
-        self._dispatch.begin(start)
+        self._rebuild.start(start)
         self._newest_ms = 0
         while True:
             reason = ""
             try:
-                for batch in self._log.scan(start):
-                    self._take_in(batch, replay_from)
+                for batch in self._scan.batches(start):
+                    self._process(batch, replay_from)
             except BadRecordError as exc:
                 reason = str(exc)
-            bad = self._log.scan_end
-            behind = self._judge(bad, reason)
-            if behind is None:
+            following = self._judge(self._scan.end, reason)
+            if following is None:
                 return bool(reason) or self._was_cut
-            start = behind
+            start = following
 
-    def _take_in(self, batch: RecordBatch, replay_from: int) -> None:
+    def _process(self, batch: RecordBatch, replay_from: int) -> None:
         self._newest_ms = max(self._newest_ms, int(batch.store_timestamp.max()))
         self._log.last_store_timestamp = max(self._log.last_store_timestamp, self._newest_ms)
-        self._dispatch.dispatch(batch)
+        self._rebuild.dispatch(batch)
         if self._followers:
-            for row in _copies(batch).tolist():
+            for row in _replayed_rows(batch).tolist():
                 if batch.physical_offset[row] >= replay_from:
                     record = batch.record(row)
                     for follower in self._followers:
                         follower.replay(record)
 
-    # --- judging -------------------------------------------------------------------------------
+    # --- deciding ------------------------------------------------------------------------------
 
     def _judge(self, bad: int, reason: str) -> int | None:
-        """Where the log goes on behind a place without a good record; None if it ends there.
+        """Return the offset where the log continues after an offset without a valid record; None if it ends there.
 
         Args:
-            reason: Why no record is there; empty if there are zeros.
+            bad: The physical offset.
+            reason: Why no record starts there; empty if the bytes are zero.
         """
         self._was_cut = False
-        place = None if self._may_have_holes and bad >= self._checkpoint else self._dispatch.place_of(bad)
-        if not reason and self._was_clean and place is None and bad >= self._checkpoint:
+        # After a power failure the queues may be ahead of the log: a unit proves nothing past the checkpoint.
+        position = None if self._lost_power and bad >= self._checkpoint else self._rebuild.position_of(bad)
+        if not reason and self._was_clean and position is None and bad >= self._checkpoint:
             return None
+        # Older records are leftovers: RocketMQ does not clear the bytes after a tail that it cut off.
         whole = next(self._log.records_after(bad, self._newest_ms), None)
         next_whole = None if whole is None else whole.physical_offset
-        if self._is_unflushed(bad, next_whole) or self._is_end(bad, reason, next_whole):
+        if self._is_unflushed(bad, next_whole) or self._is_unacknowledged_end(bad, reason, next_whole):
             self._log_cut(bad, reason)
             return None
+        # The damage ends at the first of: the next whole record, the end that a queue's unit tells, the checkpoint.
         ends = [] if next_whole is None else [next_whole]
-        if place is not None:
-            ends += self._end_by_queue(place)
+        if position is not None:
+            ends += self._end_by_queue(position)
         if not ends and bad < self._checkpoint:
             ends += self._end_by_checkpoint(bad)
         if not ends:
@@ -162,12 +182,12 @@ class Recovery:
                 self._log_cut(bad, reason)
             return None
         damaged = DamagedRange(bad, min(ends))
-        self._pass_over(damaged, place, reason or "there are only zeros")
+        self._skip(damaged, position, reason or "there are only zeros")
         return damaged.end
 
     def _is_unflushed(self, bad: int, next_whole: int | None) -> bool:
-        """Whether the power failed before what lies there came to the disk."""
-        if not self._may_have_holes or bad < self._checkpoint:
+        """Return True if the power failed before the bytes there reached the disk."""
+        if not self._lost_power or bad < self._checkpoint:
             return False
         found = self._log.find(bad)
         if next_whole is None or found is None:
@@ -175,21 +195,26 @@ class Recovery:
         file, file_start = found
         return is_lost_write(file, bad - file_start, min(next_whole - file_start, file.size))
 
-    def _is_end(self, bad: int, reason: str, next_whole: int | None) -> bool:
-        """Whether there are only zeros, and nothing was promised: though a queue may know of records there. RocketMQ
-        flushes queues and log on their own, and not every machine tells that its power failed."""
+    def _is_unacknowledged_end(self, bad: int, reason: str, next_whole: int | None) -> bool:
+        """Return True if the rest is zero and no acknowledged record can be in it.
+
+        A consume queue may still refer to it: RocketMQ flushes queues and log independently, and after RocketMQ a lost
+        power is not known.
+        """
         return not reason and next_whole is None and not self._was_clean and bad >= self._checkpoint
 
-    def _end_by_queue(self, place: QueuePlace) -> list[int]:
-        """The end of a record as its queue knows it, if that can be."""
-        found = self._log.find(place.unit.physical_offset)
+    def _end_by_queue(self, position: QueuePosition) -> list[int]:
+        """Return the end of a damaged record according to its unit, if that is plausible."""
+        unit = position.unit
+        found = self._log.find(unit.physical_offset)
         if found is None:
             return []
         file, file_start = found
-        end = place.unit.physical_offset + place.unit.size
-        return [end] if place.unit.size > 1 and end <= file_start + file.size else []
+        end = unit.physical_offset + unit.size
+        return [end] if unit.size > DONE_SIZE_MARK and end <= file_start + file.size else []
 
     def _end_by_checkpoint(self, bad: int) -> list[int]:
+        """Return the checkpoint: all records before it were flushed. Report them as lost if their file is missing."""
         if self._log.find(self._checkpoint - 1) is not None:
             return [self._checkpoint]
         self._was_cut = True
@@ -198,12 +223,12 @@ class Recovery:
             file=str(self._log.path_of(bad)),
             physical_offset=bad,
             end_offset=self._checkpoint,
-            reason="the files end before the place up to which everything was flushed",
+            reason="the files end before the offset up to which everything was flushed",
         )
         return []
 
     def _log_cut(self, bad: int, reason: str) -> None:
-        """Say what is cut off: a torn record, or all that the power failure left of what was not flushed."""
+        """Log what is cut off: a torn record, or the unflushed bytes that a power failure left."""
         self._was_cut = True
         path = self._log.path_of(bad)
         dropped = sum(1 for _ in self._log.records_after(bad, self._newest_ms))
@@ -212,46 +237,66 @@ class Recovery:
         elif reason:
             _log.warning("store.torn_tail_cut", file=path.name, physical_offset=bad, reason=reason)
 
-    def _pass_over(self, damaged: DamagedRange, place: QueuePlace | None, reason: str) -> None:
-        """Report damage, and let its queue keep the place."""
-        self._dispatch.note_damage(damaged)
-        where: dict[str, object] = {}
-        if place is not None:
-            where = {"topic": place.topic, "queue": place.queue_id, "offset": place.queue_offset}
-        elif (record := self._read_unchecked(damaged)) is not None:
-            where = {"topic": record.topic, "queue": record.queue_id, "offset": record.queue_offset}
-            self._dispatch.append_damaged(record, damaged)
-        if damaged.begin in self._reported:
-            return  # the log is read a second time
-        self._reported.add(damaged.begin)
-        _log.error(
-            "store.damaged_record",
-            file=str(self._log.path_of(damaged.begin)),
-            physical_offset=damaged.begin,
-            size=damaged.end - damaged.begin,
-            reason=reason,
-            **where,
-        )
+    # --- damage --------------------------------------------------------------------------------
 
-    def _read_unchecked(self, damaged: DamagedRange) -> StoredRecord | None:
-        """What a damaged record says it is, if its lengths are still those of the damaged bytes."""
-        found = self._log.find(damaged.begin)
-        if found is None:
-            return None
-        file, file_start = found
+    def _skip(self, damaged: DamagedRange, position: QueuePosition | None, reason: str) -> None:
+        """Report a damaged range, and keep the queue offset of its record."""
+        self._rebuild.add_damage(damaged)
+        fields: dict[str, object] = {}
+        if position is not None:
+            fields = {"topic": position.topic, "queue": position.queue_id, "offset": position.queue_offset}
+        elif (record := self._parse_unverified(damaged)) is not None:
+            fields = position_fields(record)
+            self._rebuild.append_damaged(record, damaged)
+        if damaged.start not in self._reported:  # the log may be read a second time
+            self._reported.add(damaged.start)
+            report_damage(self._log, damaged, reason, fields)
+
+    def _parse_unverified(self, damaged: DamagedRange) -> StoredRecord | None:
+        """Return the damaged record, if its lengths match the damaged range: then its queue offset is plausible."""
         try:
-            data = file.view[damaged.begin - file_start : damaged.end - file_start]
-            record = parse_record(data, verifies=False)
+            record = parse_record(self._log.read_bytes(damaged.start, damaged.size), verify=False)
         except BadRecordError:
             return None
-        is_all = record.total_size == damaged.end - damaged.begin
-        return record if is_all and record.physical_offset == damaged.begin else None
+        return record if (record.physical_offset, record.total_size) == (damaged.start, damaged.size) else None
 
 
-def _copies(batch: RecordBatch) -> np.ndarray:
-    """The rows that took a waiting record's place, or, written by another broker, may have."""
-    is_copy = batch.prepared_transaction_offset != 0
-    for row in np.flatnonzero(~batch.is_checked & ~is_copy).tolist():
+def is_lost_write(file: MappedFile, at: int, end: int) -> bool:
+    """Return True if the record at byte *at* is invalid because a part of it never reached the disk.
+
+    A disk writes whole sectors. A sector that was not written has its old bytes: those of earlier records, then zeros
+    up to its end. So at least one sector has only zeros from *at* or its start up to its end.
+
+    Args:
+        end: Start of the next whole record, or end of the file.
+    """
+    first_end = at - at % _SECTOR + _SECTOR
+    head = file.view[at : min(first_end, end)]
+    # The first bytes of the size are zero in most valid records, so four zeros or fewer prove nothing.
+    if not any(head) and (len(head) > 4 or _is_valid_with_size(file.view[at:end], len(head))):
+        return True
+    return any(
+        not any(file.view[sector : sector + _SECTOR])
+        for sector in range(first_end, min(end, file.size) - _SECTOR + 1, _SECTOR)
+    )
+
+
+def _is_valid_with_size(data: bytes, lost: int) -> bool:
+    """Return True if the record is valid once the first *lost* bytes of its size are restored."""
+    try:
+        parse_record(len(data).to_bytes(4, "big")[:lost] + data[lost:])
+    except BadRecordError:
+        return False
+    return True
+
+
+def _replayed_rows(batch: RecordBatch) -> NDArray[np.int64]:
+    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them.
+
+    A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
+    """
+    replaces = batch.prepared_transaction_offset != 0
+    for row in np.flatnonzero(~batch.has_check & ~replaces).tolist():
         properties = batch.properties(row)
-        is_copy[row] = b"DELAY\x01" in properties or b"TIMER_OUT_MS\x01" in properties
-    return np.flatnonzero(is_copy)
+        replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)
+    return np.flatnonzero(replaces)

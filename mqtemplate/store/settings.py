@@ -81,9 +81,7 @@ class StoreSettings:
 
     def __post_init__(self) -> None:
         if self.file_reserved_time < 1:
-            raise ConfigurationError(
-                f"file-reserved-time: files are kept for 1 hour or more, got {self.file_reserved_time}"
-            )
+            raise ConfigurationError(f"file-reserved-time must be 1 hour or more, got {self.file_reserved_time}")
         parse_delete_when(self.delete_when)
         ratios = (
             self.disk_max_used_space_ratio,

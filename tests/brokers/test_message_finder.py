@@ -144,7 +144,7 @@ def test_a_message_whose_file_was_deleted_is_not_there_any_more(broker: Embedded
 
     broker.store.delete_before(place(newest))
 
-    assert broker.store.begin_offset > place(old)
+    assert broker.store.start_offset > place(old)
     assert broker.message_by_id(old.offset_msg_id) is None
     assert broker.message_by_id(newest.offset_msg_id) is not None
 

@@ -19,6 +19,7 @@ from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import CleaningService, FlushDiskType
 from mqtemplate.testing import Harness
+from tests.store.small_store import NothingPending
 
 FILE = 65_536
 BODY = bytes(20_000)  # three of them fill a file
@@ -63,12 +64,12 @@ def send(broker: EmbeddedBroker, count: int, topic: str = "orders") -> None:
 def delete(broker: EmbeddedBroker, files: int) -> None:
     """Delete the first files of the log, as a disk that is nearly full asks for."""
     cleaning = broker.store.cleaning
-    cleaning.make_free = lambda begin, end: True
+    cleaning.load(NothingPending())
     cleaning.disk_used_ratio = lambda: 0.88
     for _ in range(files):
-        cleaning.look()
+        cleaning.clean()
     cleaning.disk_used_ratio = None
-    cleaning.look()
+    cleaning.clean()
 
 
 def join(broker: EmbeddedBroker, **changes: object) -> Consumer:
@@ -228,7 +229,7 @@ def test_who_reads_and_who_sends_do_not_notice_when_files_are_deleted_beside_the
     settings = dataclasses.replace(SMALL, flush_disk_type=FlushDiskType.ASYNC_FLUSH, mapped_file_size_consume_queue=200)
     with EmbeddedBroker(tmp_path, settings) as broker, ThreadPoolExecutor(1) as pool:
         cleaning = CleaningService(broker.store, lambda: 0.88)  # beside the broker's own, for this thread to step
-        cleaning.make_free = lambda begin, end: True
+        cleaning.load(NothingPending())
         consumer = join(broker)
         assert consumer.poll(20) == []  # from here on it stands at the queue's first message
         read: list[int] = []
@@ -236,14 +237,14 @@ def test_who_reads_and_who_sends_do_not_notice_when_files_are_deleted_beside_the
             lambda: [broker.send(Message("orders", str(number).encode() + bytes(1_000))) for number in range(count)]
         )
         while count - 1 not in read[-100:]:
-            cleaning.look()
+            cleaning.clean()
             read += numbers(consumer.poll(20))
         assert len(sending.result()) == count
         while broker.store.oldest_file() is not None:
-            cleaning.look()
+            cleaning.clean()
 
         assert read == sorted(set(read))
-        assert broker.store.begin_offset >= FILE * (count * 1_000 // FILE - 1)
+        assert broker.store.start_offset >= FILE * (count * 1_000 // FILE - 1)
         assert broker.min_offset(ORDERS) > count - FILE // 1_000
 
 
@@ -252,7 +253,7 @@ def test_who_reads_and_who_sends_do_not_notice_when_files_are_deleted_beside_the
 
 def test_above_the_warning_level_every_way_of_sending_says_why_not(broker: EmbeddedBroker) -> None:
     broker.store.cleaning.disk_used_ratio = lambda: 0.95
-    broker.store.cleaning.look()
+    broker.store.cleaning.clean()
     message = Message("orders", b"x")
 
     for way in (
@@ -272,7 +273,7 @@ def test_what_falls_due_on_a_full_disk_is_delivered_when_there_is_room(broker: E
     broker.send(Message("orders", b"1", {"DELAY": "1"}))
     broker.send(Message("orders", b"2", {"TIMER_DELAY_MS": "1500"}))
     broker.store.cleaning.disk_used_ratio = lambda: 0.95
-    broker.store.cleaning.look()
+    broker.store.cleaning.clean()
 
     with capture_logs() as logs:
         harness.advance("5s")
@@ -293,17 +294,17 @@ def test_d6_what_is_due_on_a_full_disk_does_not_stop_the_disk_from_being_cleaned
         broker.send(Message("later", b"2", {"TIMER_DELAY_MS": "1500"}))
         send(broker, 6)
         harness = Harness(broker)
-        broker.store.cleaning.disk_used_ratio = lambda: 0.95 if broker.store.begin_offset == 0 else 0.5
-        broker.store.cleaning.make_free, copy_forward = None, broker.store.cleaning.make_free
-        broker.store.cleaning.look()
+        broker.store.cleaning.disk_used_ratio = lambda: 0.95 if broker.store.start_offset == 0 else 0.5
+        broker.store.cleaning.load(None)
+        broker.store.cleaning.clean()
         harness.advance("5s")
         waited = broker.max_offset(LATER)
 
-        broker.store.cleaning.make_free = copy_forward
+        broker.store.cleaning.load(broker._delay_control)
         harness.advance("30s")
 
         assert waited == 0
-        assert broker.store.begin_offset == FILE
+        assert broker.store.start_offset == FILE
         assert sorted(numbers(list(broker.pull(LATER, 0).messages))) == [1, 2]
 
 
@@ -311,7 +312,7 @@ def test_d6_what_is_due_on_a_full_disk_does_not_stop_the_disk_from_being_cleaned
 
 
 def test_a_broker_cleans_by_itself_at_its_hour(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    broker.store.cleaning.make_free = lambda begin, end: True
+    broker.store.cleaning.load(NothingPending())
     send(broker, 10)
     harness = Harness(broker)
 
@@ -339,7 +340,7 @@ def test_d6_what_waits_outlives_the_file_it_was_sent_to(tmp_path: Path, ends: st
     for _ in range(9):
         send(broker, 6)
         Harness(broker).advance("1d")
-        begins.append(broker.store.begin_offset)
+        begins.append(broker.store.start_offset)
         if ends != "never":
             broker.close() if ends == "cleanly" else broker.store.release()
             broker = EmbeddedBroker(tmp_path, settings, clock)

@@ -24,7 +24,7 @@ from mqtemplate.brokers.embedded.transactions.records import CHECK_MAX_TOPIC, TR
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DelayError, DestinationError, MessageError, MQTemplateError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.results import HalfMessage, PullStatus, TransactionState
 from mqtemplate.store import FolderStoreFiles
 from mqtemplate.testing import Harness, messages_in

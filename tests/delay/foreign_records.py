@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from mqtemplate.record.codec import CHECK_SIZE, RecordDraft, StoredRecord, decode_properties, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.layout import CHECK_SIZE
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 __all__ = ["ForeignDraft", "foreign_copy", "foreign_level_message"]

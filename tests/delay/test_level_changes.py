@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from mqtemplate.delay import DelayLevels
 from mqtemplate.delay.divert import slot_of
-from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import TIMER_TOPIC
@@ -118,7 +119,7 @@ class Life:
                 due_ms = schedule.due_ms(record)
                 assert due_ms == self.due[body]
                 self.unsure.add(body)
-                properties = record.properties | {
+                properties = decode_properties(record.properties_bytes) | {
                     "TIMER_DELIVER_MS": str(due_ms),
                     "TIMER_OUT_MS": str(slot_of(due_ms, 1_000)),
                     "TIMER_DEL_UNIQKEY": "-",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from mqtemplate.delay import DelayLevels
 from mqtemplate.delay.delay_store import WAITING_DTYPE, DelayStore
-from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import SCHEDULE_TOPIC

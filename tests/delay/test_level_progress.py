@@ -10,7 +10,8 @@ import pytest
 
 from mqtemplate.delay import DEAD_LETTER_TOPIC, DelayLevels
 from mqtemplate.delay.levels.schedule_message_service import DELAY_OFFSET_FILE
-from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.files.json_files import read_table
 from mqtemplate.store.layout import DONE_SIZE_MARK
@@ -30,7 +31,7 @@ def change_table(room: WaitingRoom, text: str) -> None:
 
 def marker(record: StoredRecord) -> RecordDraft:
     """What takes the place of a waiting message that was cancelled."""
-    kept = {name: record.properties[name] for name in ("REAL_TOPIC", "REAL_QID")}
+    kept = {name: decode_properties(record.properties_bytes)[name] for name in ("REAL_TOPIC", "REAL_QID")}
     due = {"TIMER_DELIVER_MS": "1000", "TIMER_OUT_MS": "0", "TIMER_DEL_UNIQKEY": "-", "__STEERED": "1"}
     return linked(record, TIMER_TOPIC, kept | due)
 
@@ -418,7 +419,7 @@ def test_a_copy_alone_takes_its_sources_place(open_room: OpenRoom) -> None:
     room = open_room()
     put = room.send(b"moved", DELAY=1)
     record = room.store.read(put.physical_offset, put.size)
-    room.put(linked(record, "orders", record.properties | {"__STEERED": "1"}))
+    room.put(linked(record, "orders", decode_properties(record.properties_bytes) | {"__STEERED": "1"}))
     room.crash()
 
     room = open_room()

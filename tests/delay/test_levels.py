@@ -7,7 +7,8 @@ import pytest
 from mqtemplate.delay import DelayLevels, tags_code_of
 from mqtemplate.delay.levels.schedule_message_service import level_of_queue, queue_of_level
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.foreign_records import ForeignDraft, foreign_level_message
 from tests.delay.waiting_room import WaitingRoom
@@ -95,8 +96,13 @@ def test_a_rebuilt_queue_tells_the_due_time_again(room: WaitingRoom) -> None:
 
     [late], [plain] = room.waiting(queue_id=1), room.waiting("orders")
 
-    assert tags_code_of(late, room.levels) == late.store_timestamp + 5 * SECOND
-    assert tags_code_of(plain, room.levels) == 3433164  # "paid".hashCode() in Java
+    assert (
+        tags_code_of(late.topic, late.properties_bytes, late.store_timestamp, room.levels)
+        == late.store_timestamp + 5 * SECOND
+    )
+    assert (
+        tags_code_of(plain.topic, plain.properties_bytes, plain.store_timestamp, room.levels) == 3433164
+    )  # "paid".hashCode() in Java
 
 
 @pytest.mark.feature("X11", "D11")
@@ -105,7 +111,10 @@ def test_a_rebuilt_queue_keeps_the_promise_of_another_table(room: WaitingRoom) -
     room.send(b"", DELAY=2)
     [record] = room.waiting(queue_id=1)
 
-    assert tags_code_of(record, DelayLevels.parse("1m")) == record.store_timestamp + 5 * SECOND
+    assert (
+        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, DelayLevels.parse("1m"))
+        == record.store_timestamp + 5 * SECOND
+    )
 
 
 def test_of_upstreams_messages_the_table_of_now_has_to_tell(room: WaitingRoom) -> None:
@@ -113,8 +122,14 @@ def test_of_upstreams_messages_the_table_of_now_has_to_tell(room: WaitingRoom) -
     room.put(foreign_level_message(b"", 2, 5 * SECOND))
     [record] = room.waiting(queue_id=1)
 
-    assert tags_code_of(record, DelayLevels.parse("1m 2m 3m")) == record.store_timestamp + 2 * MINUTE
-    assert tags_code_of(record, DelayLevels.parse("1m")) == record.store_timestamp + 1 * MINUTE
+    assert (
+        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, DelayLevels.parse("1m 2m 3m"))
+        == record.store_timestamp + 2 * MINUTE
+    )
+    assert (
+        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, DelayLevels.parse("1m"))
+        == record.store_timestamp + 1 * MINUTE
+    )
 
 
 def test_a_promise_that_upstream_copied_to_a_retry_is_none(room: WaitingRoom) -> None:
@@ -123,7 +138,10 @@ def test_a_promise_that_upstream_copied_to_a_retry_is_none(room: WaitingRoom) ->
     room.put(ForeignDraft(SCHEDULE_TOPIC, 2, b"", encode_properties(properties), delay_ms=10 * SECOND))
     [record] = room.waiting(queue_id=2)
 
-    assert tags_code_of(record, room.levels) == record.store_timestamp + 10 * SECOND
+    assert (
+        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, room.levels)
+        == record.store_timestamp + 10 * SECOND
+    )
 
 
 @pytest.mark.feature("D13")
@@ -133,4 +151,4 @@ def test_a_message_of_no_level_has_the_code_of_its_tag(room: WaitingRoom, level:
     room.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": level, "TAGS": "paid"})))
     [record] = room.waiting()
 
-    assert tags_code_of(record, room.levels) == 3433164
+    assert tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, room.levels) == 3433164

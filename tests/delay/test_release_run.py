@@ -18,7 +18,8 @@ from mqtemplate.delay.release import Releaser, WaitingRecord, count_copies
 from mqtemplate.delay.release_run import read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host
+from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.record.run import RecordRun
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -166,7 +167,7 @@ def test_a_full_disk_keeps_a_spike_waiting(room: WaitingRoom) -> None:
 
     send(room, Stretch(50, "timer", 5, (), 1, 0), room.clock.now_ms() + 5 * SECOND)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(room.store, "put_runs", full)
+        patched.setattr(room.store, "put_all", full)
         room.advance(6 * SECOND)
         assert room.bodies() == []
     room.advance(2 * SECOND)

@@ -11,7 +11,9 @@ from mqtemplate.delay import DEAD_LETTER_TOPIC, DelayLevels
 from mqtemplate.delay.release import observe_all
 from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import Histogram, HistogramSnapshot
-from mqtemplate.record.codec import RecordDraft, SysFlag, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.conftest import OpenRoom
@@ -228,11 +230,12 @@ def test_a_copy_does_not_carry_the_levels_delay(room: WaitingRoom) -> None:
 
     room.advance(1 * SECOND)
 
-    assert waiting.properties["__DELAY_MS"] == "1000"
+    assert decode_properties(waiting.properties_bytes)["__DELAY_MS"] == "1000"
     due = {"TIMER_DELIVER_MS": str(waiting.store_timestamp + 1_000)}
     assert (
         room.arrived()[0].properties
-        == {name: value for name, value in waiting.properties.items() if name != "__DELAY_MS"} | due
+        == {name: value for name, value in decode_properties(waiting.properties_bytes).items() if name != "__DELAY_MS"}
+        | due
     )
 
 

@@ -14,6 +14,7 @@ from mqtemplate.delay import TimerLimits
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.waiting_room import WaitingRoom
 
@@ -229,7 +230,7 @@ def test_a_wish_is_found_again_though_the_files_of_what_waits_are_lost(tmp_path:
 
 def markers_of(room: WaitingRoom) -> list[StoredRecord]:
     records = [message.record for message in room.arrived(TIMER_TOPIC)]
-    return [record for record in records if "TIMER_DEL_UNIQKEY" in record.properties]
+    return [record for record in records if "TIMER_DEL_UNIQKEY" in decode_properties(record.properties_bytes)]
 
 
 @BOTH_KINDS
@@ -240,9 +241,13 @@ def test_a_marker_stands_where_rocketmq_looks_for_it(room: WaitingRoom, delay: d
     room.steering.cancel(handle)
 
     [marker] = markers_of(room)
-    assert marker.properties["TIMER_DEL_UNIQKEY"] == marker.properties["UNIQ_KEY"] == "gone"
-    assert marker.properties["TAGS"] == "_RECALL_TAG_"
-    assert marker.properties["REAL_TOPIC"] == "orders"
+    assert (
+        decode_properties(marker.properties_bytes)["TIMER_DEL_UNIQKEY"]
+        == decode_properties(marker.properties_bytes)["UNIQ_KEY"]
+        == "gone"
+    )
+    assert decode_properties(marker.properties_bytes)["TAGS"] == "_RECALL_TAG_"
+    assert decode_properties(marker.properties_bytes)["REAL_TOPIC"] == "orders"
     assert marker.body == b"0"
 
 
@@ -253,7 +258,7 @@ def test_a_marker_beside_the_moved_message_itself_deletes_nothing_by_key(room: W
     room.steering.reschedule(handle, room.clock.now_ms() + 60_900)
     room.advance(120_000)
 
-    assert [marker.properties["TIMER_DEL_UNIQKEY"] for marker in markers_of(room)] == ["-"]
+    assert [decode_properties(marker.properties_bytes)["TIMER_DEL_UNIQKEY"] for marker in markers_of(room)] == ["-"]
     assert room.bodies() == [b"moved"]
 
 

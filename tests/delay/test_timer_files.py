@@ -28,6 +28,7 @@ from mqtemplate.delay.timers.timer_unit import (
 from mqtemplate.delay.timers.timer_wheel import DEFAULT_SLOTS_TOTAL, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import ConfigurationError, StoreFormatError
 from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue
+from mqtemplate.store.files.disk_files import DiskFile
 
 WRITE_MS = 0x1A1FD727C48
 SMALL = TimerSettings(slots_total=100, roll_window_slots=40, log_file_size=600)
@@ -62,7 +63,7 @@ def link(wheel: TimerWheel, slot_ms: int, position: int, count: int = 1) -> int:
 @pytest.mark.feature("A9")
 def test_a_slot_has_upstreams_bytes() -> None:
     """Time, first position, last position, count, magic: 32 bytes, as dumped from a real wheel."""
-    file = MappedFile(None, wheel_file_size(DEFAULT_SLOTS_TOTAL))
+    file = MappedFile(wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
 
     assert link(wheel, 1_795_253_516_000, 0) == -1
@@ -77,7 +78,7 @@ def test_a_slot_has_upstreams_bytes() -> None:
 
 
 def small_wheel() -> TimerWheel:
-    return TimerWheel(MappedFile(None, wheel_file_size(100)), 100, 1_000)
+    return TimerWheel(MappedFile(wheel_file_size(100)), 100, 1_000)
 
 
 def test_a_slot_of_an_earlier_lap_is_not_live() -> None:
@@ -140,7 +141,7 @@ def test_many_units_are_linked_as_one_after_the_other() -> None:
 @pytest.mark.feature("D27")
 def test_only_touched_pages_are_written_and_only_when_asked(tmp_path: Path) -> None:
     """Upstream compares 38 MB byte by byte each second. In between the file is as the last checkpoint knows it."""
-    file = MappedFile(tmp_path / "timerwheel", wheel_file_size(DEFAULT_SLOTS_TOTAL))
+    file = DiskFile(tmp_path / "timerwheel", wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
     link(wheel, 5_000, 0)
     link(wheel, 6_000, 52)
@@ -151,7 +152,7 @@ def test_only_touched_pages_are_written_and_only_when_asked(tmp_path: Path) -> N
     assert [page for page, _ in changes] == [0, 7]
     wheel.write(changes)
     assert wheel.changes() == []
-    again = TimerWheel(MappedFile(file.path, file.size), DEFAULT_SLOTS_TOTAL, 1_000)
+    again = TimerWheel(DiskFile(file.path, file.size), DEFAULT_SLOTS_TOTAL, 1_000)
     assert again.get(6_000) == Slot(6, 52, 52, 1, 0)
     assert again.checksum == wheel.checksum
     wheel.close()
@@ -160,7 +161,7 @@ def test_only_touched_pages_are_written_and_only_when_asked(tmp_path: Path) -> N
 
 def test_pages_that_are_past_give_their_memory_back(tmp_path: Path) -> None:
     """Once the file has them; what is to come stays."""
-    wheel = TimerWheel(MappedFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
+    wheel = TimerWheel(DiskFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
     link(wheel, 5_000, 0)
     link(wheel, 900_000, 52)
 
@@ -171,7 +172,7 @@ def test_pages_that_are_past_give_their_memory_back(tmp_path: Path) -> None:
 
     assert wheel.get(5_000) is None
     assert wheel.get(900_000) is not None
-    again = TimerWheel(MappedFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
+    again = TimerWheel(DiskFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
     assert again.get(5_000) is not None
     wheel.close()
     again.close()
@@ -179,7 +180,7 @@ def test_pages_that_are_past_give_their_memory_back(tmp_path: Path) -> None:
 
 def test_the_checksum_of_a_wheel_tells_any_single_bit(tmp_path: Path) -> None:
     path = tmp_path / "timerwheel"
-    wheel = TimerWheel(MappedFile(path, wheel_file_size(100)), 100, 1_000)
+    wheel = TimerWheel(DiskFile(path, wheel_file_size(100)), 100, 1_000)
     for tick in (5, 70, 150):
         link(wheel, tick * 1_000, tick * 52)
     wheel.write(wheel.changes())
@@ -189,7 +190,7 @@ def test_the_checksum_of_a_wheel_tells_any_single_bit(tmp_path: Path) -> None:
     for at in [*range(5 * 32, 6 * 32), *range(70 * 32, 71 * 32), 0, len(whole) - 1]:
         for bit in range(8):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-            damaged = TimerWheel(MappedFile(path, len(whole)), 100, 1_000)
+            damaged = TimerWheel(DiskFile(path, len(whole)), 100, 1_000)
             assert damaged.checksum != wheel.checksum
             damaged.close()
 
@@ -201,7 +202,7 @@ def test_the_checksum_of_a_wheel_tells_any_single_bit(tmp_path: Path) -> None:
 def test_units_have_upstreams_bytes() -> None:
     """Size, previous position, magic, write time, delay, log offset, size, topic hash: 52 bytes with the rest,
     which upstream does not read."""
-    files = MappedFileQueue(None, 10_000)
+    files = MappedFileQueue(10_000)
     log = TimerLog(files)
     made = units([WRITE_MS + 15_000, WRITE_MS + 15_000, WRITE_MS + 86_400_000], [0x38C, 0x4ED, 0x650], [-1, 0, -1])
     made["record_size"], made["topic_hash"] = [0x161, 0x163, 0x163], 0x114CA214
@@ -239,7 +240,7 @@ def test_a_unit_tells_its_exact_due_time_and_whether_it_is_damaged() -> None:
 
 def test_a_full_file_ends_with_upstreams_blank() -> None:
     """Files of 600 bytes take eleven units; the blank stands at 572, the twelfth unit at 600."""
-    files = MappedFileQueue(None, 600)
+    files = MappedFileQueue(600)
     log = TimerLog(files)
 
     positions = append(log, units([WRITE_MS] * 12, list(range(12))))
@@ -253,7 +254,7 @@ def test_a_full_file_ends_with_upstreams_blank() -> None:
 @pytest.mark.feature("D17")
 def test_the_last_unit_is_found_over_the_blank() -> None:
     """Upstream looks 24 bytes before the end, which at a file's begin lie in the padding of the file before."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 12, list(range(12))))
 
     assert log.last_position() == 600
@@ -264,7 +265,7 @@ def test_the_last_unit_is_found_over_the_blank() -> None:
 
 def test_a_unit_is_found_by_its_record() -> None:
     """Over the ends of files."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 30, [number * 10 for number in range(30)]))
 
     found = [log.find(number * 10) for number in range(30)]
@@ -278,7 +279,7 @@ def test_a_unit_is_found_by_its_record() -> None:
 @pytest.mark.feature("A11")
 def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
     """The slot's last position is its head; however it is read, the same units are found."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     previous = [-1, -1, *positions[:-2]]
     log.truncate(0)
@@ -297,7 +298,7 @@ def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
 
 
 def test_damage_is_told_by_whoever_meets_it() -> None:
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 5, list(range(5)), [-1, 0, 52, 104, 156]))
     log._files.files[0].view[52 + 30] ^= 1
 
@@ -312,7 +313,7 @@ def test_damage_is_told_by_whoever_meets_it() -> None:
 
 
 def test_a_chain_that_leads_back_into_itself_is_not_walked_for_ever() -> None:
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS], [0], [0]))
 
     with pytest.raises(TimerLogDamageError, match="is no part of the slot"):
@@ -322,7 +323,7 @@ def test_a_chain_that_leads_back_into_itself_is_not_walked_for_ever() -> None:
 
 
 def test_a_unit_that_is_done_says_so_and_is_whole() -> None:
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 3, [0, 10, 20]))
 
     log.mark_done(np.array([52]))
@@ -334,7 +335,7 @@ def test_a_unit_that_is_done_says_so_and_is_whole() -> None:
 @pytest.mark.parametrize("numbers", [[], [0], [29], [0, 29], [9, 10, 11], list(range(30)), list(range(0, 30, 3))])
 def test_units_are_marked_wherever_they_stand_and_no_others(numbers: list[int]) -> None:
     """In runs and alone, on both sides of a file's end; the rest of each file, blanks too, keeps its bytes."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     before = [bytes(file.view) for file in log._files.files]
 
@@ -350,7 +351,7 @@ def test_units_are_marked_wherever_they_stand_and_no_others(numbers: list[int]) 
 
 def test_only_units_that_are_there_sound_and_of_slots_to_come_are_marked() -> None:
     """A mark has a check of its own, which must not make a damaged unit look whole."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS + number for number in range(30)], list(range(30))))
     log._files.files[1].view[3 * 52 + 30] ^= 1
     log.delete_before(600)
@@ -369,7 +370,7 @@ def test_only_units_that_are_there_sound_and_of_slots_to_come_are_marked() -> No
 
 def test_the_checkpoint_has_upstreams_bytes() -> None:
     """Read up to 1795253586000, five units in the log, queue at 5."""
-    file = MappedFile(None, 4_096)
+    file = MappedFile(4_096)
 
     write_timer_checkpoint(file, TimerCheckpoint(1_795_253_586_000, 260, 5, 5, 0, 0x1A1FD73CAD7, 0xD2))
 
@@ -383,7 +384,7 @@ def test_the_checkpoint_has_upstreams_bytes() -> None:
 
 def test_the_checkpoint_tells_who_wrote_it_and_heals_a_bit() -> None:
     """Ours stands there twice, with a check; RocketMQ changes the front only, and more than one bit of it."""
-    file = MappedFile(None, 4_096)
+    file = MappedFile(4_096)
     assert read_timer_checkpoint(file)[1] is Writer.NOBODY
     ours = TimerCheckpoint(1_795_253_586_000, 260, 5, 5, 0, 0x1A1FD73CAD7, 0xD2, 0, 1_000, -7)
     write_timer_checkpoint(file, ours)

@@ -16,7 +16,8 @@ from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDE
 from mqtemplate.delay.timers.intake import deliver_time, roll_slots
 from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
 from mqtemplate.errors import StoreFullError
-from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.services import ServiceThread
 from mqtemplate.store import PutResult
 from mqtemplate.topics import TIMER_TOPIC
@@ -727,7 +728,7 @@ def test_timermetrics_that_cannot_be_read_stop_nobody(open_room: OpenRoom, tmp_p
 
 
 def is_rolled(record: StoredRecord) -> bool:
-    return "TIMER_ROLL_TIMES" in record.properties
+    return "TIMER_ROLL_TIMES" in decode_properties(record.properties_bytes)
 
 
 def test_every_waiting_message_is_shown_wherever_it_is(open_room: OpenRoom) -> None:

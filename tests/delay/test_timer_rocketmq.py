@@ -13,7 +13,8 @@ import pytest
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint, Writer
 from mqtemplate.delay.timers.timer_unit import MAGIC_DONE, TIMER_UNIT_DTYPE
-from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenRoom
 from tests.delay.waiting_room import WaitingRoom
@@ -62,7 +63,9 @@ def forget_checks(folder: Path) -> None:
 def release_as_upstream(room: WaitingRoom, number: int, **changes: str) -> None:
     """The copy of the n-th timer as RocketMQ makes it: all its properties, new ones, and no link."""
     record = room.waiting_timers()[number]
-    properties = record.properties | {"TIMER_ENQUEUE_MS": "1", "TIMER_DEQUEUE_MS": "2"} | changes
+    properties = (
+        decode_properties(record.properties_bytes) | {"TIMER_ENQUEUE_MS": "1", "TIMER_DEQUEUE_MS": "2"} | changes
+    )
     topic = TIMER_TOPIC if changes else properties["REAL_TOPIC"]
     draft = RecordDraft(topic, 0, record.body, encode_properties(properties), body_crc=record.body_crc)
     room.put(draft)

@@ -19,7 +19,8 @@ from mqtemplate.delay import (
     tags_code_of,
 )
 from mqtemplate.delay.control import KeyIndex
-from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import (
     FlushDiskType,
     FolderStoreFiles,
@@ -45,7 +46,7 @@ class Arrived:
 
     @property
     def properties(self) -> dict[str, str]:
-        return self.record.properties
+        return decode_properties(self.record.properties_bytes)
 
 
 class ScannedKeys:
@@ -61,7 +62,7 @@ class ScannedKeys:
             for position in range(queue.min_offset, queue.max_offset):
                 offset = queue.unit(position).physical_offset
                 record = self._store.read_at(offset)
-                properties = {} if record is None else record.properties
+                properties = {} if record is None else decode_properties(record.properties_bytes)
                 if key in (properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split()):
                     found.append(offset)
         return sorted(found, reverse=True)[:max_count]
@@ -102,7 +103,7 @@ class WaitingRoom:
             mapped_file_size_consume_queue=queue_file_size,
         )
         self.store = MessageStore(
-            self.store_files, settings, self.clock, lambda record: tags_code_of(record, self.levels)
+            self.store_files, settings, self.clock, lambda *label: tags_code_of(*label, self.levels)
         )
         self.schedule = ScheduleMessageService(self.store, self.levels)
         self.timer = TimerMessageStore(self.store, self.limits, **timers)

@@ -32,7 +32,7 @@ def test_one_answer_that_fails_does_not_take_the_others_along(serving: Serving) 
     def fails(error: StoreError | None) -> None:
         raise ZeroDivisionError
 
-    store.group_commit.when(second.end, told.append)  # waits for the flush that the first asks for
+    store.group_commit.call_when_flushed(second.end, told.append)  # waits for the flush that the first asks for
     with capture_logs() as logs:
         writer.confirm(first.end, ("orders",), fails)
     writer.confirm(second.end, ("orders",), told.append)

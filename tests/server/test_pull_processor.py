@@ -7,7 +7,9 @@ from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.record.codec import CHECK_NAME, parse_record, without_check
+from mqtemplate.record.codec import parse_record, without_check
+from mqtemplate.record.layout import CHECK_NAME
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import PullSysFlag
@@ -198,7 +200,7 @@ def test_records_come_as_they_are_stored_without_the_check_that_only_we_write(se
     stored = serving.engine.store.read_at(message.physical_offset)
     assert stored is not None
     assert message.store_size == len(answer.body) == stored.total_size - 24
-    assert message.properties == stored.properties
+    assert message.properties == decode_properties(stored.properties_bytes)
 
 
 def test_a_record_without_our_check_comes_whole(serving: Serving) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.message import HostAddress, MessageQueue
-from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host, parse_record, without_check
+from mqtemplate.record.codec import RecordDraft, pack_host, parse_record, without_check
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server.raw_reader import RawReader, RawStatus

@@ -8,7 +8,8 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import HostAddress, Message
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader, SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_offset_msg_id, encode_batch
@@ -181,7 +182,7 @@ def test_properties_that_take_too_much_room_are_an_illegal_message(serving: Serv
 
 def test_a_full_disk_is_a_service_that_is_not_available(serving: Serving) -> None:
     serving.send("orders")
-    serving.engine.store.refusal = "the disk is 95% full"
+    serving.engine.store.cleaning.refusal = "the disk is 95% full"
 
     answer = serving.send("orders")
 
@@ -414,8 +415,9 @@ def test_a_half_message_is_not_seen_and_its_answer_tells_its_place(serving: Serv
     half = serving.engine.store.read_at(physical_offset)
     assert half is not None
     assert (half.topic, half.queue_id, half.sys_flag & SysFlag.TRANSACTION_MASK) == ("RMQ_SYS_TRANS_HALF_TOPIC", 0, 0)
-    assert half.properties["REAL_TOPIC"] == "orders"
-    assert half.properties["CLUSTER"] == "DefaultCluster"
+    properties = decode_properties(half.properties_bytes)
+    assert properties["REAL_TOPIC"] == "orders"
+    assert properties["CLUSTER"] == "DefaultCluster"
 
 
 def test_a_committed_message_that_is_retried_is_no_half_message_again(serving: Serving) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from mqtemplate.record.codec import decode_properties  # noqa: E402
+from mqtemplate.record.properties import decode_properties  # noqa: E402
 from mqtemplate.spark.property_columns import PropertyColumns  # noqa: E402
 
 

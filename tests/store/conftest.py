@@ -1,4 +1,4 @@
-"""A store in a folder that a test may close, kill and open again."""
+"""Fixtures: a store in a folder that a test may close, kill and open again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def quick_folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: for tests that sync nothing, and make thousands of small files."""
+    """A folder in memory, if the system has one: for tests that sync nothing and create thousands of files."""
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
         yield Path(folder)
@@ -28,7 +28,7 @@ def quick_folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def open_store(tmp_path: Path, clock: VirtualClock) -> Iterator[OpenStore]:
-    """Open the store in ``tmp_path``, again and again; what is still open at the end is closed."""
+    """Function that opens the store in ``tmp_path``. Stores that are still open at the end are closed."""
     stores: list[MessageStore] = []
 
     def open_(settings: StoreSettings | None = None) -> MessageStore:

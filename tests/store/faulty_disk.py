@@ -1,4 +1,4 @@
-"""A disk that refuses what a test tells it to refuse. It works on real files, and asks the system for no syncing."""
+"""A disk whose calls fail as a test decides. It works on real files and syncs nothing."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from pathlib import Path
 from mqtemplate.store.files.disk import Disk
 
 Judge = Callable[[int, str], int]
+"""Takes the number and the kind of a call, and returns the error number of its failure; 0 for success."""
 
 
 def never(number: int, kind: str) -> int:
+    """Let every call succeed."""
     return 0
 
 
 def once(at: int, code: int) -> Judge:
-    """Refuse the call with this number, and no other."""
+    """Let only the call with this number fail."""
     return lambda number, kind: code if number == at else 0
 
 
 def during(first: int, last: int, code: int) -> Judge:
-    """Refuse every call from one to another."""
+    """Let all calls from *first* to *last* fail."""
     return lambda number, kind: code if first <= number <= last else 0
 
 
 class FaultyDisk(Disk):
-    """Numbers its calls, and asks of each whether it fails.
-
-    Args:
-        judge: Takes the number of a call, from 0 on, and its kind; gives the error it fails with, 0 for none.
+    """A disk that numbers its calls from 0, and asks *judge* about each.
 
     Attributes:
         calls: Kinds of the calls so far.
@@ -41,9 +40,9 @@ class FaultyDisk(Disk):
     def __init__(self, judge: Judge = never) -> None:
         self.judge = judge
         self.calls: list[str] = []
-        self._torn: dict[int, int] = {}  # descriptor -> what its next write fails with
+        self._torn: dict[int, int] = {}  # descriptor -> error of its next write
 
-    def _ask(self, kind: str, path: Path | None = None) -> None:
+    def _check(self, kind: str, path: Path | None = None) -> None:
         code = self._code(kind)
         if code:
             raise OSError(code, os.strerror(code), None if path is None else str(path))
@@ -53,19 +52,19 @@ class FaultyDisk(Disk):
         return self.judge(len(self.calls) - 1, kind)
 
     def open(self, path: Path, *, flags: int = os.O_CREAT) -> int:
-        self._ask("open", path)
+        self._check("open", path)
         return super().open(path, flags=flags)
 
     def allocate(self, fd: int, size: int) -> None:
-        self._ask("allocate")
+        self._check("allocate")
         os.truncate(fd, size)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
-        self._ask("map")
+        self._check("map")
         return super().map(fd, size)
 
     def write_at(self, fd: int, data: bytes, at: int) -> int:
-        """A write that fails has written the first half."""
+        """Write the first half, if the call fails."""
         if fd in self._torn:
             code = self._torn.pop(fd)
             raise OSError(code, os.strerror(code))
@@ -75,36 +74,36 @@ class FaultyDisk(Disk):
         return super().write_at(fd, data, at)
 
     def flush(self, fd: int) -> None:
-        self._ask("flush")
+        self._check("flush")
 
     def replace(self, path: Path, target: Path) -> None:
-        self._ask("replace", path)
+        self._check("replace", path)
         super().replace(path, target)
 
     def link(self, path: Path, other: Path) -> None:
-        self._ask("link", path)
+        self._check("link", path)
         super().link(path, other)
 
     def unlink(self, path: Path) -> None:
-        self._ask("unlink", path)
+        self._check("unlink", path)
         super().unlink(path)
 
     def make_folder(self, folder: Path) -> None:
-        self._ask("make_folder", folder)
+        self._check("make_folder", folder)
         super().make_folder(folder)
 
     def sync_folder(self, folder: Path) -> None:
-        self._ask("sync_folder", folder)
+        self._check("sync_folder", folder)
 
     def read_whole(self, path: Path) -> bytes | None:
-        self._ask("read", path)
+        self._check("read", path)
         return super().read_whole(path)
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
-        self._ask("list", folder)
+        self._check("list", folder)
         return super().list_files(folder)
 
 
 FULL = (errno.ENOSPC,)
 FAILS_FULL = {"allocate", "write", "flush", "make_folder", "link", "replace", "open", "sync_folder"}
-"""Calls that a full disk may refuse."""
+"""Kinds of calls that fail on a full disk."""

@@ -1,8 +1,8 @@
-"""A disk that remembers what would be left if the power failed now.
+"""A disk that computes what a power failure at this moment may leave.
 
-It works on real files, and asks the system for everything but the syncing. Beside them it keeps, for each file, the
-bytes it had at its last flush, and for each folder the names it had when it was last synced and what happened to them
-since. From the two it makes images: folders such as a machine may find when it starts again.
+It works on real files and syncs nothing. In addition it records the bytes of each file at its last flush, the names of
+each folder at its last sync, and the changes of names since then. From both it builds images: folders that a machine
+may find after the next start.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _FOLDER = -1
 
 @dataclass
 class Change:
-    """What happened to names in one folder and is not on the disk for sure: each name's file from now on, or None."""
+    """An unsynced change of names in one folder: the new file of each name, or None if it was removed."""
 
     names: dict[str, int | None]
 
 
 @dataclass
 class Folder:
-    """Names that last, and what happened since, in order."""
+    """The durable names of a folder, and the later changes in order."""
 
-    lasting: dict[str, int] = field(default_factory=dict)
+    durable: dict[str, int] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
 
 
 class Choice(NamedTuple):
-    """One thing that may be on the disk, or not: a change of names, a file's length, or a piece of a file."""
+    """Something that may be on the disk or not: a change of names, the length of a file, or a piece of a file."""
 
     kind: str
     where: object
@@ -44,10 +44,11 @@ class Choice(NamedTuple):
 
 
 Image = tuple[tuple[str, bytes | None], ...]
-"""What is in a folder: path and bytes of each file; None for a folder, which comes before what is in it."""
+"""Content of a folder: path and bytes of each file; None for a folder, which precedes its content."""
 
 
 def write_image(image: Image, folder: Path) -> None:
+    """Create *folder* with the content of an image."""
     folder.mkdir()
     for name, data in image:
         if data is None:
@@ -57,13 +58,13 @@ def write_image(image: Image, folder: Path) -> None:
 
 
 class PowerLossDisk(Disk):
-    """The model of the disk in the docstring above.
+    """Model of a disk that may lose its power; see the module.
 
     Args:
-        root: The store's folder. What lies there already lasts.
+        root: Folder of the store. Its present content is durable.
         sector: Bytes that reach the disk together.
-        on_event: Called before each call that may change what is on the disk.
-        fails: Whether the n-th flush fails. It leaves the file's pages as if they had been written, and they were not.
+        on_event: Called before each call that may change the disk.
+        fails: Returns True if the n-th flush fails. Then the pages count as written, but they are not on the disk.
     """
 
     def __init__(
@@ -81,26 +82,26 @@ class PowerLossDisk(Disk):
         self.fails = fails
         self.flushes = 0
         self._numbers = itertools.count()
-        self._files: dict[Path, int] = {}  # as they are
-        self._gone: dict[int, bytes] = {}  # contents of files that have no name any more
+        self._files: dict[Path, int] = {}  # current names
+        self._gone: dict[int, bytes] = {}  # contents of files without a name
         self._durable: dict[int, bytes] = {}
-        self._forgotten: dict[int, bytes] = {}  # what a flush that failed should have written
+        self._forgotten: dict[int, bytes] = {}  # bytes that a failed flush should have written
         self._folders: dict[Path, Folder] = {root.parent: Folder({root.name: _FOLDER})}
         self._opened: dict[int, Path] = {}
         if root.is_dir():
-            self._take_in(root)
+            self._add_folder(root)
 
-    def _take_in(self, folder: Path) -> None:
+    def _add_folder(self, folder: Path) -> None:
         self._folders[folder] = known = Folder()
         for path in folder.iterdir():
             if path.is_dir():
-                known.lasting[path.name] = _FOLDER
-                self._take_in(path)
+                known.durable[path.name] = _FOLDER
+                self._add_folder(path)
             else:
-                known.lasting[path.name] = number = self._files[path] = next(self._numbers)
+                known.durable[path.name] = number = self._files[path] = next(self._numbers)
                 self._durable[number] = path.read_bytes()
 
-    # --- what the store calls ------------------------------------------------------------------
+    # --- calls of the store --------------------------------------------------------------------
 
     def open(self, path: Path, *, flags: int = os.O_CREAT) -> int:
         self.on_event()
@@ -134,14 +135,14 @@ class PowerLossDisk(Disk):
         self._durable[number] = now if forgotten is None else self._without(forgotten, durable, now)
 
     def _without(self, forgotten: bytes, durable: bytes, now: bytes) -> bytes:
-        """*now*, but as before where nothing changed since the flush that failed."""
+        """Return *now*, but with the old bytes where nothing changed since the failed flush."""
         durable = durable.ljust(len(now), b"\0")
         pieces = [slice(at, at + self.sector) for at in range(0, len(now), self.sector)]
         return b"".join(durable[piece] if now[piece] == forgotten[piece] else now[piece] for piece in pieces)
 
     def replace(self, path: Path, target: Path) -> None:
         self.on_event()
-        self._let_go(target)
+        self._keep_content(target)
         super().replace(path, target)
         self._files[target] = self._files.pop(path)
         self._change(path.parent, {path.name: None, target.name: self._files[target]})
@@ -154,12 +155,12 @@ class PowerLossDisk(Disk):
 
     def unlink(self, path: Path) -> None:
         self.on_event()
-        self._let_go(path)
+        self._keep_content(path)
         super().unlink(path)
         if self._files.pop(path, None) is not None:
             self._change(path.parent, {path.name: None})
 
-    def _let_go(self, path: Path) -> None:
+    def _keep_content(self, path: Path) -> None:
         if path in self._files:
             self._gone[self._files[path]] = path.read_bytes()
 
@@ -173,7 +174,7 @@ class PowerLossDisk(Disk):
     def sync_folder(self, folder: Path) -> None:
         self.on_event()
         known = self._folders[folder]
-        _apply(known.lasting, known.changes)
+        _apply(known.durable, known.changes)
         known.changes.clear()
 
     def boot_id(self) -> str:
@@ -182,18 +183,18 @@ class PowerLossDisk(Disk):
     def _change(self, folder: Path, names: dict[str, int | None]) -> None:
         self._folders[folder].changes.append(Change(names))
 
-    # --- what is left --------------------------------------------------------------------------
+    # --- images --------------------------------------------------------------------------------
 
     def number_of(self, path: Path) -> int:
-        """What stands for a file in a `Choice`."""
+        """Return the number of a file in a `Choice`."""
         return self._files[path]
 
     def contents(self) -> dict[int, bytes]:
-        """Of each file, what a process sees."""
+        """Return the bytes of each file as a process sees them."""
         return self._gone | {number: path.read_bytes() for path, number in self._files.items() if path.exists()}
 
     def choices(self, contents: dict[int, bytes]) -> list[Choice]:
-        """All that is not sure, in about the order in which it happened to each file."""
+        """Return everything that is not durable, about in the order of the changes."""
         found = [
             Choice("name", folder, number)
             for folder, known in self._folders.items()
@@ -213,7 +214,7 @@ class PowerLossDisk(Disk):
         return found
 
     def image(self, contents: dict[int, bytes], chosen: set[Choice]) -> Image:
-        """What a disk holds on which, of what is not sure, just *chosen* is."""
+        """Return the content of a disk that has only *chosen* of everything that is not durable."""
         found: list[tuple[str, bytes | None]] = []
         self._collect(self.root, "", contents, chosen, found)
         return tuple(found)
@@ -227,7 +228,7 @@ class PowerLossDisk(Disk):
         found: list[tuple[str, bytes | None]],
     ) -> None:
         known = self._folders[folder]
-        names = dict(known.lasting)
+        names = dict(known.durable)
         _apply(names, [change for at, change in enumerate(known.changes) if Choice("name", folder, at) in chosen])
         for name, number in sorted(names.items()):
             if number == _FOLDER:
@@ -259,20 +260,20 @@ def _apply(names: dict[str, int], changes: list[Change]) -> None:
 
 
 def subsets(choices: list[Choice], chance: random.Random, most: int, all_up_to: int = 3) -> Iterator[set[Choice]]:
-    """Every subset where there are few, else those that are known to hurt, and some by chance: at most *most*."""
+    """Yield all subsets of a few choices; else known critical subsets and random ones, at most *most*."""
     if len(choices) <= all_up_to:
         for bits in itertools.product((False, True), repeat=len(choices)):
             yield {choice for choice, is_there in zip(choices, bits, strict=True) if is_there}
         return
     whole = set(choices)
     names = {choice for choice in choices if choice.kind == "name"}
-    telling = [set(), whole, {choices[-1]}, whole - {chance.choice(choices)}, names, whole - names]
-    by_chance = ({choice for choice in choices if chance.random() < share} for share in (0.5, 0.8, 0.2) * most)
-    yield from itertools.islice(itertools.chain(telling, by_chance), most)
+    critical = [set(), whole, {choices[-1]}, whole - {chance.choice(choices)}, names, whole - names]
+    random_ones = ({choice for choice in choices if chance.random() < share} for share in (0.5, 0.8, 0.2) * most)
+    yield from itertools.islice(itertools.chain(critical, random_ones), most)
 
 
 class RestartedDisk(Disk):
-    """The disk of a machine that has started again. Syncing costs nothing: nobody will cut the power once more."""
+    """The disk of a machine that was started again. It syncs nothing, because its power does not fail."""
 
     def __init__(self, boot: str = "boot-2") -> None:
         self.boot = boot

@@ -1,11 +1,11 @@
-"""Short lives of a store, and the power failing at every moment of them.
+"""Simulation: short lives of a store, with a power failure at every moment.
 
     python -m tests.store.power_loss_run [SEED STORES]
 
-A life is a script of sends, waits, checkpoints and restarts on a `PowerLossDisk`. At each of its calls, images are made
-of what the disk may hold; the store is opened on each, both delay services with it, time goes on, and what arrived is
-compared with what was promised. One image is where the store's next life begins, so that the power also fails in
-recoveries from a failure.
+A life is a script of sends, pauses, checkpoints and restarts on a `PowerLossDisk`. At each call of the disk, images of
+its possible content are built. The store and both delay services are opened on each image, time passes, and the
+delivered messages are compared with the guarantees. The next life of the store starts with one of the images, so the
+power also fails during a recovery.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import Any
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import MQTemplateError
-from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, FolderStoreFiles
 from mqtemplate.store.files.disk import Disk
 from tests.delay.waiting_room import Arrived, WaitingRoom
@@ -41,17 +42,17 @@ _boots = itertools.count()
 
 
 @dataclass
-class Promises:
-    """What the senders were told, and what readers saw."""
+class Guarantees:
+    """Messages that were acknowledged to producers, and messages that consumers have seen."""
 
-    acknowledged: dict[bytes, int] = field(default_factory=dict)  # body -> not before
+    acknowledged: dict[bytes, int] = field(default_factory=dict)  # body -> earliest delivery
     ends: dict[bytes, int] = field(default_factory=dict)  # body -> physical end of its record
-    seen: dict[bytes, int] = field(default_factory=dict)  # body -> place in the real topic's queue
+    seen: dict[bytes, int] = field(default_factory=dict)  # body -> queue offset in the real topic
     flushed: int = 0
     sent: int = 0
 
-    def that_last(self, mode: FlushDiskType) -> Promises:
-        """Those that hold over a power failure: with ``ASYNC_FLUSH``, those about what was flushed."""
+    def after_power_failure(self, mode: FlushDiskType) -> Guarantees:
+        """Return the guarantees that hold after a power failure: with ``ASYNC_FLUSH``, those of flushed messages."""
         kept = deepcopy(self)
         if mode is FlushDiskType.ASYNC_FLUSH:
             kept.acknowledged = {
@@ -63,7 +64,7 @@ class Promises:
 
 @dataclass
 class Report:
-    """What the images showed."""
+    """Result of all images."""
 
     moments: int = 0
     cases: int = 0
@@ -71,21 +72,21 @@ class Report:
 
 
 @dataclass
-class Beginning:
-    """Where a life begins: in a folder that the power left, with promises to keep."""
+class Start:
+    """Start of a life: an image that a power failure left, with guarantees to keep."""
 
     image: Image
-    promises: Promises
+    guarantees: Guarantees
     now_ms: int
 
 
 class Life:
-    """One store on a disk that may lose power, and what it promised.
+    """One store on a disk that may lose its power, and its guarantees.
 
     Args:
-        folder: Made anew.
-        most: Images at each moment.
-        begins: By default in an empty folder.
+        folder: Created for this life.
+        most: Number of images at each moment.
+        start: By default an empty folder.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Life:
         *,
         most: int,
         log_file_size: int,
-        begins: Beginning | None = None,
+        start: Start | None = None,
     ) -> None:
         folder.mkdir()
         self.folder = folder
@@ -106,21 +107,21 @@ class Life:
         self.report = report
         self.most = most
         self.log_file_size = log_file_size
-        self.next_beginning: Beginning | None = None
+        self.next_start: Start | None = None
         self._known: set[int] = set()
-        self._is_looking = False
+        self._is_testing = False
         self._doing = "opening"
         store = folder / "store"
-        if begins is None:
+        if start is None:
             store.mkdir()
-            self.promises, self.clock = Promises(), VirtualClock()
+            self.guarantees, self.clock = Guarantees(), VirtualClock()
         else:
-            write_image(begins.image, store)
-            self.promises, self.clock = begins.promises, VirtualClock(begins.now_ms)
+            write_image(start.image, store)
+            self.guarantees, self.clock = start.guarantees, VirtualClock(start.now_ms)
         self.disk = PowerLossDisk(store, chance.choice((4_096, 512)), self.on_event, f"boot-{next(_boots)}")
         self.room: WaitingRoom | None = None
 
-    # --- the life ------------------------------------------------------------------------------
+    # --- the script ----------------------------------------------------------------------------
 
     def open_on(self, disk: Disk, root: Path, clock: VirtualClock) -> WaitingRoom:
         return WaitingRoom(
@@ -167,51 +168,51 @@ class Life:
         return room
 
     def send(self, room: WaitingRoom, delay: dict[str, int]) -> None:
-        promises, now_ms = self.promises, self.clock.now_ms()
-        body = b"%05d" % promises.sent + bytes(self.chance.randrange(300))
-        promises.sent += 1
+        guarantees, now_ms = self.guarantees, self.clock.now_ms()
+        body = b"%05d" % guarantees.sent + bytes(self.chance.randrange(300))
+        guarantees.sent += 1
         put = room.send(body, **delay)
         level = delay.get("DELAY")
-        promises.acknowledged[body] = now_ms + (LEVEL_MS[level - 1] if level else delay.get("TIMER_DELAY_MS", 0))
-        promises.ends[body] = put.end
+        guarantees.acknowledged[body] = now_ms + (LEVEL_MS[level - 1] if level else delay.get("TIMER_DELAY_MS", 0))
+        guarantees.ends[body] = put.end
 
     def note_seen(self, room: WaitingRoom) -> None:
-        """What consumers were shown."""
-        for place, message in enumerate(room.arrived()):
+        """Note the messages that consumers can read."""
+        for queue_offset, message in enumerate(room.arrived()):
             if message.record.physical_offset + message.record.total_size <= room.store.confirm_offset:
-                self.promises.seen.setdefault(message.body, place)
+                self.guarantees.seen.setdefault(message.body, queue_offset)
 
     # --- the power fails -----------------------------------------------------------------------
 
     def on_event(self) -> None:
-        """The disk is asked for something: before it does it, the power fails."""
-        if self._is_looking:
+        """Let the power fail before a call of the disk."""
+        if self._is_testing:
             return
-        self._is_looking = True
+        self._is_testing = True
         if self.room is not None:
-            self.promises.flushed = max(self.promises.flushed, self.room.store.group_commit.flushed)
+            self.guarantees.flushed = max(self.guarantees.flushed, self.room.store.group_commit.flushed)
         self.report.moments += 1
         contents = self.disk.contents()
         choices = self.disk.choices(contents)
         for chosen in subsets(choices, self.chance, self.most):
             image = self.disk.image(contents, chosen)
-            key = hash((image, len(self.promises.acknowledged), len(self.promises.seen)))
+            key = hash((image, len(self.guarantees.acknowledged), len(self.guarantees.seen)))
             if key not in self._known:
                 self._known.add(key)
                 self.report.cases += 1
-                self.offer_beginning(image)
+                self.offer_start(image)
                 if problem := self.try_image(image):
                     lost = [choice for choice in choices if choice not in chosen]
                     self.report.failures.append(f"{self._doing}, moment {self.report.moments}: {problem}; lost: {lost}")
-        self._is_looking = False
+        self._is_testing = False
 
-    def offer_beginning(self, image: Image) -> None:
-        """Keep one image of all, each with the same chance."""
+    def offer_start(self, image: Image) -> None:
+        """Keep one of all images, each with the same probability."""
         if self.chance.randrange(len(self._known)) == 0:
-            self.next_beginning = Beginning(image, self.promises.that_last(self.mode), self.clock.now_ms())
+            self.next_start = Start(image, self.guarantees.after_power_failure(self.mode), self.clock.now_ms())
 
     def try_image(self, image: Image) -> str:
-        """Open the image, let time go by, compare; gives what is wrong, or nothing."""
+        """Open the image, let time pass and compare. Return what is wrong, or an empty text."""
         folder = self.folder / "image"
         write_image(image, folder)
         try:
@@ -237,26 +238,26 @@ class Life:
             except (MQTemplateError, AssertionError, LookupError, ValueError) as exc:
                 return f"{type(exc).__name__}: {exc}"
         if bodies != [message.body for message in arrived] or put.queue_offset != len(bodies) - 1:
-            return "what was there is not there after a clean restart"
+            return "messages are missing after a clean restart"
         return self.compare([message for message in arrived if message.body != b"after"])
 
     def compare(self, arrived: Sequence[Arrived]) -> str:
-        promises = self.promises.that_last(self.mode)
+        guarantees = self.guarantees.after_power_failure(self.mode)
         counts = Counter(message.body for message in arrived)
-        places = {message.body: place for place, message in enumerate(arrived)}
-        if lost := [body[:5] for body in promises.acknowledged if counts[body] == 0]:
+        offsets = {message.body: queue_offset for queue_offset, message in enumerate(arrived)}
+        if lost := [body[:5] for body in guarantees.acknowledged if counts[body] == 0]:
             return f"lost {lost}"
         if doubled := [body[:5] for body, count in counts.items() if count > 1]:
             return f"doubled {doubled}"
-        if early := [each.body[:5] for each in arrived if each.at_ms < self.promises.acknowledged.get(each.body, 0)]:
+        if early := [each.body[:5] for each in arrived if each.at_ms < self.guarantees.acknowledged.get(each.body, 0)]:
             return f"early {early}"
-        if moved := [body[:5] for body, place in promises.seen.items() if places[body] != place]:
-            return f"seen by a consumer, then at another place {moved}"
+        if moved := [body[:5] for body, offset in guarantees.seen.items() if offsets[body] != offset]:
+            return f"seen by a consumer, then at another queue offset {moved}"
         return ""
 
 
 def script(chance: random.Random, length: int) -> list[Act]:
-    """Something of everything, by chance."""
+    """Return a random script with all kinds of acts."""
     names = chance.choices(("send", "wait", "flush", "checkpoint", "close", "kill"), (10, 5, 1, 3, 1, 1), k=length)
     return [(name, _argument(chance, name)) for name in names]
 
@@ -277,17 +278,17 @@ def _delay(chance: random.Random) -> dict[str, int]:
 
 
 def run(folder: Path, seed: int, mode: FlushDiskType, *, lives: int = 2, length: int = 12, most: int = 5) -> Report:
-    """One store from *seed*: so many lives, so many acts in each."""
+    """Run *lives* of one store with *length* acts each."""
     chance = random.Random(seed)
     report = Report()
     log_file_size = chance.choice((4_096, 8_192, 16_384))
-    begins = None
+    start = None
     for number in range(lives):
         life = Life(
-            folder / f"life-{number}", chance, mode, report, most=most, log_file_size=log_file_size, begins=begins
+            folder / f"life-{number}", chance, mode, report, most=most, log_file_size=log_file_size, start=start
         )
         life.live(script(chance, length))
-        begins = life.next_beginning
+        start = life.next_start
     return report
 
 

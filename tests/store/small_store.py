@@ -1,4 +1,4 @@
-"""Small stores: files of a few kilobytes roll over in tests that stay quick."""
+"""Small stores: files of a few kilobytes are full after some messages, so tests stay fast."""
 
 from __future__ import annotations
 
@@ -23,13 +23,24 @@ def small(**changes: object) -> StoreSettings:
 
 
 def kill(store: MessageStore) -> None:
-    """Let go of a store as a killed process does: files as they are, no progress written, no clean mark."""
-    store._close_files()
-    store.store_files.unlock()
+    """Release a store as a killed process does: no progress is written, and it is not marked as closed."""
+    store.release()
+
+
+class NothingPending:
+    """A store without delayed messages: any file may be deleted."""
+
+    def copy_forward(self, physical_start: int, physical_end: int) -> bool:
+        """Return True: no message needs the part."""
+        return True
+
+    def pending_bytes(self, physical_start: int, physical_end: int) -> int:
+        """Return 0."""
+        return 0
 
 
 def bodies(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
-    """What a reader of the queue gets."""
+    """Return the bodies of all messages in a queue."""
     queue = store.consume_queue(topic, queue_id)
     units = [queue.unit(at) for at in range(queue.min_offset, queue.max_offset)]
     return [store.read(unit.physical_offset, unit.size).body for unit in units]

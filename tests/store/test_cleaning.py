@@ -1,4 +1,4 @@
-"""Retention: which files go, when, what keeps them, and what is left for whoever reads."""
+"""Retention: which files are deleted and when, which files stay, and what readers find afterwards."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import ConfigurationError, CorruptRecordError, DeletedRecordError, StoreFullError
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore, StoreSettings
-from mqtemplate.store.cleaning import DeleteHours
-from tests.store.small_store import OpenStore, bodies, draft, kill, small
+from mqtemplate.store.cleaning import next_delete_hour
+from tests.store.small_store import NothingPending, OpenStore, bodies, draft, kill, small
 
 HOUR_MS = 3_600_000
 FILE = 4_096
@@ -28,7 +28,7 @@ BODY = bytes(1_500)  # two of them fill a file
 
 @pytest.fixture(autouse=True)
 def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hours are those of local time: the tests live in Greenwich. The virtual clock starts at midnight there."""
+    """Delete hours are local time. In these tests that is UTC, where the virtual clock starts at midnight."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -37,26 +37,26 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def fill(store: MessageStore, files: int, clock: VirtualClock | None = None, *, every_ms: int = 0) -> None:
-    """Fill so many files of the log, two records each, and begin another; time passes before each."""
+    """Fill *files* files of the log with two records each, and start another. The clock moves after each record."""
     for _ in range(files * 2 + 1):
         store.put(draft(BODY))
         if clock is not None:
             clock.move_ms(every_ms)
 
 
-def freely(store: MessageStore) -> MessageStore:
-    """Nothing waits in this store."""
-    store.cleaning.make_free = lambda begin, end: True
+def without_pending(store: MessageStore) -> MessageStore:
+    """Let the store delete any file: it has no pending messages."""
+    store.cleaning.load(NothingPending())
     return store
 
 
 def log_names(folder: Path) -> list[int]:
-    """The files of the log, by the number of files before them."""
+    """Return the files of the log as numbers from 0."""
     return [int(path.name) // FILE for path in sorted((folder / "commitlog").iterdir())]
 
 
 def advance(store: MessageStore, milliseconds: int) -> int:
-    """Let time pass for the cleaning alone; gives how often it was stepped."""
+    """Let time pass for the cleaning alone. Return the number of steps."""
     clock = store.clock
     assert isinstance(clock, VirtualClock)
     target_ms = clock.now_ms() + milliseconds
@@ -72,12 +72,12 @@ def advance(store: MessageStore, milliseconds: int) -> int:
 # --- by age -----------------------------------------------------------------------------------------
 
 
-def test_a_file_goes_when_its_newest_record_is_old_enough(open_store: OpenStore, tmp_path: Path) -> None:
-    """Its age is that of what was stored last in it, by the store's own timestamps: the first of the next file."""
-    store = freely(open_store(small(file_reserved_time=72, delete_when=";".join(map(str, range(24))))))
+def test_a_file_is_deleted_when_its_newest_record_is_old_enough(open_store: OpenStore, tmp_path: Path) -> None:
+    """The first record of the next file bounds the age of the newest record."""
+    store = without_pending(open_store(small(file_reserved_time=72, delete_when=";".join(map(str, range(24))))))
     clock = store.clock
     assert isinstance(clock, VirtualClock)
-    fill(store, 3, clock, every_ms=HOUR_MS)  # file 1 begins at hour 2, file 2 at hour 4, file 3 at hour 6
+    fill(store, 3, clock, every_ms=HOUR_MS)  # file 1 starts at hour 2, file 2 at hour 4, file 3 at hour 6
 
     advance(store, 67 * HOUR_MS - 1)
     before = log_names(tmp_path)
@@ -88,8 +88,8 @@ def test_a_file_goes_when_its_newest_record_is_old_enough(open_store: OpenStore,
     assert log_names(tmp_path) == [2, 3]
 
 
-def test_old_files_wait_for_their_hour(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store(small(file_reserved_time=1, delete_when="04")))
+def test_old_files_are_deleted_at_the_hour(open_store: OpenStore, tmp_path: Path) -> None:
+    store = without_pending(open_store(small(file_reserved_time=1, delete_when="04")))
     fill(store, 3)
 
     advance(store, 4 * HOUR_MS - 1)
@@ -99,14 +99,14 @@ def test_old_files_wait_for_their_hour(open_store: OpenStore, tmp_path: Path) ->
     assert (before, log_names(tmp_path)) == ([0, 1, 2, 3], [3])
 
 
-def test_an_hour_lasts_to_its_end_and_comes_again_the_next_day(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store(small(file_reserved_time=1, delete_when="04")))
+def test_a_delete_hour_ends_and_comes_again_the_next_day(open_store: OpenStore, tmp_path: Path) -> None:
+    store = without_pending(open_store(small(file_reserved_time=1, delete_when="04")))
     clock = store.clock
     assert isinstance(clock, VirtualClock)
     clock.move_ms(4 * HOUR_MS)
     fill(store, 1)
 
-    advance(store, HOUR_MS)  # at five it is old enough, and too late
+    advance(store, HOUR_MS)  # at five it is old enough, but the hour is over
     at_five = log_names(tmp_path)
     advance(store, 23 * HOUR_MS - 1)
     a_day_later = log_names(tmp_path)
@@ -115,8 +115,8 @@ def test_an_hour_lasts_to_its_end_and_comes_again_the_next_day(open_store: OpenS
     assert (at_five, a_day_later, log_names(tmp_path)) == ([0, 1], [0, 1], [1])
 
 
-def test_there_may_be_several_hours(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store(small(file_reserved_time=1, delete_when="23; 2 ;16")))
+def test_there_may_be_several_delete_hours(open_store: OpenStore, tmp_path: Path) -> None:
+    store = without_pending(open_store(small(file_reserved_time=1, delete_when="23; 2 ;16")))
     fill(store, 1)
 
     advance(store, 2 * HOUR_MS)
@@ -125,8 +125,8 @@ def test_there_may_be_several_hours(open_store: OpenStore, tmp_path: Path) -> No
 
 
 @given(time_ms=st.integers(0, 4_000_000_000_000), hours=st.sets(st.integers(0, 23), min_size=1))
-def test_the_next_hour_is_the_first_millisecond_that_is_in_one(time_ms: int, hours: set[int]) -> None:
-    found_ms = DeleteHours(";".join(map(str, hours))).next(time_ms)
+def test_the_next_delete_hour_is_the_first_millisecond_in_one(time_ms: int, hours: set[int]) -> None:
+    found_ms = next_delete_hour(time_ms, frozenset(hours))
 
     def hour(at_ms: int) -> int:
         return datetime.fromtimestamp(at_ms // 1_000, UTC).hour
@@ -137,19 +137,19 @@ def test_the_next_hour_is_the_first_millisecond_that_is_in_one(time_ms: int, hou
     assert not {hour(at_ms) for at_ms in between} & hours
 
 
-def test_an_hour_that_the_clocks_leave_out_comes_the_next_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On 2026-03-29 Berlin goes from two to three at once."""
+def test_an_hour_skipped_by_daylight_saving_comes_the_next_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 2026-03-29 the clocks in Berlin skip from two to three."""
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     before = int(datetime(2026, 3, 29, 0, 59, 59, tzinfo=UTC).timestamp() * 1_000)  # 01:59:59 there
 
-    found = datetime.fromtimestamp(DeleteHours("02").next(before) / 1_000, UTC)
+    found = datetime.fromtimestamp(next_delete_hour(before, frozenset({2})) / 1_000, UTC)
 
     assert found == datetime(2026, 3, 30, 0, 0, tzinfo=UTC)
 
 
-def test_the_last_file_never_goes(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store(small(file_reserved_time=1)))
+def test_the_last_file_is_never_deleted(open_store: OpenStore, tmp_path: Path) -> None:
+    store = without_pending(open_store(small(file_reserved_time=1)))
     fill(store, 0)
 
     advance(store, 1_000 * HOUR_MS)
@@ -158,24 +158,22 @@ def test_the_last_file_never_goes(open_store: OpenStore, tmp_path: Path) -> None
     assert len(bodies(store)) == 1
 
 
-def test_the_last_files_age_decides_when_the_one_before_is_followed_by_nothing(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
-    """A file made ahead by a process that was killed holds nothing: no record tells how old the one before is."""
+def test_an_empty_last_file_does_not_keep_the_file_before_it(open_store: OpenStore, tmp_path: Path) -> None:
+    """A killed process left a file without records: no first record bounds the age of the file before."""
     store = open_store(small(file_reserved_time=1))
     fill(store, 1)
     store.close()
     (tmp_path / "commitlog" / f"{2 * FILE:020d}").write_bytes(bytes(FILE))
 
-    again = freely(open_store(small(file_reserved_time=1)))
+    again = without_pending(open_store(small(file_reserved_time=1)))
     advance(again, 100 * HOUR_MS)
 
     assert log_names(tmp_path) == [1, 2]  # the log still ends in file 1
     assert len(bodies(again)) == 1
 
 
-def test_no_more_than_ten_files_go_in_a_row(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store(small(file_reserved_time=1)))
+def test_at_most_ten_files_are_deleted_in_one_run(open_store: OpenStore, tmp_path: Path) -> None:
+    store = without_pending(open_store(small(file_reserved_time=1)))
     clock = store.clock
     assert isinstance(clock, VirtualClock)
     fill(store, 14)
@@ -190,8 +188,8 @@ def test_no_more_than_ten_files_go_in_a_row(open_store: OpenStore, tmp_path: Pat
     assert log_names(tmp_path) == [14]
 
 
-def test_what_went_is_logged_with_file_reason_and_age_and_counted(open_store: OpenStore) -> None:
-    store = freely(open_store(small(file_reserved_time=1)))
+def test_a_deleted_file_is_logged_and_counted(open_store: OpenStore) -> None:
+    store = without_pending(open_store(small(file_reserved_time=1)))
     fill(store, 1)
 
     with capture_logs() as logs:
@@ -202,32 +200,32 @@ def test_what_went_is_logged_with_file_reason_and_age_and_counted(open_store: Op
     assert store.metrics.snapshot()["store.files_deleted"] == 1
 
 
-def test_forty_days_are_few_steps(open_store: OpenStore) -> None:
-    """The next time at which a file can expire is known, so nothing is looked at in between."""
-    store = freely(open_store())
+def test_forty_days_need_few_steps(open_store: OpenStore) -> None:
+    """The next time at which a file can expire is known, so there are no steps in between."""
+    store = without_pending(open_store())
     fill(store, 2)
 
     assert advance(store, 40 * 24 * HOUR_MS) < 50
 
 
-def test_a_file_that_is_filled_later_is_noticed_in_time(open_store: OpenStore, tmp_path: Path) -> None:
-    """Nobody wakes the cleaning: what is stored from now on is younger than anything it could be woken for."""
-    store = freely(open_store(small(file_reserved_time=2, delete_when=";".join(map(str, range(24))))))
-    asked_again_ms = store.cleaning.step()
+def test_a_file_filled_later_is_deleted_in_time(open_store: OpenStore, tmp_path: Path) -> None:
+    """The cleaning needs no wake-up: later records are younger than the file that expires next."""
+    store = without_pending(open_store(small(file_reserved_time=2, delete_when=";".join(map(str, range(24))))))
+    next_ms = store.cleaning.step()
 
     fill(store, 1)
 
-    assert asked_again_ms == store.clock.now_ms() + 2 * HOUR_MS
+    assert next_ms == store.clock.now_ms() + 2 * HOUR_MS
     advance(store, 2 * HOUR_MS)
     assert log_names(tmp_path) == [1]
 
 
 def test_a_clock_that_is_set_back_does_not_stop_the_cleaning(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store(small(file_reserved_time=1)))
+    store = without_pending(open_store(small(file_reserved_time=1)))
     clock = store.clock
     assert isinstance(clock, VirtualClock)
     fill(store, 1)
-    clock.move_ms(5 * HOUR_MS)  # past the hour of today
+    clock.move_ms(5 * HOUR_MS)  # after today's hour
     assert store.cleaning.step() == clock.now_ms() + 23 * HOUR_MS
 
     clock.move_ms(-HOUR_MS)
@@ -240,14 +238,14 @@ def test_a_clock_that_is_set_back_does_not_stop_the_cleaning(open_store: OpenSto
 
 
 def on_a_disk(store: MessageStore, used: float) -> MessageStore:
-    """The disk of this store is so full from now on."""
+    """Set the used ratio of the store's disk, and check it."""
     store.cleaning.disk_used_ratio = lambda: used
-    store.cleaning.look()
+    store.cleaning.clean()
     return store
 
 
-def test_above_the_first_ratio_old_files_go_at_any_hour(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store(small(file_reserved_time=1)))
+def test_above_the_first_ratio_old_files_are_deleted_at_any_hour(open_store: OpenStore, tmp_path: Path) -> None:
+    store = without_pending(open_store(small(file_reserved_time=1)))
     clock = store.clock
     assert isinstance(clock, VirtualClock)
     fill(store, 1)
@@ -260,8 +258,10 @@ def test_above_the_first_ratio_old_files_go_at_any_hour(open_store: OpenStore, t
     assert (at_the_ratio, log_names(tmp_path)) == ([0, 1], [1])
 
 
-def test_above_the_second_ratio_the_oldest_go_whatever_their_age(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store())
+def test_above_the_second_ratio_the_oldest_files_are_deleted_whatever_their_age(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    store = without_pending(open_store())
     fill(store, 3)
 
     with capture_logs() as logs:
@@ -273,8 +273,8 @@ def test_above_the_second_ratio_the_oldest_go_whatever_their_age(open_store: Ope
     assert [line["reason"] for line in logs if line["event"] == "store.file_deleted"] == ["disk"]
 
 
-def test_files_that_are_not_old_stay_where_force_is_forbidden(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store(small(clean_file_forcibly_enable=False)))
+def test_files_that_are_not_old_stay_without_forcible_cleaning(open_store: OpenStore, tmp_path: Path) -> None:
+    store = without_pending(open_store(small(clean_file_forcibly_enable=False)))
     fill(store, 3)
 
     on_a_disk(store, 0.99)
@@ -282,8 +282,8 @@ def test_files_that_are_not_old_stay_where_force_is_forbidden(open_store: OpenSt
     assert log_names(tmp_path) == [0, 1, 2, 3]
 
 
-def test_cleaning_by_force_ends_when_there_is_room_again(open_store: OpenStore, tmp_path: Path) -> None:
-    store = freely(open_store())
+def test_forcible_cleaning_ends_when_the_disk_has_space(open_store: OpenStore, tmp_path: Path) -> None:
+    store = without_pending(open_store())
     fill(store, 4)
     store.cleaning.disk_used_ratio = lambda: 0.80 + 0.02 * len(log_names(tmp_path))
 
@@ -293,8 +293,8 @@ def test_cleaning_by_force_ends_when_there_is_room_again(open_store: OpenStore, 
     assert log_names(tmp_path) == [3, 4]  # 0.84
 
 
-def test_above_the_third_ratio_nothing_is_taken_until_there_is_room(open_store: OpenStore) -> None:
-    store = freely(open_store())
+def test_above_the_third_ratio_messages_are_refused_until_the_disk_has_space(open_store: OpenStore) -> None:
+    store = without_pending(open_store())
     fill(store, 0)
     count = len(bodies(store))
 
@@ -310,11 +310,11 @@ def test_above_the_third_ratio_nothing_is_taken_until_there_is_room(open_store: 
         on_a_disk(store, 0.90)
 
     assert store.put(draft(b"x")).queue_offset == count
-    assert [line["event"] for line in logs] == ["store.refuses_messages", "store.takes_messages_again"]
+    assert [line["event"] for line in logs] == ["store.messages_refused", "store.messages_accepted"]
 
 
-def test_what_makes_room_is_taken_on_a_full_disk(open_store: OpenStore) -> None:
-    store = on_a_disk(freely(open_store()), 0.95)
+def test_copies_that_free_space_are_accepted_on_a_full_disk(open_store: OpenStore) -> None:
+    store = on_a_disk(without_pending(open_store()), 0.95)
 
     (put,) = store.put_all([draft(b"copied forward")], though_full=True)
 
@@ -323,7 +323,7 @@ def test_what_makes_room_is_taken_on_a_full_disk(open_store: OpenStore) -> None:
 
 def test_a_ratio_of_a_hundred_is_never_reached(open_store: OpenStore, tmp_path: Path) -> None:
     never = {f"disk_{name}_ratio": 100 for name in ("max_used_space", "space_clean_forcibly", "space_warning_level")}
-    store = freely(open_store(small(**never)))
+    store = without_pending(open_store(small(**never)))
     fill(store, 1)
 
     on_a_disk(store, 1.0)
@@ -332,8 +332,8 @@ def test_a_ratio_of_a_hundred_is_never_reached(open_store: OpenStore, tmp_path: 
     assert store.put(draft(b"x"))
 
 
-def test_the_disk_is_looked_at_every_ten_seconds_and_not_on_a_virtual_clock(tmp_path: Path) -> None:
-    """What a test sees must not depend on how full the disk of its machine is."""
+def test_the_disk_is_checked_every_ten_seconds_but_not_on_a_virtual_clock(tmp_path: Path) -> None:
+    """A test must not depend on the disk of its machine."""
     clock = SystemClock()
     real = MessageStore(FolderStoreFiles(tmp_path / "real"), small(), clock)
     virtual = MessageStore(FolderStoreFiles(tmp_path / "virtual"), small(), VirtualClock())
@@ -350,135 +350,138 @@ def test_the_disk_is_looked_at_every_ten_seconds_and_not_on_a_virtual_clock(tmp_
         store.close()
 
 
-def test_how_full_a_disk_is_comes_from_its_home(tmp_path: Path) -> None:
+def test_the_used_ratio_is_that_of_the_folders_disk(tmp_path: Path) -> None:
     stat = os.statvfs(tmp_path)
     used = stat.f_blocks - stat.f_bfree
 
     assert FolderStoreFiles(tmp_path).disk_used_ratio() == pytest.approx(used / (used + stat.f_bavail), abs=0.05)
-    assert FolderStoreFiles(tmp_path).disk_used_ratio(roomy_bytes=1) == 0.0, "with room enough no ratio counts"
+    assert FolderStoreFiles(tmp_path).disk_used_ratio(roomy_bytes=1) == 0.0, "with enough space no ratio applies"
     assert FolderStoreFiles(tmp_path).disk_used_ratio(roomy_bytes=1 << 60) > 0.0
     assert MemoryStoreFiles().disk_used_ratio() == 0.0
 
 
-# --- what keeps a file ------------------------------------------------------------------------------
+# --- files that stay --------------------------------------------------------------------------------
 
 
-class Waiting:
-    """Stands for the delay services: records of a topic that are to be delivered, and copied forward before."""
+class Pending:
+    """Stand-in for the delay services: pending records of one topic."""
 
     def __init__(self, store: MessageStore, *, copies: bool = True) -> None:
         self._store = store
         self._copies = copies
-        self.asked: list[tuple[int, int]] = []
-        self.places: dict[int, int] = {}  # physical offset -> size
-        store.cleaning.make_free = self.make_free
-        store.cleaning.waiting_bytes = self.waiting_bytes
+        self.calls: list[tuple[int, int]] = []
+        self.sizes: dict[int, int] = {}  # physical offset -> size
+        store.cleaning.load(self)
 
     def add(self, body: bytes) -> None:
-        put = self._store.put(draft(body, topic="waiting"))
-        self.places[put.physical_offset] = put.size
+        put = self._store.put(draft(body, topic="pending"))
+        self.sizes[put.physical_offset] = put.size
 
-    def between(self, begin: int, end: int) -> list[int]:
-        return [offset for offset in self.places if begin <= offset < end]
+    def between(self, start: int, end: int) -> list[int]:
+        return [offset for offset in self.sizes if start <= offset < end]
 
-    def waiting_bytes(self, begin: int, end: int) -> int:
-        return sum(self.places[offset] for offset in self.between(begin, end))
+    def pending_bytes(self, start: int, end: int) -> int:
+        return sum(self.sizes[offset] for offset in self.between(start, end))
 
-    def make_free(self, begin: int, end: int) -> bool:
-        self.asked.append((begin, end))
+    def copy_forward(self, start: int, end: int) -> bool:
+        self.calls.append((start, end))
         if not self._copies:
-            return not self.between(begin, end)
-        for offset in self.between(begin, end):
-            record = self._store.read(offset, self.places.pop(offset))
-            (put,) = self._store.put_all([draft(record.body, topic="waiting")], though_full=True)
-            self.places[put.physical_offset] = put.size
+            return not self.between(start, end)
+        for offset in self.between(start, end):
+            record = self._store.read(offset, self.sizes.pop(offset))
+            (put,) = self._store.put_all([draft(record.body, topic="pending")], though_full=True)
+            self.sizes[put.physical_offset] = put.size
         return True
 
     def bodies(self) -> list[bytes]:
-        return [self._store.read(offset, size).body for offset, size in sorted(self.places.items())]
+        return [self._store.read(offset, size).body for offset, size in sorted(self.sizes.items())]
 
 
 @pytest.mark.feature("D6")
-def test_d6_a_file_stays_while_a_message_waits_in_it(open_store: OpenStore, tmp_path: Path) -> None:
-    """Upstream deletes what nobody has been given yet. Those behind it stay with it: the log has no holes."""
+def test_a_file_stays_while_it_has_a_pending_message(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ deletes undelivered messages. Here their file stays, and all later files: the log has no gaps."""
     store = open_store(small(file_reserved_time=1))
-    waiting = Waiting(store, copies=False)
-    waiting.add(b"in a year")
+    pending = Pending(store, copies=False)
+    pending.add(b"in a year")
     fill(store, 3)
 
     with capture_logs() as logs:
         advance(store, 1_000 * HOUR_MS)
 
     assert log_names(tmp_path) == [0, 1, 2, 3]
-    assert waiting.bodies() == [b"in a year"]
+    assert pending.bodies() == [b"in a year"]
     kept = [line for line in logs if line["event"] == "store.file_kept"]
     assert [(line["file"], line["reason"]) for line in kept] == [
-        (f"{0:020d}", "messages wait in it, and could not be copied forward")
+        (f"{0:020d}", "it has pending messages that could not be copied forward")
     ]
 
 
-def test_d6_a_file_goes_once_nothing_waits_in_it(open_store: OpenStore, tmp_path: Path) -> None:
+@pytest.mark.feature("D6")
+def test_a_file_is_deleted_once_it_has_no_pending_message(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(small(file_reserved_time=1, delete_when="4;5"))
-    waiting = Waiting(store, copies=False)
-    waiting.add(b"until half past four")
+    pending = Pending(store, copies=False)
+    pending.add(b"until half past four")
     fill(store, 2)
     advance(store, 4 * HOUR_MS + HOUR_MS // 2)
     assert log_names(tmp_path) == [0, 1, 2]
 
-    waiting.places.clear()
+    pending.sizes.clear()
     advance(store, 600_000)
 
     assert log_names(tmp_path) == [2]
 
 
-def test_d6_what_waits_is_copied_forward_before_its_file_goes(open_store: OpenStore, tmp_path: Path) -> None:
-    """As often as it takes: here a message outlives its file forty times."""
+@pytest.mark.feature("D6")
+def test_pending_messages_are_copied_forward_before_their_file_is_deleted(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    """A message may be copied many times: here it outlives forty files."""
     store = open_store(small(file_reserved_time=24))
-    waiting = Waiting(store)
-    waiting.add(b"in six weeks")
+    pending = Pending(store)
+    pending.add(b"in six weeks")
 
     for _ in range(40):
         fill(store, 1)
         advance(store, 24 * HOUR_MS)
 
-    assert waiting.bodies() == [b"in six weeks"]
+    assert pending.bodies() == [b"in six weeks"]
     assert log_names(tmp_path)[0] > 30
     assert len(log_names(tmp_path)) < 10
 
 
-def test_each_file_is_asked_for_by_its_bounds(open_store: OpenStore) -> None:
+def test_pending_messages_are_copied_file_by_file(open_store: OpenStore) -> None:
     store = open_store(small(file_reserved_time=1))
-    waiting = Waiting(store)
+    pending = Pending(store)
     fill(store, 2)
 
     advance(store, 4 * HOUR_MS)
 
-    assert waiting.asked == [(0, FILE), (FILE, 2 * FILE)]
+    assert pending.calls == [(0, FILE), (FILE, 2 * FILE)]
 
 
-def test_d6_a_full_disk_gets_a_file_back_if_little_waits_in_it(open_store: OpenStore, tmp_path: Path) -> None:
-    """Also above the level from which nobody else may write."""
+@pytest.mark.feature("D6")
+def test_a_tight_disk_gets_a_file_back_if_it_has_few_pending_messages(open_store: OpenStore, tmp_path: Path) -> None:
+    """Also above the level at which new messages are refused."""
     store = open_store()
-    waiting = Waiting(store)
-    waiting.add(b"little")
+    pending = Pending(store)
+    pending.add(b"little")
     fill(store, 1)
 
     on_a_disk(store, 0.95)
 
     assert log_names(tmp_path) == [1]
-    assert waiting.bodies() == [b"little"]
+    assert pending.bodies() == [b"little"]
 
 
-def test_d6_on_a_full_disk_a_file_that_waits_by_half_stays_and_a_warning_says_why(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
-    """Copying most of a file forward would need the room that it gives. It is asked for again later."""
+@pytest.mark.feature("D6")
+def test_on_a_tight_disk_a_file_with_many_pending_messages_stays(open_store: OpenStore, tmp_path: Path) -> None:
+    """Copying most of a file would need the space that its deletion frees. The file is tried again later."""
     store = open_store()
-    waiting = Waiting(store)
-    waiting.add(BODY)
-    waiting.add(BODY[:800])
+    pending = Pending(store)
+    pending.add(BODY)
+    pending.add(BODY[:800])
     fill(store, 1)
-    size = waiting.waiting_bytes(0, FILE)
+    size = pending.pending_bytes(0, FILE)
     assert size > FILE // 2
 
     with capture_logs() as logs:
@@ -486,24 +489,23 @@ def test_d6_on_a_full_disk_a_file_that_waits_by_half_stays_and_a_warning_says_wh
         on_a_disk(store, 0.95)
 
     assert log_names(tmp_path) == [0, 1, 2]
-    assert waiting.asked == []
+    assert pending.calls == []
     (line,) = [line for line in logs if line["event"] == "store.file_kept"]
     assert (line["log_level"], line["file"]) == ("warning", f"{0:020d}")
-    assert line["reason"] == (
-        f"{size} of its 4096 bytes wait to be delivered, and the disk has no room to copy them forward"
-    )
+    assert line["reason"] == (f"{size} of its 4096 bytes are pending messages, and the disk has no space for copies")
     store.cleaning.disk_used_ratio = None
     advance(store, 80 * HOUR_MS)
-    assert log_names(tmp_path)[0] > 0  # with room, it is copied by its age
+    assert log_names(tmp_path)[0] > 0  # once the disk has space, its age counts
 
 
-def test_a_disk_without_room_for_the_copies_keeps_the_file(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_file_stays_if_the_disk_has_no_space_for_the_copies(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(small(file_reserved_time=1))
 
-    def make_free(begin: int, end: int) -> bool:
-        raise StoreFullError("no room on the disk")
+    class NoSpace(NothingPending):
+        def copy_forward(self, physical_start: int, physical_end: int) -> bool:
+            raise StoreFullError("no room on the disk")
 
-    store.cleaning.make_free = make_free
+    store.cleaning.load(NoSpace())
     fill(store, 1)
 
     with capture_logs() as logs:
@@ -511,11 +513,11 @@ def test_a_disk_without_room_for_the_copies_keeps_the_file(open_store: OpenStore
 
     assert log_names(tmp_path) == [0, 1]
     assert [line["reason"] for line in logs if line["event"] == "store.file_kept"] == [
-        "what waits in it could not be copied forward: no room on the disk"
+        "its pending messages could not be copied forward: no room on the disk"
     ]
 
 
-def test_every_file_stays_while_nobody_tells_what_waits(open_store: OpenStore, tmp_path: Path) -> None:
+def test_every_file_stays_while_the_pending_messages_are_unknown(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(small(file_reserved_time=1))
     fill(store, 1)
 
@@ -525,7 +527,7 @@ def test_every_file_stays_while_nobody_tells_what_waits(open_store: OpenStore, t
 
 
 class Follower:
-    """Needs the log from *start* on after a crash."""
+    """Follower that needs the log from *start* on after a crash."""
 
     def __init__(self) -> None:
         self.start: int | None = 0
@@ -541,37 +543,37 @@ class Follower:
 
 
 def test_a_file_stays_while_a_restart_would_read_it(tmp_path: Path) -> None:
-    """A follower that lags behind would find records gone that tell it what was handed over."""
+    """A slow follower would miss the records that tell it which messages were delivered."""
     follower = Follower()
-    store = freely(MessageStore(FolderStoreFiles(tmp_path), small(file_reserved_time=1), VirtualClock()))
-    store.load([follower])
+    store = MessageStore(FolderStoreFiles(tmp_path), small(file_reserved_time=1), VirtualClock())
+    store.load([follower], NothingPending())
     fill(store, 2)
 
     advance(store, 4 * HOUR_MS)
-    while_it_lags = log_names(tmp_path)
+    while_needed = log_names(tmp_path)
     follower.start = None
     advance(store, 600_000)
 
-    assert (while_it_lags, log_names(tmp_path)) == ([0, 1, 2], [2])
+    assert (while_needed, log_names(tmp_path)) == ([0, 1, 2], [2])
     store.close()
 
 
-# --- what is left -----------------------------------------------------------------------------------
+# --- after a deletion -------------------------------------------------------------------------------
 
 
 def cleaned(store: MessageStore, count: int) -> MessageStore:
-    """The first *count* files are gone."""
-    freely(store)
+    """Delete the first *count* files."""
+    without_pending(store)
     store.cleaning.disk_used_ratio = lambda: 0.88
     for _ in range(count):
-        store.cleaning.look()
+        store.cleaning.clean()
     store.cleaning.disk_used_ratio = None
-    store.cleaning.look()
+    store.cleaning.clean()
     return store
 
 
-def test_queues_begin_where_the_log_begins(open_store: OpenStore, tmp_path: Path) -> None:
-    """Queue files whose units all point before it are deleted."""
+def test_queues_start_with_the_first_record_of_the_log(open_store: OpenStore, tmp_path: Path) -> None:
+    """Queue files are deleted if all their units point before the start of the log."""
     store = open_store(small(mapped_file_size_consume_queue=80))
     fill(store, 4)
 
@@ -579,11 +581,11 @@ def test_queues_begin_where_the_log_begins(open_store: OpenStore, tmp_path: Path
 
     queue = store.consume_queue("orders", 0)
     assert (queue.min_offset, queue.max_offset) == (6, 9)
-    assert store.begin_offset == queue.unit(6).physical_offset == 3 * FILE
+    assert store.start_offset == queue.unit(6).physical_offset == 3 * FILE
     assert [int(path.name) // 20 for path in sorted((tmp_path / "consumequeue/orders/0").iterdir())] == [4, 8]
 
 
-def test_a_queue_whose_messages_are_all_gone_is_empty_and_goes_on_counting(open_store: OpenStore) -> None:
+def test_a_queue_without_messages_keeps_its_next_queue_offset(open_store: OpenStore) -> None:
     store = open_store()
     for _ in range(3):
         store.put(draft(b"early", topic="early"))
@@ -600,8 +602,8 @@ def test_a_queue_whose_messages_are_all_gone_is_empty_and_goes_on_counting(open_
 
 
 @pytest.mark.parametrize("ends", ["cleanly", "killed"])
-def test_a_restart_finds_what_was_kept(open_store: OpenStore, tmp_path: Path, ends: str) -> None:
-    """The first file of the log is not the one that begins at 0 any more."""
+def test_a_restart_finds_the_files_that_were_kept(open_store: OpenStore, tmp_path: Path, ends: str) -> None:
+    """The first file of the log no longer starts at 0."""
     store = open_store()
     fill(store, 4)
     cleaned(store, 2)
@@ -609,14 +611,14 @@ def test_a_restart_finds_what_was_kept(open_store: OpenStore, tmp_path: Path, en
     store.close() if ends == "cleanly" else kill(store)
     again = open_store()
 
-    assert (again.begin_offset, log_names(tmp_path)) == (2 * FILE, [2, 3, 4])
+    assert (again.start_offset, log_names(tmp_path)) == (2 * FILE, [2, 3, 4])
     assert again.consume_queue("orders", 0).min_offset == 4
     assert again.put(draft(b"next")).queue_offset == 9
     assert len(bodies(again)) == 6
 
 
-def test_a_kill_between_log_and_queues_does_no_harm(open_store: OpenStore, tmp_path: Path) -> None:
-    """The log's files go first. Units that point before its begin are passed over, and gone after the next load."""
+def test_a_kill_between_deleting_log_and_queues_is_harmless(open_store: OpenStore, tmp_path: Path) -> None:
+    """The log's files are deleted first. Units that point before its start are removed by the next load."""
     store = open_store(small(mapped_file_size_consume_queue=80))
     fill(store, 4)
     store.take_checkpoint()
@@ -632,7 +634,7 @@ def test_a_kill_between_log_and_queues_does_no_harm(open_store: OpenStore, tmp_p
     assert again.put(draft(b"next")).queue_offset == 9
 
 
-def test_queues_that_are_lost_are_rebuilt_from_what_was_kept(open_store: OpenStore, tmp_path: Path) -> None:
+def test_lost_queues_are_rebuilt_from_the_files_that_were_kept(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     fill(store, 4)
     cleaned(store, 2)
@@ -648,7 +650,7 @@ def test_queues_that_are_lost_are_rebuilt_from_what_was_kept(open_store: OpenSto
     assert len(bodies(again)) == 5
 
 
-def test_a_deleted_record_is_called_deleted_and_not_damaged(open_store: OpenStore) -> None:
+def test_a_deleted_record_is_reported_as_deleted(open_store: OpenStore) -> None:
     store = open_store()
     first = store.put(draft(b"x"))
     fill(store, 1)
@@ -665,7 +667,7 @@ def test_a_deleted_record_is_called_deleted_and_not_damaged(open_store: OpenStor
     assert store.read_at(0) is None
 
 
-def test_a_record_that_never_was_is_not_called_deleted(open_store: OpenStore) -> None:
+def test_a_record_that_never_existed_is_not_reported_as_deleted(open_store: OpenStore) -> None:
     store = open_store()
     fill(store, 1)
     cleaned(store, 1)
@@ -676,25 +678,25 @@ def test_a_record_that_never_was_is_not_called_deleted(open_store: OpenStore) ->
     assert not isinstance(caught.value, DeletedRecordError)
 
 
-def test_whoever_listens_is_told_where_the_log_begins(open_store: OpenStore) -> None:
+def test_hooks_get_the_new_start_of_the_log(open_store: OpenStore) -> None:
     store = open_store()
-    told: list[int] = []
-    store.cleaning.on_cleaned(told.append)
+    starts: list[int] = []
+    store.cleaning.on_cleaned(starts.append)
     fill(store, 2)
 
     cleaned(store, 2)
 
-    assert told == [FILE, 2 * FILE]
+    assert starts == [FILE, 2 * FILE]
 
 
-def test_memory_is_given_back_as_files_are(clock: VirtualClock) -> None:
-    store = freely(MessageStore(MemoryStoreFiles(), small(file_reserved_time=1), clock))
-    store.load()
+def test_files_in_memory_are_deleted_as_well(clock: VirtualClock) -> None:
+    store = MessageStore(MemoryStoreFiles(), small(file_reserved_time=1), clock)
+    store.load(pending=NothingPending())
     fill(store, 3)
 
     advance(store, 4 * HOUR_MS)
 
-    assert store.begin_offset == 3 * FILE
+    assert store.start_offset == 3 * FILE
     assert len(bodies(store)) == 1
     store.close()
 
@@ -705,7 +707,7 @@ def test_memory_is_given_back_as_files_are(clock: VirtualClock) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"file_reserved_time": 0}, "file-reserved-time: files are kept for 1 hour or more, got 0"),
+        ({"file_reserved_time": 0}, "file-reserved-time must be 1 hour or more, got 0"),
         ({"delete_when": "4,16"}, "delete-when: '4,16' is no hour of the day; give 00 to 23, several with a semicolon"),
         ({"delete_when": ""}, "delete-when: '' is no hour of the day"),
         ({"disk_max_used_space_ratio": 0}, "are percent of the disk, 1 to 100, none above the next; got 0, 85 and 90"),
@@ -713,7 +715,7 @@ def test_memory_is_given_back_as_files_are(clock: VirtualClock) -> None:
         ({"disk_space_warning_level_ratio": 101}, "1 to 100, none above the next; got 75, 85 and 101"),
     ],
 )
-def test_settings_that_cannot_be_say_what_is_allowed(changes: dict[str, object], text: str) -> None:
+def test_an_invalid_setting_is_refused_with_what_is_allowed(changes: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         dataclasses.replace(StoreSettings(), **changes)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Bytes that went bad: what is damaged is reported and never served as good, and its neighbours are served."""
+"""Damaged bytes: a damaged message is reported and never delivered; all other messages are delivered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.message import MessageQueue
-from mqtemplate.record.codec import CHECK_SIZE
+from mqtemplate.record.layout import CHECK_SIZE
 from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MessageStore, StoreSettings, TopicTable
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.json_files import read_table, write_table
@@ -28,7 +28,7 @@ TOPIC, QUEUES = "orders", 2
 
 
 class NoSync(Disk):
-    """Nothing here depends on the power."""
+    """A disk that syncs nothing: in these tests the power does not fail."""
 
     def flush(self, fd: int) -> None:
         return
@@ -39,24 +39,24 @@ class NoSync(Disk):
 
 @dataclass
 class Sent:
-    """Where a message lies."""
+    """Position of a message."""
 
     body: bytes
     file: str
-    begin: int
+    start: int
     end: int
 
 
-Places = dict[tuple[int, int], Sent]  # (queue id, queue offset) -> message
+Positions = dict[tuple[int, int], Sent]  # (queue id, queue offset) -> message
 
 
 class Folder:
-    """A store's folder that is damaged and put back, again and again."""
+    """Folder of a store that is damaged and restored many times."""
 
     def __init__(self, root: Path, settings: StoreSettings) -> None:
         self.root = root
         self.settings = settings
-        self.sent: Places = {}
+        self.sent: Positions = {}
         self.kept: dict[Path, bytes] = {}
 
     def open(self) -> MessageStore:
@@ -69,16 +69,16 @@ class Folder:
         for number in range(count):
             put = store.put(draft(body_of(number), TOPIC, number % QUEUES, b"TAGS\x01t\x02"))
             file_start = put.physical_offset - put.physical_offset % self.settings.mapped_file_size_commit_log
-            place = number % QUEUES, put.queue_offset
-            self.sent[place] = Sent(body_of(number), f"{file_start:020d}", put.physical_offset, put.end)
+            position = number % QUEUES, put.queue_offset
+            self.sent[position] = Sent(body_of(number), f"{file_start:020d}", put.physical_offset, put.end)
         stop(store)
         self.kept = {Path(path): Path(path).read_bytes() for path in _files(self.root)}
 
     def kept_in(self, folder: str) -> list[tuple[Path, bytes]]:
         return [(path, data) for path, data in sorted(self.kept.items()) if path.is_relative_to(self.root / folder)]
 
-    def put_back(self, path: Path, data: bytes) -> None:
-        """All as it was, but one file, which gets *data*."""
+    def restore(self, path: Path, data: bytes) -> None:
+        """Restore all files, but give one file other *data*."""
         for other in set(_files(self.root)) - {str(kept) for kept in self.kept}:
             Path(other).unlink()
         for kept, content in self.kept.items():
@@ -89,11 +89,11 @@ class Folder:
             os.close(fd)
 
     def hits(self, path: Path, bit: int) -> set[tuple[int, int]]:
-        """The messages that a flipped bit of the log or of a queue belongs to."""
-        place = int(path.name) + bit // 8
+        """Return the messages with this bit of the log or of a queue."""
+        offset = int(path.name) + bit // 8
         if path.parent.name != "commitlog":
-            return {(int(path.parent.name), place // 20)}
-        return {key for key, sent in self.sent.items() if sent.begin <= place < sent.end}
+            return {(int(path.parent.name), offset // 20)}
+        return {key for key, sent in self.sent.items() if sent.start <= offset < sent.end}
 
     def read(self) -> Seen:
         """Open the store and read every message."""
@@ -122,27 +122,27 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 class Seen:
-    """What a reader got, and what the start had to say."""
+    """Messages and errors of a reader, and the log events of the start."""
 
     def __init__(self, logs: list[Any]) -> None:
         self.logs = logs
         self.bodies: dict[tuple[int, int], bytes | None] = {}
         self.errors: dict[tuple[int, int], CorruptRecordError] = {}
 
-    def told(self, event: str) -> list[tuple[str, int]]:
-        """File and offset in each line of that name."""
+    def reported(self, event: str) -> list[tuple[str, int]]:
+        """Return file and offset of each event with this name."""
         return [(Path(line["file"]).name, line["physical_offset"]) for line in self.logs if line["event"] == event]
 
 
-def check(sent: Places, seen: Seen, *, hit: set[tuple[int, int]]) -> None:
-    """Nobody got another message than the one that belongs there, and all but the *hit* ones were served."""
-    for place, message in sent.items():
-        if place in seen.bodies:
-            assert seen.bodies[place] in {message.body, None} if place in hit else {message.body}
-            assert seen.bodies[place] == message.body or place in hit
+def check(sent: Positions, seen: Seen, *, hit: set[tuple[int, int]]) -> None:
+    """Check that all messages but the *hit* ones were read, and none at the position of another."""
+    for position, message in sent.items():
+        if position in seen.bodies:
+            assert seen.bodies[position] in {message.body, None} if position in hit else {message.body}
+            assert seen.bodies[position] == message.body or position in hit
         else:
-            assert place in hit, f"{place} was not hit: {seen.errors[place]}"
-            assert seen.errors[place].queue_offset == place[1]
+            assert position in hit, f"{position} was not hit: {seen.errors[position]}"
+            assert seen.errors[position].queue_offset == position[1]
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -153,7 +153,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """For four messages over two log files, in two queues."""
+    """A folder for four messages in two log files and two queues."""
     return Folder(tmp_path / "store", small(mapped_file_size_commit_log=LOG_FILE, mapped_file_size_consume_queue=40))
 
 
@@ -162,34 +162,36 @@ STOPS = [pytest.param(MessageStore.close, id="clean"), pytest.param(kill, id="ki
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("part", range(4))
-def test_every_flipped_bit_of_the_log_hits_one_message_at_most_and_is_told(
+def test_every_flipped_bit_of_the_log_damages_one_message_at_most_and_is_reported(
     folder: Folder, stop: Callable[[MessageStore], None], part: int
 ) -> None:
-    """Exhaustive: every bit that was ever written, and the first ones behind the end. In four parts."""
+    """Flip every bit that was written, and the first ones after the end. In four parts."""
     folder.fill(4, lambda number: b"%d" % number, stop=stop)
     for path, data in folder.kept_in("commitlog"):
         for bit in range(part, (len(data.rstrip(b"\0")) + 4) * 8, 4):
-            folder.put_back(path, flipped(data, bit))
+            folder.restore(path, flipped(data, bit))
 
             seen = folder.read()
 
             hit = folder.hits(path, bit)
             check(folder.sent, seen, hit=hit)
             for key in hit:
-                sent, is_served = folder.sent[key], key in seen.bodies
+                sent, is_read = folder.sent[key], key in seen.bodies
                 errors = [(exc.path.name, exc.physical_offset) for exc in seen.errors.values()]
-                assert is_served or (path.name, sent.begin) in [*seen.told("store.damaged_record"), *errors]
-                assert not is_served or sent.end - CHECK_SIZE <= int(path.name) + bit // 8  # the check itself was hit
+                assert is_read or (path.name, sent.start) in [*seen.reported("store.record_damaged"), *errors]
+                assert (
+                    not is_read or sent.end - CHECK_SIZE <= int(path.name) + bit // 8
+                )  # the bit is in the check itself
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_every_flipped_bit_of_a_queue_leads_nobody_to_another_message(
+def test_no_flipped_bit_of_a_queue_leads_to_another_message(
     folder: Folder, stop: Callable[[MessageStore], None]
 ) -> None:
     folder.fill(4, lambda number: b"%d" % number, stop=stop)
     for path, data in folder.kept_in("consumequeue"):
         for bit in range(len(data) * 8):
-            folder.put_back(path, flipped(data, bit))
+            folder.restore(path, flipped(data, bit))
 
             check(folder.sent, folder.read(), hit=folder.hits(path, bit))
 
@@ -199,21 +201,21 @@ def test_every_flipped_bit_of_the_checkpoint_is_harmless(folder: Folder, stop: C
     folder.fill(4, lambda number: b"%d" % number, stop=stop)
     path = folder.root / "checkpoint"
     for bit in range(68 * 8):
-        folder.put_back(path, flipped(folder.kept[path], bit))
+        folder.restore(path, flipped(folder.kept[path], bit))
 
         check(folder.sent, folder.read(), hit=set())
 
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("kind", ["commitlog", "consumequeue", "checkpoint"])
-def test_a_file_cut_at_any_byte_opens_or_says_what_is_wrong(
+def test_a_file_cut_at_any_byte_is_opened_or_refused_with_the_reason(
     folder: Folder, stop: Callable[[MessageStore], None], kind: str
 ) -> None:
     folder.fill(4, lambda number: b"%d" % number, stop=stop)
     refused, opened = set(), 0
     for path, data in folder.kept_in(kind):
         for length in range(len(data) if len(data) < 1_000 else 100):
-            folder.put_back(path, data[:length])
+            folder.restore(path, data[:length])
             is_log = kind == "commitlog"
             hit = {key for key, sent in folder.sent.items() if is_log and sent.end > int(path.name) + length}
             try:
@@ -228,8 +230,8 @@ def test_a_file_cut_at_any_byte_opens_or_says_what_is_wrong(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_flips_in_a_bigger_store_cost_only_what_they_hit(tmp_path: Path, seed: int) -> None:
-    """Eight flips at once, anywhere in log and queues, after a kill."""
+def test_random_flips_damage_only_the_messages_that_they_hit(tmp_path: Path, seed: int) -> None:
+    """Flip eight bits anywhere in log and queues, after a kill."""
     chance = random.Random(seed)
     sizes = [chance.randrange(2_000) for _ in range(300)]
     contents = [chance.randbytes(size) for size in sizes]
@@ -269,24 +271,27 @@ def load_tables(store_files: FolderStoreFiles) -> None:
 
 
 @pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "delayOffset.json"])
-def test_a_table_cut_or_flipped_anywhere_is_read_or_named(tables: FolderStoreFiles, name: str) -> None:
-    """JSON has no sum: a flipped digit is read as another. What is no table any more is said, with a way out."""
+def test_a_damaged_table_is_read_or_refused_by_name(tables: FolderStoreFiles, name: str) -> None:
+    """JSON has no checksum: a flipped digit is read as another. An unreadable table is refused with a way out."""
     path = tables.root / "config" / name
     whole = path.read_bytes()
     damaged = [whole[:length] for length in range(1, len(whole))]
     damaged += [flipped(whole, bit) for bit in range(len(whole) * 8)]
-    told = []
+    errors = []
     for data in damaged:
         path.write_bytes(data)
         try:
             load_tables(tables)
         except StoreFormatError as exc:
-            told.append(str(exc))
-    assert len(told) >= len(whole) - 1
-    assert all(name in text and ("delete it to begin anew" in text or "expected an object" in text) for text in told)
+            errors.append(str(exc))
+    assert len(errors) >= len(whole) - 1
+    assert all(
+        name in text and ("delete it to start with an empty one" in text or "expected an object" in text)
+        for text in errors
+    )
 
 
-# --- one case each, told in full -------------------------------------------------------------------
+# --- single cases ----------------------------------------------------------------------------------
 
 
 def damage(folder: Path, physical_offset: int, file_size: int = 4_096) -> Path:
@@ -299,7 +304,7 @@ def damage(folder: Path, physical_offset: int, file_size: int = 4_096) -> Path:
 
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
-    """Three messages in one queue of a killed store; the one in the middle is damaged in its body."""
+    """Folder of a killed store with three messages in one queue. The body of the second one is damaged."""
     store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
@@ -308,25 +313,25 @@ def three(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_damaged_record_is_named_and_passed_over_and_nothing_is_touched(three: Path) -> None:
+def test_a_damaged_record_is_reported_and_skipped_without_a_change(three: Path) -> None:
     before = (three / "commitlog" / f"{0:020d}").read_bytes()
 
     store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
     with capture_logs() as logs:
         store.load()
 
-    told = next(line for line in logs if line["event"] == "store.damaged_record")
+    event = next(line for line in logs if line["event"] == "store.record_damaged")
     second = store.consume_queue("orders", 0).unit(1)
-    assert told["file"] == str(three / "commitlog" / f"{0:020d}")
-    assert (told["physical_offset"], told["size"]) == (second.physical_offset, second.size)
-    assert (told["topic"], told["queue"], told["offset"]) == ("orders", 0, 1)
-    assert told["reason"] == "its body does not match its CRC-32"
-    assert (three / "commitlog" / f"{0:020d}").read_bytes() == before  # as it was, for whoever repairs it
+    assert event["file"] == str(three / "commitlog" / f"{0:020d}")
+    assert (event["physical_offset"], event["size"]) == (second.physical_offset, second.size)
+    assert (event["topic"], event["queue"], event["offset"]) == ("orders", 0, 1)
+    assert event["reason"] == "its body does not match its CRC-32"
+    assert (three / "commitlog" / f"{0:020d}").read_bytes() == before  # unchanged, so that it can be repaired
     assert store.put(draft(b"next")).queue_offset == 3
     store.close()
 
 
-def test_a_reader_is_told_of_a_damaged_message_and_gets_those_beside_it(three: Path) -> None:
+def test_a_reader_gets_an_error_for_a_damaged_message_and_all_other_messages(three: Path) -> None:
     store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
     store.load()
     reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
@@ -340,8 +345,8 @@ def test_a_reader_is_told_of_a_damaged_message_and_gets_those_beside_it(three: P
 
 
 @pytest.mark.feature("D22")
-def test_a_damaged_message_keeps_its_place_when_the_queues_are_made_anew(three: Path) -> None:
-    """The messages behind it keep their queue offsets, which consumers have written down."""
+def test_a_damaged_message_keeps_its_queue_offset_when_the_queues_are_rebuilt(three: Path) -> None:
+    """The later messages keep their queue offsets, which consumers have committed."""
     shutil.rmtree(three / "consumequeue")
 
     store = MessageStore(FolderStoreFiles(three), small(), VirtualClock())
@@ -355,8 +360,8 @@ def test_a_damaged_message_keeps_its_place_when_the_queues_are_made_anew(three: 
     store.close()
 
 
-def test_places_are_kept_for_damaged_records_that_nobody_can_read(tmp_path: Path) -> None:
-    """Their heads are gone, and so are the queues: the queue offsets behind tell how many there were."""
+def test_unreadable_damaged_records_keep_their_queue_offsets(tmp_path: Path) -> None:
+    """Headers and queues are lost. The next queue offset tells how many messages there were."""
     store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     puts = [store.put(draft(b"%d" % number * 30)) for number in range(6)]
@@ -382,8 +387,8 @@ def test_places_are_kept_for_damaged_records_that_nobody_can_read(tmp_path: Path
     store.close()
 
 
-def test_damage_is_passed_over_again_when_the_log_is_read_a_second_time(tmp_path: Path) -> None:
-    """A queue that ends too early makes the recovery begin anew; the damage is no older than what lies behind it."""
+def test_damage_is_skipped_again_when_the_log_is_read_a_second_time(tmp_path: Path) -> None:
+    """A queue that ends too early makes the recovery read the log again, from an earlier offset."""
     clock = VirtualClock()
     store = MessageStore(FolderStoreFiles(tmp_path), small(mapped_file_size_commit_log=700), clock)
     store.load()
@@ -401,15 +406,15 @@ def test_damage_is_passed_over_again_when_the_log_is_read_a_second_time(tmp_path
         store.load()
 
     assert len(bodies(store, queue_id=0)) == 6
-    assert [line["physical_offset"] for line in logs if line["event"] == "store.damaged_record"] == [
+    assert [line["physical_offset"] for line in logs if line["event"] == "store.record_damaged"] == [
         puts[1].physical_offset
     ]
     assert store.consume_queue("orders", 1).max_offset == 6
     store.close()
 
 
-def test_a_unit_that_leads_to_another_message_is_named(tmp_path: Path) -> None:
-    """In a file that no start looks into, so that only the reader can find out."""
+def test_a_unit_that_points_at_another_message_is_reported(tmp_path: Path) -> None:
+    """The start does not check this file, so only a reader can detect it."""
     settings = small(mapped_file_size_commit_log=700, mapped_file_size_consume_queue=40)
     store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
     store.load()
@@ -433,28 +438,28 @@ def test_a_unit_that_leads_to_another_message_is_named(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_damaged_blank_at_a_files_end_is_still_its_end(tmp_path: Path) -> None:
+def test_a_damaged_blank_still_ends_its_file(tmp_path: Path) -> None:
     settings = small(mapped_file_size_commit_log=700)
     store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
     store.load()
     while store.end_offset < 700:
         end = store.put(draft(b"x" * 60)).end if store.end_offset < 500 else end_of_file(store)
     kill(store)
-    for place in (end, end + 4):
-        damage(tmp_path, place, 700)
+    for offset in (end, end + 4):
+        damage(tmp_path, offset, 700)
         store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
         with capture_logs() as logs:
             store.load()
-        assert "store.damaged_blank" in {line["event"] for line in logs}
-        assert "store.damaged_record" not in {line["event"] for line in logs}
-        assert bodies(store)[-1] == b"behind"
+        assert "store.blank_damaged" in {line["event"] for line in logs}
+        assert "store.record_damaged" not in {line["event"] for line in logs}
+        assert bodies(store)[-1] == b"next file"
         kill(store)
-        damage(tmp_path, place, 700)
+        damage(tmp_path, offset, 700)
 
 
 def end_of_file(store: MessageStore) -> int:
-    """Begin the next file; gives where the blank of the last one is."""
+    """Start the next file. Return the offset of the blank of the last one."""
     end = store.end_offset
     store.put(draft(b"y" * 200))
-    store.put(draft(b"behind"))
+    store.put(draft(b"next file"))
     return end

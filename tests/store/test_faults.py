@@ -1,4 +1,4 @@
-"""A disk that is full, or fails: at each of its calls once, and for a while."""
+"""A disk that is full or fails: once at each of its calls, and for a while."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RETRY_MS = 1_000
 
 @pytest.fixture(autouse=True)
 def small_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A timer wheel has 38 MB, and a thousand starts have a lot to say."""
+    """Use a small timer wheel (the default has 38 MB), and capture the log events of a thousand starts."""
     monkeypatch.setattr(
         "mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200)
     )
@@ -56,11 +56,11 @@ def settings(mode: FlushDiskType, **changes: Any) -> EmbeddedSettings:
     )
 
 
-class Owner:
-    """Somebody who works with a broker whose disk may fail, and keeps count of what was promised.
+class User:
+    """User of a broker whose disk may fail; remembers the acknowledged messages.
 
-    What is refused is noted; the next thing is tried all the same. Services are stepped as their threads would do it:
-    one that fails is stepped again a second later.
+    An action that fails is noted, and the next one follows nevertheless. Services are stepped as their threads would do
+    it: a service that fails is stepped again a second later.
     """
 
     def __init__(self, folder: Path, mode: FlushDiskType, judge: Judge = never) -> None:
@@ -68,13 +68,13 @@ class Owner:
         self.mode = mode
         self.disk = FaultyDisk(judge)
         self.clock = VirtualClock()
-        self.acknowledged: dict[bytes, int] = {}  # body -> not before
-        self.refusals: list[MQTemplateError] = []
+        self.acknowledged: dict[bytes, int] = {}  # body -> earliest delivery
+        self.errors: list[MQTemplateError] = []
         self.count = 0
         self.broker: EmbeddedBroker | None = None
 
     def live(self) -> None:
-        """Something of everything the broker does with files."""
+        """Use every function of the broker that needs files."""
         self.start()
         for size in (10, 300, 900):
             self.send(size)
@@ -98,53 +98,53 @@ class Owner:
         self.close()
 
     @contextmanager
-    def refusable(self) -> Iterator[None]:
-        """What the owner does may be refused, with one of our errors; nothing else may come out."""
+    def errors_noted(self) -> Iterator[None]:
+        """Allow an error of mqtemplate inside the block, but no other error."""
         try:
             yield
         except MQTemplateError as exc:
-            self.refusals.append(exc)
+            self.errors.append(exc)
 
     def start(self) -> None:
-        """Until it starts: a broker that did not is free to be started again."""
+        """Start a broker; if that fails, try again with another."""
         for _ in range(60):
-            with self.refusable():
+            with self.errors_noted():
                 self.broker = None
                 store_files = FolderStoreFiles(self.folder, self.disk)
                 broker = EmbeddedBroker(settings=settings(self.mode), clock=self.clock, store_files=store_files)
                 broker.start()
                 self.broker = broker
                 return
-        raise AssertionError(f"it does not start: {self.refusals[-1]}")
+        raise AssertionError(f"it does not start: {self.errors[-1]}")
 
     def close(self) -> None:
         assert self.broker is not None
-        with self.refusable():
+        with self.errors_noted():
             self.broker.close()
 
     def send(self, size: int, topic: str = "orders", **properties: str) -> None:
         assert self.broker is not None
         body = self.body(size)
-        with self.refusable():
+        with self.errors_noted():
             result = self.broker.send(Message(topic, body, dict(properties)))
             self.note([body], properties, result.send_status)
 
     def send_batch(self, count: int, **properties: str) -> None:
         assert self.broker is not None
         batch = [self.body(30) for _ in range(count)]
-        with self.refusable():
+        with self.errors_noted():
             result = self.broker.send_batch([Message("orders", body, dict(properties)) for body in batch])
             self.note(batch, properties, result.send_status)
 
     def send_otherwise(self) -> None:
         assert self.broker is not None
         body = self.body(40)
-        with self.refusable():
+        with self.errors_noted():
             future: Future[Any] = self.broker.send_async([Message("orders", body)])
             self.note([body], {}, future.result(0).send_status)
-        with self.refusable():
+        with self.errors_noted():
             self.broker.send_one_way(Message("orders", self.body(50)))
-        with self.refusable():
+        with self.errors_noted():
             self.broker.create_topic("another", 3)
 
     def body(self, size: int) -> bytes:
@@ -158,7 +158,7 @@ class Owner:
 
     def consume(self) -> None:
         assert self.broker is not None
-        with self.refusable():
+        with self.errors_noted():
             consumer = self.broker.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
             for message in consumer.poll(100, 0):
                 self.broker.commit_offset("billing", message.message_queue, message.queue_offset + 1)
@@ -174,7 +174,7 @@ class Owner:
             for service in self.broker.services():
                 if retry_ms.get(service.name, 0) <= now_ms:
                     retry_ms[service.name] = now_ms + RETRY_MS
-                    with self.refusable():
+                    with self.errors_noted():
                         next_ms = service.step()
                         retry_ms.pop(service.name)
                         due += [] if next_ms is None else [next_ms]
@@ -186,7 +186,7 @@ class Owner:
         self.clock.set_ms(end_ms)
 
     def arrived(self) -> list[tuple[bytes, int]]:
-        """With a sound disk: everything in the topic once all that waited is due."""
+        """Return all messages of the topic, once all delayed messages are due and the disk works."""
         self.disk.judge = never
         self.start()
         assert self.broker is not None
@@ -200,21 +200,21 @@ class Owner:
         return [(record.body, record.store_timestamp) for record in records]
 
 
-def check(owner: Owner) -> None:
-    """What holds whatever the disk refused."""
-    arrived = owner.arrived()
+def check(user: User) -> None:
+    """Check the guarantees that hold whatever call failed."""
+    arrived = user.arrived()
     counts = Counter(body for body, _ in arrived)
-    assert [body[:4] for body in owner.acknowledged if counts[body] != 1] == []
+    assert [body[:4] for body in user.acknowledged if counts[body] != 1] == []
     assert [body[:4] for body, count in counts.items() if count > 1] == []
-    assert [body[:4] for body, at_ms in arrived if at_ms < owner.acknowledged.get(body, 0)] == []
-    assert owner.acknowledged  # it did go on
+    assert [body[:4] for body, at_ms in arrived if at_ms < user.acknowledged.get(body, 0)] == []
+    assert user.acknowledged  # some sends succeeded
 
 
 def calls_of_a_life(folder: Path, mode: FlushDiskType) -> list[str]:
-    owner = Owner(folder, mode)
-    owner.live()
-    assert owner.refusals == []
-    return owner.disk.calls
+    user = User(folder, mode)
+    user.live()
+    assert user.errors == []
+    return user.disk.calls
 
 
 @pytest.mark.parametrize(
@@ -226,125 +226,144 @@ def calls_of_a_life(folder: Path, mode: FlushDiskType) -> list[str]:
     ],
     ids=["sync-EIO", "async-EIO", "sync-ENOSPC"],
 )
-def test_a_call_that_fails_once_costs_nothing_that_was_acknowledged(
+def test_a_call_that_fails_once_loses_no_acknowledged_message(
     quick_folder: Path, mode: FlushDiskType, code: int
 ) -> None:
-    """Each call of a life in turn: whoever is refused is told why, and all goes on."""
-    calls = calls_of_a_life(quick_folder / "sound", mode)
+    """Let each call of a life fail in turn. The caller gets the reason, and everything works afterwards."""
+    calls = calls_of_a_life(quick_folder / "working", mode)
     cases = [at for at, kind in enumerate(calls) if code == errno.EIO or kind in FAILS_FULL]
 
     for at in cases:
-        owner = Owner(quick_folder / str(at), mode, once(at, code))
-        owner.live()
+        user = User(quick_folder / str(at), mode, once(at, code))
+        user.live()
 
-        check(owner)
-        for refusal in owner.refusals:
-            assert isinstance(refusal, SendError | StoreError), refusal
-            assert os.strerror(code) in str(refusal) or "no room on the disk" in str(refusal)
-            assert any(advice in str(refusal) for advice in ("send again", "try again", "free space")), refusal
+        check(user)
+        for error in user.errors:
+            assert isinstance(error, SendError | StoreError), error
+            assert os.strerror(code) in str(error) or "no room on the disk" in str(error)
+            assert any(advice in str(error) for advice in ("send again", "try again", "free space")), error
     print(f"{len(cases)} calls, each failing once: {mode.value}, {errno.errorcode[code]}")
 
 
 @pytest.mark.parametrize("mode", FlushDiskType)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=lambda code: errno.errorcode[code])
-def test_a_disk_that_fails_for_a_while_stops_nothing_for_good(
+def test_a_disk_that_fails_for_a_while_loses_no_acknowledged_message(
     quick_folder: Path, mode: FlushDiskType, code: int
 ) -> None:
-    total = len(calls_of_a_life(quick_folder / "sound", mode))
+    total = len(calls_of_a_life(quick_folder / "working", mode))
 
     for first in range(0, total, 7):
-        owner = Owner(quick_folder / str(first), mode, during(first, first + 25, code))
-        owner.live()
+        user = User(quick_folder / str(first), mode, during(first, first + 25, code))
+        user.live()
 
-        check(owner)
+        check(user)
 
 
-# --- what is done again -----------------------------------------------------------------------------
+# --- retries ----------------------------------------------------------------------------------------
 
 
 def fail_next(disk: FaultyDisk, kind: str) -> None:
-    """The next call of a kind, and no other."""
+    """Let only the next call of a kind fail."""
     left = [errno.EIO]
     disk.judge = lambda number, asked: left.pop() if asked == kind and left else 0
 
 
-def test_a_checkpoint_that_fails_is_tried_again_a_second_later(quick_folder: Path) -> None:
-    """Without a further send."""
-    owner = Owner(quick_folder, FlushDiskType.ASYNC_FLUSH)
-    owner.start()
-    assert owner.broker is not None
-    store = owner.broker.store
-    owner.send(10)
-    fail_next(owner.disk, "flush")
-    owner.advance(1_000)
-    assert "Input/output error" in str(owner.refusals)
+def test_a_failed_checkpoint_is_tried_again_a_second_later(quick_folder: Path) -> None:
+    """No other send is necessary."""
+    user = User(quick_folder, FlushDiskType.ASYNC_FLUSH)
+    user.start()
+    assert user.broker is not None
+    store = user.broker.store
+    user.send(10)
+    fail_next(user.disk, "flush")
+    user.advance(1_000)
+    assert "Input/output error" in str(user.errors)
 
-    owner.advance(2_000)
+    user.advance(2_000)
 
     assert store._checkpoint.fields.logics_physical_offset == store.end_offset
     assert store.group_commit.flushed == store.end_offset
-    owner.close()
+    user.close()
 
 
 def test_consumer_offsets_that_could_not_be_written_are_written_later(quick_folder: Path) -> None:
-    owner = Owner(quick_folder, FlushDiskType.SYNC_FLUSH)
-    owner.start()
-    owner.send(10)
-    owner.consume()
-    owner.advance(2_000)  # a checkpoint writes files of its own
-    fail_next(owner.disk, "replace")
-    owner.advance(3_000)
-    assert "Input/output error" in str(owner.refusals)
+    user = User(quick_folder, FlushDiskType.SYNC_FLUSH)
+    user.start()
+    user.send(10)
+    user.consume()
+    user.advance(2_000)  # a checkpoint writes files of its own
+    fail_next(user.disk, "replace")
+    user.advance(3_000)
+    assert "Input/output error" in str(user.errors)
 
-    owner.advance(5_000)
+    user.advance(5_000)
 
     assert '"orders@billing":' in (quick_folder / "config" / "consumerOffset.json").read_text(encoding="utf-8")
-    owner.close()
+    user.close()
 
 
-def test_a_message_whose_flush_failed_is_shown_when_a_later_one_succeeds(quick_folder: Path) -> None:
-    """Its sender was told that it is not safe; readers are not shown it before it is, and are woken then."""
+def test_a_message_is_readable_once_a_later_flush_succeeds(quick_folder: Path) -> None:
+    """The producer got an error. Consumers cannot read the message until it is durable; then they are notified."""
     store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
     store.load()
     put = store.put(draft(b"in doubt"))
-    rings: list[int] = []
-    store.watch("orders", lambda: rings.append(store.confirm_offset))
+    notified: list[int] = []
+    store.watch("orders", lambda: notified.append(store.confirm_offset))
     disk.judge = lambda number, kind: errno.EIO if kind == "flush" else 0
     for _ in range(2):
         with pytest.raises(StoreError, match="Input/output error; the message is written, but not safe"):
             store.confirm(put.end, ["orders"])
     assert store.confirm_offset == 0
-    assert rings == []
+    assert notified == []
     disk.judge = never
 
     store.take_checkpoint()
 
     assert store.confirm_offset == put.end
-    assert rings[0] == put.end
+    assert notified[0] == put.end
     store.close()
 
 
-def test_an_asynchronous_send_brings_the_refusal_in_its_future(quick_folder: Path) -> None:
-    owner = Owner(quick_folder, FlushDiskType.ASYNC_FLUSH)
-    owner.start()
-    assert owner.broker is not None
-    owner.broker.queues("orders")
-    fail_next(owner.disk, "allocate")
+def test_readers_are_notified_after_a_failed_asynchronous_confirm(quick_folder: Path) -> None:
+    """The callback gets the error at once. A later flush makes the message readable, and notifies its readers."""
+    store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
+    store.load()
+    put = store.put(draft(b"in doubt"))
+    readable: list[int] = []
+    results: list[StoreError | None] = []
+    store.watch("orders", lambda: readable.append(store.confirm_offset))
+    fail_next(disk, "flush")
+    with pytest.raises(StoreError):  # on a virtual clock the caller flushes
+        store.confirm_async(put.end, ["orders"], results.append)
 
-    future = owner.broker.send_async([Message("orders", b"x")])
+    store.flush()
 
-    with pytest.raises(SendError, match="not stored: the disk refused to make .*Input/output error.*send again"):
+    assert [str(error)[:6] for error in results] == ["cannot"]
+    assert readable == [put.end]
+    store.close()
+
+
+def test_the_future_of_an_asynchronous_send_has_the_disk_error(quick_folder: Path) -> None:
+    user = User(quick_folder, FlushDiskType.ASYNC_FLUSH)
+    user.start()
+    assert user.broker is not None
+    user.broker.queues("orders")
+    fail_next(user.disk, "allocate")
+
+    future = user.broker.send_async([Message("orders", b"x")])
+
+    with pytest.raises(SendError, match="not stored: cannot create .*Input/output error.*send again"):
         future.result(0)
-    owner.close()
+    user.close()
 
 
-def test_a_batch_that_was_torn_by_an_error_leaves_nothing_to_come_alive(quick_folder: Path) -> None:
-    """Its first records were written whole; what is written over them is shorter."""
+def test_a_batch_torn_by_an_error_leaves_no_valid_records(quick_folder: Path) -> None:
+    """Its first records were written completely; shorter records overwrite them."""
     store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
     store.load()
     store.put(draft(b"before"))
     disk.judge = once(len(disk.calls), errno.EIO)
-    with pytest.raises(StoreError, match="the disk refused to write to"):
+    with pytest.raises(StoreError, match="cannot write to"):
         store.put_all([draft(b"torn %d" % number) for number in range(6)])
     store.put(draft(b""))
     kill(store)
@@ -356,14 +375,14 @@ def test_a_batch_that_was_torn_by_an_error_leaves_nothing_to_come_alive(quick_fo
     again.close()
 
 
-def test_a_roll_over_that_stops_halfway_goes_on_where_it_was(quick_folder: Path) -> None:
-    """The next file was made, and the full one could not be ended."""
+def test_a_failed_roll_over_is_completed_by_the_next_put(quick_folder: Path) -> None:
+    """The next file was created, but the blank of the full one could not be written."""
     store = MessageStore(FolderStoreFiles(quick_folder, disk := FaultyDisk()), small(), VirtualClock())
     store.load()
     for number in range(3):
         store.put(draft(b"%d" % number + bytes(1_000)))
     fail_next(disk, "write")
-    with pytest.raises(StoreError, match="the disk refused to write to"):
+    with pytest.raises(StoreError, match="cannot write to"):
         store.put(draft(b"3" + bytes(1_000)))
 
     store.put(draft(b"4" + bytes(1_000)))

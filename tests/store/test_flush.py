@@ -1,4 +1,4 @@
-"""Group commit: many senders, one flush."""
+"""Group commit: many threads share one flush."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pytest
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.store import FlushDiskType, StoreSettings
-from mqtemplate.store.flush import GroupCommit
-from mqtemplate.store.flush_service import FlushService
+from mqtemplate.store.flush import FlushService, GroupCommit
 
 
 class Disk:
-    """A log that grows, and a flush that a test can hold up."""
+    """A log that grows, and a flush that a test can block."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -37,15 +36,15 @@ class Disk:
         return end
 
 
-def refusal() -> StoreError:
-    """What a mapped file says when the disk fails."""
-    error = StoreError("the disk refused to flush 00000000000000000000")
+def disk_failure() -> StoreError:
+    """Return the error of a mapped file when the disk fails."""
+    error = StoreError("cannot flush 00000000000000000000")
     error.__cause__ = OSError(errno.EIO, "Input/output error")
     return error
 
 
 class CountingLock:
-    """A lock that says when it was let go *count* times: so many senders have got in line."""
+    """A lock that sets an event after *count* releases: then as many threads wait for a flush."""
 
     def __init__(self, count: int) -> None:
         self.reached = threading.Event()
@@ -69,10 +68,10 @@ def open_pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def test_who_comes_during_a_flush_shares_the_next_one() -> None:
+def test_threads_that_arrive_during_a_flush_share_the_next_one() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
-    in_line = commit._mutex = CountingLock(1 + 8)  # type: ignore[assignment]
+    waiting = commit._mutex = CountingLock(1 + 8)  # type: ignore[assignment]
     with ThreadPoolExecutor(9) as pool:
         disk.may_go_on.clear()
         disk.end = 1
@@ -80,7 +79,7 @@ def test_who_comes_during_a_flush_shares_the_next_one() -> None:
         assert disk.is_flushing.wait(30)
         disk.end = 9
         others = [pool.submit(commit.wait, end, 30_000) for end in range(2, 10)]
-        assert in_line.reached.wait(30)
+        assert waiting.reached.wait(30)
 
         disk.may_go_on.set()
 
@@ -90,7 +89,7 @@ def test_who_comes_during_a_flush_shares_the_next_one() -> None:
     assert commit.flushed == 9
 
 
-def test_what_is_flushed_already_needs_no_flush() -> None:
+def test_flushed_bytes_need_no_other_flush() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
     disk.end = 5
@@ -101,7 +100,7 @@ def test_what_is_flushed_already_needs_no_flush() -> None:
     assert disk.flushes == 1
 
 
-def test_a_follower_that_waited_too_long_is_told_so() -> None:
+def test_a_follower_returns_false_after_its_timeout() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
     with ThreadPoolExecutor(1) as pool:
@@ -116,12 +115,12 @@ def test_a_follower_that_waited_too_long_is_told_so() -> None:
         assert leader.result(30)
 
 
-def test_a_disk_that_refuses_is_reported_to_the_sender() -> None:
+def test_a_failed_flush_is_reported_to_the_caller() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
-    disk.end, disk.error = 1, refusal()
+    disk.end, disk.error = 1, disk_failure()
 
-    with pytest.raises(StoreError, match="the disk refused to flush the commit log: .*Input/output error.*send again"):
+    with pytest.raises(StoreError, match="cannot flush the commit log: .*Input/output error.*send again"):
         commit.wait(1, 1_000)
 
     assert commit.flushed == 0
@@ -129,17 +128,17 @@ def test_a_disk_that_refuses_is_reported_to_the_sender() -> None:
     assert commit.wait(1, 1_000)
 
 
-def test_a_refusal_reaches_everybody_who_waits(open_pool: ThreadPoolExecutor) -> None:
-    """Those in line behind the leader too, and none of them waits on."""
+def test_a_failed_flush_is_reported_to_all_waiting_threads(open_pool: ThreadPoolExecutor) -> None:
+    """The waiting threads get the error as well as the leader; none of them keeps waiting."""
     disk = Disk()
     commit = GroupCommit(disk.flush)
-    in_line = commit._mutex = CountingLock(1 + 4)  # type: ignore[assignment]
+    waiting = commit._mutex = CountingLock(1 + 4)  # type: ignore[assignment]
     disk.may_go_on.clear()
-    disk.end, disk.error = 5, refusal()
+    disk.end, disk.error = 5, disk_failure()
     first = open_pool.submit(commit.wait, 1, 30_000)
     assert disk.is_flushing.wait(30)
     others = [open_pool.submit(commit.wait, end, 30_000) for end in range(2, 6)]
-    assert in_line.reached.wait(30)
+    assert waiting.reached.wait(30)
 
     disk.may_go_on.set()
 
@@ -148,17 +147,17 @@ def test_a_refusal_reaches_everybody_who_waits(open_pool: ThreadPoolExecutor) ->
             each.result(30)
 
 
-def test_a_leader_that_is_interrupted_hands_the_lead_on(open_pool: ThreadPoolExecutor) -> None:
-    """Ctrl-C in the main thread's flush must not leave all later senders without a leader."""
+def test_an_interrupted_leader_is_succeeded_by_another(open_pool: ThreadPoolExecutor) -> None:
+    """Ctrl-C during a flush of the main thread must not leave later threads without a leader."""
     disk = Disk()
     commit = GroupCommit(disk.flush)
-    in_line = commit._mutex = CountingLock(1 + 1)  # type: ignore[assignment]
+    waiting = commit._mutex = CountingLock(1 + 1)  # type: ignore[assignment]
     disk.may_go_on.clear()
     disk.end, disk.error = 2, KeyboardInterrupt()
     first = open_pool.submit(commit.wait, 1, 30_000)
     assert disk.is_flushing.wait(30)
     second = open_pool.submit(commit.wait, 2, 30_000)
-    assert in_line.reached.wait(30)
+    assert waiting.reached.wait(30)
     disk.is_flushing.clear()
 
     disk.may_go_on.set()
@@ -171,7 +170,7 @@ def test_a_leader_that_is_interrupted_hands_the_lead_on(open_pool: ThreadPoolExe
     assert commit.wait(2, 30_000)
 
 
-def test_a_flush_that_reports_less_takes_nothing_back() -> None:
+def test_flushed_bytes_stay_flushed_when_a_flush_returns_less() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
     disk.end = 5
@@ -183,12 +182,12 @@ def test_a_flush_that_reports_less_takes_nothing_back() -> None:
     assert commit.flushed == 5
 
 
-def test_a_callback_comes_once_its_bytes_are_safe() -> None:
+def test_a_callback_is_called_once_its_bytes_are_durable() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
     called: list[tuple[str, object]] = []
-    commit.when(5, lambda error: called.append(("five", error)))
-    commit.when(9, lambda error: called.append(("nine", error)))
+    commit.call_when_flushed(5, lambda error: called.append(("five", error)))
+    commit.call_when_flushed(9, lambda error: called.append(("nine", error)))
 
     disk.end = 5
     commit.wait(5, 1_000)
@@ -196,12 +195,12 @@ def test_a_callback_comes_once_its_bytes_are_safe() -> None:
     assert called == [("five", None)]
 
 
-def test_a_callback_is_told_when_the_disk_refuses() -> None:
+def test_a_callback_gets_the_error_of_a_failed_flush() -> None:
     disk = Disk()
     commit = GroupCommit(disk.flush)
     errors: list[object] = []
-    commit.when(1, errors.append)
-    disk.end, disk.error = 1, refusal()
+    commit.call_when_flushed(1, errors.append)
+    disk.end, disk.error = 1, disk_failure()
 
     with pytest.raises(StoreError):
         commit.wait(1, 1_000)
@@ -209,11 +208,11 @@ def test_a_callback_is_told_when_the_disk_refuses() -> None:
     assert "Input/output error" in str(errors[0])
 
 
-def test_the_service_flushes_again_what_the_disk_refused() -> None:
+def test_the_flush_service_tries_again_after_a_failed_flush() -> None:
     disk, clock = Disk(), VirtualClock()
     commit = GroupCommit(disk.flush)
     service = FlushService(commit, lambda: disk.end, clock, StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH))
-    disk.end, disk.error = 1, refusal()
+    disk.end, disk.error = 1, disk_failure()
     service.changed()
     clock.move_ms(500)
     with pytest.raises(StoreError):

@@ -1,4 +1,4 @@
-"""The engine: appending, rolling over, reading back."""
+"""The engine: append records, start new files, read records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mqtemplate.store import FolderStoreFiles, MemoryStoreFiles, MessageStore
 from tests.store.small_store import OpenStore, bodies, draft, small
 
 
-def test_records_read_back_in_the_order_of_their_queue(open_store: OpenStore) -> None:
+def test_records_are_read_in_the_order_of_their_queue(open_store: OpenStore) -> None:
     store = open_store()
 
     puts = [store.put(draft(body)) for body in (b"first", b"", b"third and longest")]
@@ -29,7 +29,7 @@ def test_records_read_back_in_the_order_of_their_queue(open_store: OpenStore) ->
     assert bodies(store) == [b"first", b"", b"third and longest"]
 
 
-def test_queues_count_for_themselves(open_store: OpenStore) -> None:
+def test_each_queue_has_its_own_offsets(open_store: OpenStore) -> None:
     store = open_store()
 
     store.put(draft(b"a", queue_id=0))
@@ -40,7 +40,7 @@ def test_queues_count_for_themselves(open_store: OpenStore) -> None:
     assert bodies(store, "orders", 1) == [b"b"]
 
 
-def test_a_unit_points_at_its_record_and_carries_the_tags_hash(open_store: OpenStore) -> None:
+def test_a_unit_points_at_its_record_and_has_the_hash_of_the_tags(open_store: OpenStore) -> None:
     store = open_store()
     code = java_string_hash("paid")
     message = draft(b"x")
@@ -52,8 +52,8 @@ def test_a_unit_points_at_its_record_and_carries_the_tags_hash(open_store: OpenS
 
 
 @pytest.mark.feature("B6", "E5")
-def test_the_schedule_topics_unit_carries_the_deliver_time(open_store: OpenStore, clock: VirtualClock) -> None:
-    """Store time + the level's delay stands where other queues keep the tag's hash."""
+def test_a_unit_of_the_schedule_topic_has_the_deliver_time(open_store: OpenStore, clock: VirtualClock) -> None:
+    """The sum of store time and level delay replaces the hash of the tags."""
     store = open_store()
     message = draft(b"x", topic="SCHEDULE_TOPIC_XXXX", queue_id=2)
     message.delay_ms = 10_000
@@ -63,7 +63,7 @@ def test_the_schedule_topics_unit_carries_the_deliver_time(open_store: OpenStore
     assert store.consume_queue("SCHEDULE_TOPIC_XXXX", 2).unit(0).tags_code == clock.now_ms() + 10_000
 
 
-def test_a_file_that_is_full_ends_with_a_blank_and_the_record_goes_to_the_next(
+def test_a_full_file_ends_with_a_blank_and_the_record_is_in_the_next_file(
     open_store: OpenStore, tmp_path: Path
 ) -> None:
     store = open_store()
@@ -78,7 +78,7 @@ def test_a_file_that_is_full_ends_with_a_blank_and_the_record_goes_to_the_next(
     assert len(bodies(store)) == 5
 
 
-def test_consume_queues_roll_over_too(open_store: OpenStore, tmp_path: Path) -> None:
+def test_consume_queues_have_several_files(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
 
     for number in range(25):
@@ -89,7 +89,7 @@ def test_consume_queues_roll_over_too(open_store: OpenStore, tmp_path: Path) -> 
     assert bodies(store) == [str(number).encode() for number in range(25)]
 
 
-def test_a_batch_lies_in_one_file_with_consecutive_offsets(open_store: OpenStore) -> None:
+def test_a_batch_is_in_one_file_with_consecutive_queue_offsets(open_store: OpenStore) -> None:
     store = open_store()
     store.put(draft(bytes(2_000)))
 
@@ -99,7 +99,7 @@ def test_a_batch_lies_in_one_file_with_consecutive_offsets(open_store: OpenStore
     assert {put.physical_offset // 4_096 for put in puts} == {1}
 
 
-def test_a_record_larger_than_a_file_says_what_to_change(open_store: OpenStore) -> None:
+def test_a_record_larger_than_a_file_is_refused_with_the_setting(open_store: OpenStore) -> None:
     store = open_store()
 
     with pytest.raises(
@@ -110,7 +110,7 @@ def test_a_record_larger_than_a_file_says_what_to_change(open_store: OpenStore) 
     assert store.put(draft(b"next")).queue_offset == 0
 
 
-def test_store_timestamps_never_go_back(open_store: OpenStore, clock: VirtualClock) -> None:
+def test_store_timestamps_never_decrease(open_store: OpenStore, clock: VirtualClock) -> None:
     store = open_store()
     first = store.put(draft(b"a"))
 
@@ -120,7 +120,7 @@ def test_store_timestamps_never_go_back(open_store: OpenStore, clock: VirtualClo
     assert second.store_timestamp == first.store_timestamp
 
 
-def test_an_ipv6_sender_is_stored_with_the_longer_header(open_store: OpenStore) -> None:
+def test_an_ipv6_born_host_is_stored_with_the_longer_header(open_store: OpenStore) -> None:
     store = open_store()
     message = draft(b"hello")
     message.born_host = pack_host(HostAddress("::1", 4))
@@ -133,7 +133,7 @@ def test_an_ipv6_sender_is_stored_with_the_longer_header(open_store: OpenStore) 
     assert record.sys_flag == 0x10
 
 
-def test_memory_and_folder_run_the_same_code(clock: VirtualClock) -> None:
+def test_a_store_in_memory_stores_and_reads_messages(clock: VirtualClock) -> None:
     store = MessageStore(MemoryStoreFiles(), small(), clock)
     store.load()
 
@@ -144,7 +144,7 @@ def test_memory_and_folder_run_the_same_code(clock: VirtualClock) -> None:
     store.close()
 
 
-def test_after_a_clean_stop_everything_is_there_and_goes_on(open_store: OpenStore) -> None:
+def test_after_a_clean_stop_all_messages_are_there(open_store: OpenStore) -> None:
     store = open_store()
     for number in range(30):
         store.put(draft(bytes(300) + str(number).encode()))
@@ -157,10 +157,10 @@ def test_after_a_clean_stop_everything_is_there_and_goes_on(open_store: OpenStor
     assert len(bodies(again)) == 31
 
 
-def test_a_full_disk_fails_the_send_and_sending_works_again_with_room(
+def test_a_full_disk_fails_the_put_until_there_is_space(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Files are preallocated, so a full disk is met at roll-over, as an error, and nowhere else."""
+    """Files are preallocated, so a full disk is an error when the next file is created, and only then."""
     store = open_store()
     for _ in range(3):
         store.put(draft(bytes(1_000)))
@@ -172,16 +172,14 @@ def test_a_full_disk_fails_the_send_and_sending_works_again_with_room(
         patched.setattr(os, "posix_fallocate", no_room)
         with pytest.raises(StoreFullError, match=r"no room on the disk for 0+4096 \(4096 bytes\).*free space there"):
             store.put(draft(bytes(1_000)))
-        assert store.put(draft(b"small")).queue_offset == 3  # what fits still goes in
+        assert store.put(draft(b"small")).queue_offset == 3  # a record that fits is still stored
 
     store.put(draft(bytes(1_000)))
     assert len(bodies(store)) == 5
     assert not list((tmp_path / "commitlog").glob("*8192"))
 
 
-def test_a_full_disk_fails_a_whole_batch_and_no_part_of_it(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_fails_a_batch_as_a_whole(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store()
     store.put(draft(bytes(3_000)))
 
@@ -195,7 +193,7 @@ def test_a_full_disk_fails_a_whole_batch_and_no_part_of_it(
     assert len(bodies(store)) == 1
 
 
-def test_a_second_broker_in_this_process_is_told_who_has_the_folder(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_second_store_in_this_process_gets_an_error_with_the_owner(open_store: OpenStore, tmp_path: Path) -> None:
     open_store()
     second = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
 
@@ -203,7 +201,7 @@ def test_a_second_broker_in_this_process_is_told_who_has_the_folder(open_store: 
         second.load()
 
 
-def test_a_second_process_is_told_who_has_the_folder(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_second_process_gets_an_error_with_the_owner(open_store: OpenStore, tmp_path: Path) -> None:
     open_store()
     code = (
         "import sys; from pathlib import Path\n"
@@ -220,7 +218,7 @@ def test_a_second_process_is_told_who_has_the_folder(open_store: OpenStore, tmp_
     assert f"in use by process {os.getpid()}" in said
 
 
-def test_a_folder_made_with_other_file_sizes_is_refused(open_store: OpenStore) -> None:
+def test_a_folder_with_other_file_sizes_is_refused(open_store: OpenStore) -> None:
     store = open_store()
     store.put(draft(b"x"))
     store.close()
@@ -235,7 +233,7 @@ def test_a_folder_made_with_other_file_sizes_is_refused(open_store: OpenStore) -
     assert bodies(open_store()) == [b"x"]
 
 
-def test_a_stray_file_between_the_logs_is_named(open_store: OpenStore, tmp_path: Path) -> None:
+def test_an_unknown_file_in_the_commit_log_is_named(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     store.put(draft(b"x"))
     store.close()
@@ -245,7 +243,7 @@ def test_a_stray_file_between_the_logs_is_named(open_store: OpenStore, tmp_path:
         open_store()
 
 
-def test_a_damaged_record_is_named_with_file_and_offset_when_it_is_read(open_store: OpenStore, tmp_path: Path) -> None:
+def test_reading_a_damaged_record_raises_an_error_with_file_and_offset(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     puts = [store.put(draft(body * 50)) for body in (b"a", b"b", b"c")]
     with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:

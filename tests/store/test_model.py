@@ -1,4 +1,4 @@
-"""Any mix of sends, time, kills, power failures and steps of the clock, against a model in plain Python."""
+"""Any mix of sends, pauses, kills, power failures and clock changes, compared with a model in plain Python."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ moments = st.integers(1, 30)
 
 
 class PowerFailed(BaseException):
-    """What ends everything in the middle of a call; nothing catches it."""
+    """Ends everything in the middle of a call; no code catches it."""
 
 
 class StoreModel(RuleBasedStateMachine):
-    """The model: what lies in each queue, in order, and what waits until when.
+    """The model: the messages of each queue in order, and the delayed messages with their due times.
 
-    With ``SYNC_FLUSH`` a power failure between two calls changes nothing of that. One within a call may leave the
-    message that was being sent, or not; the model takes over what it finds.
+    With ``SYNC_FLUSH`` a power failure between two calls changes nothing. A failure inside a send may leave the message
+    or not; the model adopts what it finds.
     """
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class StoreModel(RuleBasedStateMachine):
         self.clock = VirtualClock()
         self.boots = itertools.count()
         self.queues: dict[int, list[bytes]] = {queue_id: [] for queue_id in QUEUES}
-        self.waiting: dict[bytes, tuple[int, int]] = {}  # body -> queue, not before
+        self.delayed: dict[bytes, tuple[int, int]] = {}  # body -> queue, earliest delivery
         self.unsure: set[bytes] = set()  # sent when the power failed
         self.count = 0
 
     @initialize(log_file_size=st.sampled_from([4_096, 16_384]), sector=st.sampled_from([512, 4_096]))
-    def begin(self, log_file_size: int, sector: int) -> None:
+    def start(self, log_file_size: int, sector: int) -> None:
         self.log_file_size, self.sector = log_file_size, sector
         self.root = self.folder / "0"
         self.root.mkdir()
@@ -79,7 +79,7 @@ class StoreModel(RuleBasedStateMachine):
         )
         self.room.confirm()
 
-    # --- what happens --------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------
 
     @rule(delay=delays, queue_id=st.sampled_from(QUEUES), size=st.integers(0, 600))
     def send(self, delay: dict[str, int], queue_id: int, size: int) -> None:
@@ -90,9 +90,9 @@ class StoreModel(RuleBasedStateMachine):
         put = self.room.send(body, queue_id=queue_id, **delay)
         self.unsure.discard(body)
         if level := delay.get("DELAY"):
-            self.waiting[body] = queue_id, put.store_timestamp + LEVEL_MS[level - 1]
+            self.delayed[body] = queue_id, put.store_timestamp + LEVEL_MS[level - 1]
         elif delay:
-            self.waiting[body] = queue_id, now_ms + delay["TIMER_DELAY_MS"]
+            self.delayed[body] = queue_id, now_ms + delay["TIMER_DELAY_MS"]
         else:
             self.queues[queue_id].append(body)
 
@@ -141,7 +141,7 @@ class StoreModel(RuleBasedStateMachine):
         self.interrupt(seed, moment, self.open)
 
     def interrupt(self, seed: int, moment: int, act: Callable[[], Any]) -> None:
-        """Let the power fail at the n-th call of the disk, if *act* makes so many."""
+        """Let the power fail at the n-th call of the disk, if *act* has so many calls."""
         left = itertools.count(moment, -1)
 
         def on_event() -> None:
@@ -160,24 +160,25 @@ class StoreModel(RuleBasedStateMachine):
         contents = self.disk.contents()
         share = chance.choice((0.0, 0.3, 0.7, 1.0))
         image = self.disk.image(contents, {each for each in self.disk.choices(contents) if chance.random() < share})
-        with suppress(AttributeError):  # in the middle of an opening
+        with suppress(AttributeError):  # the store was not open yet
             self.room.crash()
         self.root = self.folder / str(next(self.boots))
         write_image(image, self.root)
         self.start_machine()
 
-    # --- what holds ----------------------------------------------------------------------------
+    # --- guarantees ----------------------------------------------------------------------------
 
     @invariant()
     @precondition(lambda self: hasattr(self, "room"))
-    def agrees(self) -> None:
-        self.take_over_arrivals()
-        overdue = [body[:4] for body, (_, due_ms) in self.waiting.items() if due_ms <= self.clock.now_ms()]
+    def services_agree_with_the_model(self) -> None:
+        self.adopt_arrivals()
+        overdue = [body[:4] for body, (_, due_ms) in self.delayed.items() if due_ms <= self.clock.now_ms()]
         assert overdue == []
-        assert self.due_times() == sorted(due_ms for _, due_ms in self.waiting.values())
+        assert self.due_times() == sorted(due_ms for _, due_ms in self.delayed.values())
 
-    def take_over_arrivals(self) -> None:
-        """What was in a queue stays at its place; what came to it waited for it, and is due."""
+    def adopt_arrivals(self) -> None:
+        """Check that known messages keep their queue offsets, and that new ones were delayed for the queue and are
+        due."""
         for queue_id, known in self.queues.items():
             arrived = self.room.arrived(queue_id=queue_id)
             assert [message.body for message in arrived[: len(known)]] == known
@@ -185,12 +186,12 @@ class StoreModel(RuleBasedStateMachine):
                 if message.body in self.unsure:
                     self.unsure.discard(message.body)
                 else:
-                    target, due_ms = self.waiting.pop(message.body)
+                    target, due_ms = self.delayed.pop(message.body)
                     assert (target, message.at_ms >= due_ms) == (queue_id, True)
                 known.append(message.body)
 
     def due_times(self) -> list[int]:
-        """When each message is due that waits, as the services tell; one that is unsure becomes sure here."""
+        """Return the due times of all delayed messages from the services. Adopt an unsure message that is there."""
         found: list[int] = []
         for delay_store in (self.room.schedule, self.room.timer):
             with delay_store.lock:
@@ -203,12 +204,12 @@ class StoreModel(RuleBasedStateMachine):
                     body = self.room.store.read(offset, size).body
                     if body in self.unsure:
                         self.unsure.discard(body)
-                        self.waiting[body] = 0, due_ms
+                        self.delayed[body] = 0, due_ms
                     found.append(due_ms)
         return sorted(found)
 
     def teardown(self) -> None:
-        """Whatever waits comes in the end."""
+        """All delayed messages are delivered in the end."""
         with ExitStack() as last:
             last.callback(self.logs.__exit__, None, None, None)
             last.callback(shutil.rmtree, self.folder)
@@ -216,8 +217,8 @@ class StoreModel(RuleBasedStateMachine):
                 last.callback(self.room.crash)
                 for _ in range(3):
                     self.room.advance(LONGEST_MS)
-                self.take_over_arrivals()
-                assert self.waiting == {}
+                self.adopt_arrivals()
+                assert self.delayed == {}
 
 
 StoreModel.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

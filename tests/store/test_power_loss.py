@@ -1,4 +1,4 @@
-"""The power fails: any part of what was not flushed may be missing, and any other part of it there."""
+"""Power failures: any part of the unflushed bytes may be missing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SEEDS = [3, 11]
 
 @pytest.mark.parametrize("mode", FlushDiskType)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whatever_the_power_leaves_of_a_store_keeps_what_was_promised(
+def test_any_image_that_a_power_failure_leaves_keeps_the_guarantees(
     quick_folder: Path, mode: FlushDiskType, seed: int, record_property: pytest.RecordProperty
 ) -> None:
-    """Some 1,500 images in all; `power_loss_run` tells how they are made and what is compared, and makes more."""
+    """About 1,500 images in all; see `power_loss_run`, which can also build more."""
     with capture_logs():
         report = run(quick_folder, seed, mode)
 
@@ -46,9 +46,9 @@ def open_image(disk: PowerLossDisk, folder: Path, chosen: set[Choice]) -> Messag
     return store
 
 
-def test_a_flush_that_failed_is_not_forgiven(tmp_path: Path) -> None:
-    """After an error the system counts the pages as written, and says of the next flush that it went well. What is
-    acknowledged then must be on the disk all the same."""
+def test_bytes_of_a_failed_flush_are_written_by_the_next(tmp_path: Path) -> None:
+    """After an error the system counts the pages as written, and the next flush succeeds. Messages that are
+    acknowledged then must be on the disk nevertheless."""
     (tmp_path / "store").mkdir()
     disk = PowerLossDisk(tmp_path / "store", sector=512)
     store = MessageStore(FolderStoreFiles(tmp_path / "store", disk), settings(), VirtualClock())
@@ -68,8 +68,8 @@ def test_a_flush_that_failed_is_not_forgiven(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_a_recovery_cut_off_stays_cut_off_at_the_next_failure(tmp_path: Path) -> None:
-    """A queue's unit that was forgotten must not come back and point at a record that took the old one's place."""
+def test_bytes_cut_off_by_a_recovery_stay_cut_off_after_the_next_power_failure(tmp_path: Path) -> None:
+    """A removed unit must not return and point at a newer record at the same offset."""
     (tmp_path / "store").mkdir()
     disk = PowerLossDisk(tmp_path / "store")
     store = MessageStore(
@@ -78,11 +78,11 @@ def test_what_a_recovery_cut_off_stays_cut_off_at_the_next_failure(tmp_path: Pat
     store.load()
     store.put(draft(b"kept"))
     store.take_checkpoint()
-    store.put(draft(b"lost with its place"))
+    store.put(draft(b"lost"))
     contents = disk.contents()
     log = disk.number_of(tmp_path / "store" / "commitlog" / f"{0:020d}")
-    but_the_log = {choice for choice in disk.choices(contents) if choice.where != log}
-    write_image(disk.image(contents, but_the_log), tmp_path / "second")
+    all_but_the_log = {choice for choice in disk.choices(contents) if choice.where != log}
+    write_image(disk.image(contents, all_but_the_log), tmp_path / "second")
     store.close()
     second_disk = PowerLossDisk(tmp_path / "second", boot="boot-2")
     second = MessageStore(FolderStoreFiles(tmp_path / "second", second_disk), settings(), VirtualClock())
@@ -97,8 +97,9 @@ def test_what_a_recovery_cut_off_stays_cut_off_at_the_next_failure(tmp_path: Pat
     second.close()
 
 
-def test_a_group_is_never_ahead_of_what_the_power_left(quick_folder: Path) -> None:
-    """``ASYNC_FLUSH``: its offset lasts only with the messages it read. Else it would pass over new ones."""
+def test_a_consumer_offset_is_never_ahead_of_the_log_after_a_power_failure(quick_folder: Path) -> None:
+    """With ``ASYNC_FLUSH`` an offset is durable only with the consumed messages. Otherwise the group would skip new
+    ones."""
     (quick_folder / "store").mkdir()
     disk = PowerLossDisk(quick_folder / "store")
     clock = VirtualClock()
@@ -123,11 +124,11 @@ def test_a_group_is_never_ahead_of_what_the_power_left(quick_folder: Path) -> No
     broker.close()
 
 
-# --- the disk of these tests ------------------------------------------------------------------------------
+# --- the simulated disk -----------------------------------------------------------------------------------
 
 
-def test_the_disk_forgets_what_was_not_flushed(tmp_path: Path) -> None:
-    """Names, lengths and pieces, each by itself."""
+def test_the_simulated_disk_loses_unflushed_bytes(tmp_path: Path) -> None:
+    """Names, lengths and pieces are lost independently."""
     root = tmp_path / "store"
     root.mkdir()
     (root / "old").write_bytes(b"a" * 1_024)
@@ -153,7 +154,7 @@ def test_the_disk_forgets_what_was_not_flushed(tmp_path: Path) -> None:
     assert seen == {(old, *new) for old in olds for new in news}
 
 
-def test_the_disk_keeps_what_was_flushed(tmp_path: Path) -> None:
+def test_the_simulated_disk_keeps_flushed_bytes(tmp_path: Path) -> None:
     root = tmp_path / "store"
     root.mkdir()
     disk = PowerLossDisk(root)

@@ -1,4 +1,4 @@
-"""A consume queue's file may be made before its first unit comes; RocketMQ must not take it for one with a unit."""
+"""A consume queue file may be created before its first unit. RocketMQ must not count the empty file as one unit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ def first_unit(path: Path, file_start: int = 0) -> bytes:
     return (path / f"consumequeue/orders/0/{file_start:020d}").read_bytes()[:CQ_UNIT_SIZE]
 
 
-def test_a_file_made_ahead_begins_with_a_unit_that_points_behind_every_log(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
-    """RocketMQ takes what stands there for a unit, even zeros, and would count the queue's first message as its second;
-    a file that begins behind the log's end it drops."""
+def test_a_queue_file_created_ahead_starts_with_a_unit_past_every_log(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ takes the first bytes for a unit, even zeros, and would count the first message as the second. It drops
+    a file whose first unit points past the end of the log."""
     store = open_store()
 
     store.prepare("orders", 0)
@@ -29,10 +27,10 @@ def test_a_file_made_ahead_begins_with_a_unit_that_points_behind_every_log(
 
 @pytest.mark.parametrize("count", [0, 10])
 @pytest.mark.parametrize("was_killed", [False, True])
-def test_a_queue_goes_on_in_a_file_that_was_made_ahead(
+def test_a_queue_continues_in_a_file_that_was_created_ahead(
     open_store: OpenStore, tmp_path: Path, count: int, was_killed: bool
 ) -> None:
-    """Its first file, or the one behind a full one, after a clean end and after a kill."""
+    """The first file, or the one after a full one; after a clean stop and after a kill."""
     store = open_store()
     for number in range(count):
         store.put(draft(b"%d" % number))

@@ -1,8 +1,9 @@
-"""What a start finds after a stop that nobody planned."""
+"""Recovery: the start after a kill, after a power failure, and after RocketMQ."""
 
 from __future__ import annotations
 
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.record.codec import RecordDraft, StoredRecord, SysFlag
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.store import FolderStoreFiles, MessageStore
 from mqtemplate.store.checkpoint import StoreCheckpoint
 from tests.delay.foreign_records import ForeignDraft
@@ -21,7 +23,7 @@ from tests.store.power_loss_disk import RestartedDisk
 from tests.store.small_store import OpenStore, bodies, draft, kill, small
 
 
-def test_after_a_kill_everything_is_there_and_goes_on(open_store: OpenStore) -> None:
+def test_after_a_kill_all_messages_are_there(open_store: OpenStore) -> None:
     store = open_store()
     for number in range(30):
         store.put(draft(bytes(300) + str(number).encode(), queue_id=number % 3))
@@ -33,10 +35,10 @@ def test_after_a_kill_everything_is_there_and_goes_on(open_store: OpenStore) -> 
     assert again.put(draft(b"next", queue_id=1)).queue_offset == 10
 
 
-def test_a_log_cut_at_any_byte_keeps_what_was_whole(tmp_path: Path) -> None:
-    """Cut the last file at every byte: each record that was whole is still there, in order, and writing goes on.
+def test_a_log_cut_at_any_byte_keeps_all_whole_records(tmp_path: Path) -> None:
+    """Cut the last file at every byte: all whole records are still there, in order, and the next put succeeds.
 
-    A process that dies while it appends has not written the unit yet, so no queue knows the record.
+    A process that is killed while it appends has not written the unit yet, so no queue refers to the record.
     """
     source = tmp_path / "source"
     store = MessageStore(FolderStoreFiles(source), small(mapped_file_size_commit_log=600), VirtualClock())
@@ -65,8 +67,8 @@ def test_a_log_cut_at_any_byte_keeps_what_was_whole(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
-def test_a_torn_tail_is_logged_with_file_and_offset_and_zeroed(open_store: OpenStore, tmp_path: Path) -> None:
-    """Left as they are, the torn bytes could come alive behind a later record that ends just before them."""
+def test_a_torn_tail_is_logged_and_cleared(open_store: OpenStore, tmp_path: Path) -> None:
+    """Without that the torn bytes could become valid after a later record that ends just before them."""
     store = open_store()
     first, torn = store.put(draft(b"whole")), store.put(draft(b"torn" * 100))
     kill(store)
@@ -84,7 +86,7 @@ def test_a_torn_tail_is_logged_with_file_and_offset_and_zeroed(open_store: OpenS
     assert not any(file.read_bytes()[first.end :])
 
 
-def test_consume_queues_that_are_gone_are_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
+def test_missing_consume_queues_are_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for number in range(30):
         store.put(draft(bytes(300) + str(number).encode(), queue_id=number % 2))
@@ -92,14 +94,14 @@ def test_consume_queues_that_are_gone_are_rebuilt(open_store: OpenStore, tmp_pat
     shutil.rmtree(tmp_path / "consumequeue")
 
     again = open_store()
-    again.put(draft(b"a record behind the checkpoint shows the gap"))
+    again.put(draft(b"a record after the checkpoint shows the gap"))
     kill(again)
     third = open_store()
 
     assert [body[300:] for body in bodies(third, queue_id=1)] == [str(number).encode() for number in range(1, 30, 2)]
 
 
-def test_a_preallocated_file_that_was_never_used_is_no_harm(open_store: OpenStore, tmp_path: Path) -> None:
+def test_an_unused_preallocated_file_is_harmless(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     store.put(draft(b"x"))
     kill(store)
@@ -109,20 +111,20 @@ def test_a_preallocated_file_that_was_never_used_is_no_harm(open_store: OpenStor
 
 
 def linked(body: bytes) -> RecordDraft:
-    """A record that took a waiting one's place."""
+    """Return a copy of a delayed record: it has a link to its source."""
     return replace(draft(body), prepared_transaction_offset=1)
 
 
 class Follower:
-    """Remembers the records it was shown."""
+    """Follower that remembers the replayed records."""
 
-    def __init__(self, persisted: int | None = None, wanted: int | None = None) -> None:
+    def __init__(self, persisted: int | None = None, replay_from: int | None = None) -> None:
         self.seen: list[bytes] = []
         self._persisted = persisted
-        self._wanted = wanted
+        self._from = replay_from
 
     def replay_from(self) -> int | None:
-        return self._wanted
+        return self._from
 
     def replay(self, record: StoredRecord) -> None:
         self.seen.append(record.body)
@@ -131,9 +133,9 @@ class Follower:
         return self._persisted
 
 
-@pytest.mark.parametrize(("wanted", "shown"), [(None, [b"c"]), (0, [b"a", b"b", b"c"])])
-def test_followers_see_the_log_from_the_checkpoint_or_from_where_they_ask(
-    tmp_path: Path, wanted: int | None, shown: list[bytes]
+@pytest.mark.parametrize(("replay_from", "replayed"), [(None, [b"c"]), (0, [b"a", b"b", b"c"])])
+def test_followers_replay_the_log_from_the_checkpoint_or_from_their_own_offset(
+    tmp_path: Path, replay_from: int | None, replayed: list[bytes]
 ) -> None:
     store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
@@ -142,19 +144,19 @@ def test_followers_see_the_log_from_the_checkpoint_or_from_where_they_ask(
     store.take_checkpoint()
     store.put(linked(b"c"))
     kill(store)
-    follower = Follower(wanted=wanted)
+    follower = Follower(replay_from=replay_from)
 
     again = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     again.load([follower])
     again.close()
 
-    assert follower.seen == shown
+    assert follower.seen == replayed
 
 
-def test_followers_see_what_took_a_waiting_ones_place_and_what_another_broker_may_have_released(
+def test_followers_replay_copies_of_delayed_messages_and_possible_copies_by_rocketmq(
     tmp_path: Path,
 ) -> None:
-    """RocketMQ's copies have no link: the records that it wrote and that asked for a delay are shown, too."""
+    """RocketMQ's copies have no link. So its records with a delay property are replayed as well."""
     foreign = b"REAL_TOPIC\x01orders\x02DELAY\x013\x02"
     store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
@@ -173,7 +175,7 @@ def test_followers_see_what_took_a_waiting_ones_place_and_what_another_broker_ma
     assert follower.seen == [b"theirs, delayed", b"a copy"]
 
 
-def test_the_checkpoint_waits_for_the_follower_that_lags_behind(tmp_path: Path) -> None:
+def test_the_checkpoint_does_not_pass_the_slowest_follower(tmp_path: Path) -> None:
     store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load([Follower(persisted=0)])
     store.put(linked(b"a"))
@@ -220,11 +222,12 @@ def test_any_mix_of_puts_closes_and_kills_loses_nothing(
     shutil.rmtree(folder)
 
 
-# --- queues that do not agree with the log ---------------------------------------------------------
+# --- queues that differ from the log ---------------------------------------------------------------
 
 
-def test_d21_every_record_is_dispatched_however_many_files_there_are(open_store: OpenStore, tmp_path: Path) -> None:
-    """Upstream's clean start passes over the first record without a unit, and looks into ten files at most."""
+@pytest.mark.feature("D21")
+def test_every_record_is_dispatched_however_many_files_there_are(open_store: OpenStore, tmp_path: Path) -> None:
+    """A clean start of RocketMQ skips the first record without a unit, and reads ten files at most."""
     store = open_store()
     for number in range(60):
         store.put(draft(b"%02d" % number * 400, queue_id=number % 2))
@@ -238,9 +241,8 @@ def test_d21_every_record_is_dispatched_however_many_files_there_are(open_store:
     assert again.put(draft(b"next", queue_id=1)).queue_offset == 30
 
 
-def test_d21_a_unit_that_is_missing_at_the_end_is_written_at_a_clean_start(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
+@pytest.mark.feature("D21")
+def test_a_unit_missing_at_the_end_is_added_at_a_clean_start(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for number in range(3):
         store.put(draft(b"%d" % number))
@@ -251,8 +253,9 @@ def test_d21_a_unit_that_is_missing_at_the_end_is_written_at_a_clean_start(
     assert bodies(open_store()) == [b"0", b"1", b"2"]
 
 
-def test_d22_only_the_queue_that_lacks_units_is_made_anew(open_store: OpenStore, tmp_path: Path) -> None:
-    """Upstream goes on at the queue's end, so that from there on each message is found one place too early."""
+@pytest.mark.feature("D22")
+def test_only_the_queue_that_lacks_units_is_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ continues at the end of the queue, so each later message gets too small a queue offset."""
     store = open_store()
     for number in range(30):
         store.put(draft(bytes(300) + b"%d" % number, queue_id=number % 3))
@@ -265,12 +268,15 @@ def test_d22_only_the_queue_that_lacks_units_is_made_anew(open_store: OpenStore,
         again = open_store()
 
     rebuilt = [line for line in logs if line["event"] == "store.queue_rebuilt"]
-    assert [line["reason"] for line in rebuilt] == ["queue 1 of orders ends at 0, the log goes on with 9"]
+    assert [line["reason"] for line in rebuilt] == ["queue 1 of orders ends at 0, the log continues with 9"]
     assert [body[300:] for body in bodies(again, queue_id=1)] == [b"%d" % number for number in range(1, 30, 3)]
     assert {queue_id: file.stat().st_mtime_ns for queue_id, file in others.items()} == before
 
 
-def test_d22_units_that_upstream_put_one_place_too_early_are_put_right(open_store: OpenStore, tmp_path: Path) -> None:
+@pytest.mark.feature("D22")
+def test_units_that_rocketmq_wrote_one_queue_offset_too_early_are_corrected(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
     store = open_store()
     for number in range(4):
         store.put(draft(b"%d" % number))
@@ -283,11 +289,12 @@ def test_d22_units_that_upstream_put_one_place_too_early_are_put_right(open_stor
         again = open_store()
 
     assert bodies(again) == [b"0", b"1", b"2", b"3"]
-    assert {line["offset"] for line in logs if line["event"] == "store.queue_unit_mended"} == {1, 2}
+    assert {line["offset"] for line in logs if line["event"] == "store.queue_unit_repaired"} == {1, 2}
 
 
-def test_d17_a_queue_that_ends_with_its_file_goes_on_in_the_next(open_store: OpenStore) -> None:
-    """Upstream looks for the last unit before the end of the newest file, where a full one has none."""
+@pytest.mark.feature("D17")
+def test_a_queue_that_ends_with_its_file_continues_in_the_next(open_store: OpenStore) -> None:
+    """RocketMQ searches the last unit before the end of the newest file, where a full file has none."""
     store = open_store()
     for number in range(10):
         store.put(draft(b"%d" % number))
@@ -299,8 +306,9 @@ def test_d17_a_queue_that_ends_with_its_file_goes_on_in_the_next(open_store: Ope
     assert bodies(again) == [b"%d" % number for number in range(11)]
 
 
-def test_d24_records_of_a_tail_that_was_cut_do_not_come_alive(open_store: OpenStore, tmp_path: Path) -> None:
-    """Upstream leaves them: behind a later record that ends where one of them begins they would be good again."""
+@pytest.mark.feature("D24")
+def test_records_of_a_cut_tail_never_become_valid_again(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ does not clear them. They would be valid again after a record that ends where one of them starts."""
     store = open_store()
     _, torn, third = (store.put(draft(body * 50)) for body in (b"a", b"b", b"c"))
     kill(store)
@@ -320,8 +328,9 @@ def test_d24_records_of_a_tail_that_was_cut_do_not_come_alive(open_store: OpenSt
     assert bodies(open_store()) == [b"a" * 50, b"d" * 50]
 
 
-def test_d24_what_upstream_left_behind_its_end_is_no_message(open_store: OpenStore, tmp_path: Path) -> None:
-    """It cut a tail, wrote a shorter record over its begin, and was killed: older records lie behind that one."""
+@pytest.mark.feature("D24")
+def test_old_records_after_the_end_of_rocketmqs_log_are_ignored(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ cut a tail, overwrote its start with a shorter record, and was killed. Older records follow that one."""
     clock = VirtualClock()
     store = MessageStore(FolderStoreFiles(tmp_path), small(), clock)
     store.load()
@@ -340,8 +349,9 @@ def test_d24_what_upstream_left_behind_its_end_is_no_message(open_store: OpenSto
     assert again.put(draft(b"next")).physical_offset == puts[1].physical_offset + len(newer)
 
 
-def test_d15_a_message_whose_flush_took_too_long_is_there_once(open_store: OpenStore) -> None:
-    """Upstream's services append such a message again. The answer tells of the disk, not of the log."""
+@pytest.mark.feature("D15")
+def test_a_message_whose_flush_timed_out_is_stored_once(open_store: OpenStore) -> None:
+    """RocketMQ's services append such a message again. But the record is in the log; only the flush is late."""
     store = open_store()
     put = store.put(draft(b"slow disk"))
     store.group_commit.wait = lambda end, timeout_ms: False  # type: ignore[method-assign]
@@ -351,10 +361,8 @@ def test_d15_a_message_whose_flush_took_too_long_is_there_once(open_store: OpenS
     assert bodies(open_store()) == [b"slow disk"]
 
 
-def test_a_topic_that_was_deleted_and_made_anew_begins_at_its_new_messages(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
-    """RocketMQ deletes the queues of a topic, and counts from 0 again; its old records stay in the log."""
+def test_a_topic_deleted_and_created_again_starts_with_its_new_messages(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ deletes the queues of a topic and counts from 0 again. The old records stay in the log."""
     store = open_store()
     for number in range(3):
         store.put(draft(b"old %d" % number))
@@ -367,19 +375,19 @@ def test_a_topic_that_was_deleted_and_made_anew_begins_at_its_new_messages(
     assert bodies(open_store()) == [b"new 0", b"new 1"]
 
 
-# --- the power failed ------------------------------------------------------------------------------
+# --- power failures --------------------------------------------------------------------------------
 
 
 def restart_machine(folder: Path) -> MessageStore:
-    """Open the store as after a power failure."""
+    """Open the store after a power failure."""
     store = MessageStore(FolderStoreFiles(folder, RestartedDisk("another boot")), small(), VirtualClock())
     store.load()
     return store
 
 
 @pytest.mark.parametrize("sector", [512, 4_096])
-def test_a_sector_that_never_came_to_the_disk_ends_the_log(tmp_path: Path, sector: int) -> None:
-    """Nothing behind it was acknowledged: whoever flushes, flushes all of the file."""
+def test_a_sector_lost_in_a_power_failure_ends_the_log(tmp_path: Path, sector: int) -> None:
+    """No later record was acknowledged, because each flush writes the whole file."""
     settings = small(mapped_file_size_commit_log=16_384)
     store = MessageStore(FolderStoreFiles(tmp_path), settings, VirtualClock())
     store.load()
@@ -403,7 +411,7 @@ def test_a_sector_that_never_came_to_the_disk_ends_the_log(tmp_path: Path, secto
     again.close()
 
 
-def test_damage_before_the_checkpoint_is_damage_though_the_power_failed(tmp_path: Path) -> None:
+def test_a_lost_sector_before_the_checkpoint_is_damage(tmp_path: Path) -> None:
     store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     puts = [store.put(draft(b"%d" % number * 700)) for number in range(4)]
@@ -417,14 +425,14 @@ def test_damage_before_the_checkpoint_is_damage_though_the_power_failed(tmp_path
     with capture_logs() as logs:
         again = restart_machine(tmp_path)
 
-    told = [line["physical_offset"] for line in logs if line["event"] == "store.damaged_record"]
-    assert told == [puts[1].physical_offset]
+    damaged = [line["physical_offset"] for line in logs if line["event"] == "store.record_damaged"]
+    assert damaged == [puts[1].physical_offset]
     assert again.consume_queue("orders", 0).max_offset == 4
     again.close()
 
 
-def test_queues_that_lost_units_to_a_power_failure_get_them_from_the_log(tmp_path: Path) -> None:
-    """A page of zeros in the middle, and a file that is gone: those before the checkpoint were on the disk."""
+def test_units_lost_in_a_power_failure_are_rebuilt_from_the_log(tmp_path: Path) -> None:
+    """Zeros in the middle of a file, and a missing file. The units before the checkpoint were on the disk."""
     store = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
     store.load()
     for number in range(5):
@@ -445,14 +453,14 @@ def test_queues_that_lost_units_to_a_power_failure_get_them_from_the_log(tmp_pat
     again.close()
 
 
-# --- what RocketMQ leaves --------------------------------------------------------------------------
+# --- files of RocketMQ -----------------------------------------------------------------------------
 
 _HOST = b"\x7f\x00\x00\x01\x00\x00*\x9f"
 _HOST_V6 = bytes(15) + b"\x01\x00\x00*\x9f"
 
 
-def test_a_store_of_rocketmqs_opens(tmp_path: Path) -> None:
-    """No check behind the records, long topics, IPv6, transactions, a blank, files made ahead; the first ones gone."""
+def test_a_store_written_by_rocketmq_is_opened(tmp_path: Path) -> None:
+    """Records without check, long topics, IPv6, transactions, a blank, files created ahead, a deleted first file."""
     drafts = [
         ForeignDraft("orders", 0, b"expired" * 100, b"TAGS\x01paid\x02"),
         *(ForeignDraft("orders", 0, b"%d" % number * 600, b"TAGS\x01paid") for number in range(3)),
@@ -486,7 +494,7 @@ def test_a_store_of_rocketmqs_opens(tmp_path: Path) -> None:
 
 
 def write_log(folder: Path, drafts: list[ForeignDraft], file_size: int) -> None:
-    """Commit log files as RocketMQ makes them: a blank where the next record does not fit."""
+    """Write commit log files as RocketMQ does: with a blank where the next record does not fit."""
     files, offsets = [bytearray()], dict.fromkeys(("orders", "%RETRY%" + "g" * 130, "HALF"), 0)
     for item in drafts:
         size = item.size(_HOST)
@@ -500,11 +508,11 @@ def write_log(folder: Path, drafts: list[ForeignDraft], file_size: int) -> None:
         (folder / f"{number * file_size:020d}").write_bytes(data.ljust(file_size, b"\0")[:file_size])
 
 
-def test_a_queue_that_begins_with_upstreams_mark_opens(open_store: OpenStore, tmp_path: Path) -> None:
-    """The first places of a queue whose first messages are gone hold no message."""
+def test_a_queue_that_starts_with_rocketmqs_mark_is_opened(open_store: OpenStore, tmp_path: Path) -> None:
+    """The first units of a queue whose first messages were deleted have a mark."""
     store = open_store()
     queue = store.consume_queue("orders", 0)
-    queue.begin_at(13)
+    queue.clear(13)
     store.put(draft(b"the 13th"))
     store.close()
 
@@ -521,32 +529,38 @@ def checkpoint_of(folder: Path) -> StoreCheckpoint:
     return StoreCheckpoint(FolderStoreFiles(folder))
 
 
-def test_a_checkpoint_is_ours_until_rocketmq_writes_its_own(open_store: OpenStore, tmp_path: Path) -> None:
+def fields_are_ours(folder: Path) -> bool:
+    """Return True if RocketMQ's fields are as mqtemplate wrote them: their CRC-32 follows ours."""
+    page = (folder / "checkpoint").read_bytes()
+    return int.from_bytes(page[60:64], "big") == zlib.crc32(page[:48])
+
+
+def test_our_part_of_the_checkpoint_survives_a_write_by_rocketmq(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     end = store.put(draft(b"x")).end
     store.close()
-    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (end, True)
+    assert (checkpoint_of(tmp_path).replay_start, fields_are_ours(tmp_path)) == (end, True)
 
     page = bytearray((tmp_path / "checkpoint").read_bytes())
     page[40:48] = (9_999).to_bytes(8, "big")
     (tmp_path / "checkpoint").write_bytes(page)
 
     assert checkpoint_of(tmp_path).fields.logics_physical_offset == 9_999
-    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (end, False)
+    assert (checkpoint_of(tmp_path).replay_start, fields_are_ours(tmp_path)) == (end, False)
 
 
-def test_a_checkpoint_that_was_never_ours_says_to_read_the_whole_log(tmp_path: Path) -> None:
+def test_with_a_checkpoint_of_rocketmq_alone_the_whole_log_is_read(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes((9_999).to_bytes(8, "big") * 6 + bytes(4_048))
 
-    assert (checkpoint_of(tmp_path).replay_start, checkpoint_of(tmp_path).written_by_us) == (0, False)
+    assert (checkpoint_of(tmp_path).replay_start, fields_are_ours(tmp_path)) == (0, False)
 
 
-def test_what_rocketmq_did_since_our_checkpoint_is_replayed(open_store: OpenStore, tmp_path: Path) -> None:
-    """It moves its own mark on; what it handed over lies between ours and that."""
+def test_records_that_rocketmq_wrote_after_our_checkpoint_are_replayed(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ advances its own offset. The messages that it delivered are between ours and that."""
     store = open_store()
     store.put(linked(b"known"))
     store.take_checkpoint()
-    end = store.put(linked(b"done by RocketMQ")).end
+    end = store.put(linked(b"delivered by RocketMQ")).end
     kill(store)
     (tmp_path / "abort").unlink()
     page = bytearray((tmp_path / "checkpoint").read_bytes())
@@ -558,10 +572,10 @@ def test_what_rocketmq_did_since_our_checkpoint_is_replayed(open_store: OpenStor
     again.load([follower])
     again.close()
 
-    assert follower.seen == [b"done by RocketMQ"]
+    assert follower.seen == [b"delivered by RocketMQ"]
 
 
-def test_a_log_that_ends_before_the_checkpoint_is_told(open_store: OpenStore, tmp_path: Path) -> None:
+def test_a_log_that_ends_before_the_checkpoint_is_reported(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for number in range(3):
         put = store.put(draft(b"%d" % number * 2_500))
@@ -576,7 +590,7 @@ def test_a_log_that_ends_before_the_checkpoint_is_told(open_store: OpenStore, tm
     assert bodies(again) == [b"0" * 2_500, b"1" * 2_500]
 
 
-def test_queue_files_of_another_size_are_refused_with_the_key_and_a_way_out(open_store: OpenStore) -> None:
+def test_queue_files_of_another_size_are_refused_with_the_setting(open_store: OpenStore) -> None:
     store = open_store()
     store.put(draft(b"x"))
     store.close()
@@ -584,6 +598,6 @@ def test_queue_files_of_another_size_are_refused_with_the_key_and_a_way_out(open
     with pytest.raises(
         StoreFormatError,
         match="the files in consumequeue/orders/0 have 200 bytes, but mapped-file-size-consume-queue is 400; .* set "
-        "mapped-file-size-consume-queue to 200. .* or delete the folder consumequeue, which is made again",
+        "mapped-file-size-consume-queue to 200. .* or delete the folder consumequeue, which is rebuilt",
     ):
         open_store(small(mapped_file_size_consume_queue=400))

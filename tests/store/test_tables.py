@@ -1,4 +1,4 @@
-"""The tables in JSON, as RocketMQ writes and reads them."""
+"""The tables of topics and consumer offsets, in RocketMQ's JSON."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, TopicTable
+from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MemoryStoreFiles, StoreFiles, TopicTable
 from mqtemplate.store.files.json_files import load_json
 
 
-def test_keys_without_quotes_are_read() -> None:
-    """Upstream writes integer keys bare, which is no JSON."""
+def test_integer_keys_without_quotes_are_read() -> None:
+    """RocketMQ writes integer keys without quotes, which is not JSON."""
     assert load_json('{"offsetTable":{ 2:1, 3:1,\n\t4:0},"text":"{ 5:1"}') == {
         "offsetTable": {"2": 1, "3": 1, "4": 0},
         "text": "{ 5:1",
     }
 
 
-def test_consumer_offsets_survive_a_restart_in_upstreams_shape(tmp_path: Path) -> None:
+def test_consumer_offsets_are_stored_in_rocketmqs_format(tmp_path: Path) -> None:
     store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
     offsets = ConsumerOffsets(store_files, clock)
     offsets.commit("billing", "orders", 2, 17)
@@ -38,8 +38,8 @@ def test_consumer_offsets_survive_a_restart_in_upstreams_shape(tmp_path: Path) -
     assert again.groups() == {"billing"}
 
 
-def test_a_table_that_is_missing_is_read_from_its_backup(tmp_path: Path) -> None:
-    """Upstream renames the old file before it writes the new one; a crash in between leaves only the backup."""
+def test_a_missing_table_is_read_from_its_backup(tmp_path: Path) -> None:
+    """RocketMQ renames the old file before it writes the new one. A crash in between leaves only the backup."""
     store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
     for queue_offset in (1, 2):
         offsets = ConsumerOffsets(store_files, clock)
@@ -53,7 +53,7 @@ def test_a_table_that_is_missing_is_read_from_its_backup(tmp_path: Path) -> None
     assert again.offset("g", "t", 0) == 1
 
 
-def test_a_table_that_is_no_json_is_named(tmp_path: Path) -> None:
+def test_a_table_that_is_not_json_is_refused_by_name(tmp_path: Path) -> None:
     store_files = FolderStoreFiles(tmp_path)
     store_files.write_bytes("config/topics.json", b"{broken")
 
@@ -63,7 +63,7 @@ def test_a_table_that_is_no_json_is_named(tmp_path: Path) -> None:
         TopicTable(store_files, VirtualClock()).load()
 
 
-def test_topics_only_ever_grow_and_keep_what_upstream_wrote(tmp_path: Path) -> None:
+def test_create_never_removes_queues_and_keeps_rocketmqs_settings(tmp_path: Path) -> None:
     store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
     store_files.write_bytes(
         "config/topics.json",
@@ -79,8 +79,8 @@ def test_topics_only_ever_grow_and_keep_what_upstream_wrote(tmp_path: Path) -> N
     assert (config["perm"], config["order"], config["readQueueNums"]) == (4, True, 8)
 
 
-def test_a_topic_whose_queues_were_closed_to_writing_keeps_those_that_are_read(tmp_path: Path) -> None:
-    """Upstream shrinks a topic in two steps: fewer queues are written first, then fewer are read."""
+def test_create_never_reduces_the_read_queues(tmp_path: Path) -> None:
+    """RocketMQ shrinks a topic in two steps: it reduces the write queues first, then the read queues."""
     store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
     store_files.write_bytes(
         "config/topics.json",
@@ -95,8 +95,8 @@ def test_a_topic_whose_queues_were_closed_to_writing_keeps_those_that_are_read(t
     assert (config["readQueueNums"], config["writeQueueNums"]) == (16, 8)
 
 
-def test_tables_go_on_with_the_version_they_have_and_keep_members_nobody_here_knows(tmp_path: Path) -> None:
-    """Upstream's brokers compare versions, and its next releases have members of their own."""
+def test_tables_keep_their_version_and_unknown_members(tmp_path: Path) -> None:
+    """RocketMQ's brokers compare the versions, and later releases may have other members."""
     store_files, clock = FolderStoreFiles(tmp_path), VirtualClock()
     version = b'"dataVersion":{"counter":41,"stateVersion":7,"timestamp":5}'
     store_files.write_bytes("config/topics.json", b'{%b,"other":[1],"topicConfigTable":{}}' % version)
@@ -121,3 +121,97 @@ def test_tables_go_on_with_the_version_they_have_and_keep_members_nobody_here_kn
         "offsetTable": {"t@g": {"0": 4}},
         "pullOffsetTable": {"t@g": {"1": 2}},
     }
+
+
+# --- changes by administrators ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def store_files() -> StoreFiles:
+    return MemoryStoreFiles()
+
+
+def topics_in(store_files: StoreFiles) -> TopicTable:
+    table = TopicTable(store_files, VirtualClock())
+    table.load()
+    return table
+
+
+def test_an_update_of_a_topic_keeps_its_other_settings(store_files: StoreFiles) -> None:
+    table = topics_in(store_files)
+    table.create("orders", 4)
+    table.update("orders", {"newInVersion9": "kept"})
+
+    table.update("orders", {"perm": 4, "writeQueueNums": 2})
+
+    config = topics_in(store_files).config("orders")
+    assert config is not None
+    assert (config["perm"], config["writeQueueNums"], config["readQueueNums"]) == (4, 2, 4)
+    assert config["newInVersion9"] == "kept"
+    assert topics_in(store_files).queue_count("orders") == 2
+
+
+def test_an_update_without_a_difference_is_not_counted(store_files: StoreFiles) -> None:
+    table = topics_in(store_files)
+    table.update("orders", {"perm": 4})
+
+    table.update("orders", {"perm": 4})
+
+    assert table.version.counter == topics_in(store_files).version.counter == 1
+
+
+def test_the_returned_settings_of_a_topic_are_a_copy(store_files: StoreFiles) -> None:
+    table = topics_in(store_files)
+    table.create("orders", 4)
+
+    config = table.config("orders")
+    assert config is not None
+    config["perm"] = 0
+
+    assert (table.config("orders") or {})["perm"] == 6
+
+
+def test_a_deleted_topic_stays_deleted(store_files: StoreFiles) -> None:
+    table = topics_in(store_files)
+    table.create("orders", 4)
+
+    assert (table.delete("orders"), table.delete("orders")) == (True, False)
+
+    assert (topics_in(store_files).names(), topics_in(store_files).config("orders")) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("removed", "left"),
+    [
+        ({"group": "billing"}, {("audit", "orders")}),
+        ({"topic": "orders"}, {("billing", "invoices")}),
+        ({"group": "billing", "topic": "orders"}, {("billing", "invoices"), ("audit", "orders")}),
+        ({"group": "unknown"}, {("billing", "orders"), ("billing", "invoices"), ("audit", "orders")}),
+    ],
+)
+def test_offsets_are_removed_by_group_by_topic_or_by_both(
+    store_files: StoreFiles, removed: dict[str, str], left: set[tuple[str, str]]
+) -> None:
+    offsets = ConsumerOffsets(store_files, VirtualClock())
+    for group, topic in (("billing", "orders"), ("billing", "invoices"), ("audit", "orders")):
+        offsets.commit(group, topic, 0, 5)
+    offsets.persist()
+
+    offsets.forget(**removed)
+    offsets.persist()
+
+    again = ConsumerOffsets(store_files, VirtualClock())
+    again.load()
+    assert {(group, topic) for group in again.groups() for topic in again.topics_of(group)} == left
+
+
+def test_groups_and_topics_are_found_in_both_directions(store_files: StoreFiles) -> None:
+    offsets = ConsumerOffsets(store_files, VirtualClock())
+    offsets.commit("billing", "orders", 0, 5)
+    offsets.commit("billing", "orders", 1, 6)
+    offsets.commit("audit", "orders", 0, 1)
+
+    assert offsets.groups_of("orders") == {"billing", "audit"}
+    assert offsets.topics_of("billing") == {"orders"}
+    assert offsets.offsets("billing", "orders") == {0: 5, 1: 6}
+    assert offsets.offsets("billing", "invoices") == {}

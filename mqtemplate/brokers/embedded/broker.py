@@ -94,7 +94,7 @@ class EmbeddedBroker(Broker):
             self._store_files,
             settings,
             clock,
-            tags_code_of=lambda record: tags_code_of(record, self.levels),
+            tags_code_of=lambda topic, properties, stored_ms: tags_code_of(topic, properties, stored_ms, self.levels),
         )
         self.reader = QueueReader(self.store, self.name)
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
@@ -115,7 +115,7 @@ class EmbeddedBroker(Broker):
             self.store, delay_stores, self.store.index, lambda: self.levels, limits, self.name
         )
         self._pending = PendingView(self.store, delay_stores, self.store.index, self.topics.names, self.name)
-        self._keep_what_waits()
+        self.store.cleaning.on_cleaned(self._timer.delete_before)
         self.offsets = ConsumerOffsets(self._store_files, clock, flush=self.store.flush)
         self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}
         self._offsets_service = AfterChangeService(
@@ -135,13 +135,6 @@ class EmbeddedBroker(Broker):
         self._groups: dict[str, ConsumerGroup] = {}
         self._threads: list[ServiceThread] = []
         self._is_open = False
-
-    def _keep_what_waits(self) -> None:
-        """Before a file of the log goes, what waits in it is copied forward; then what pointed into it goes too."""
-        cleaning = self.store.cleaning
-        cleaning.make_free = self._delay_control.copy_forward
-        cleaning.waiting_bytes = self._delay_control.waiting_bytes
-        cleaning.on_cleaned(self._timer.delete_before)
 
     def _capabilities(self) -> frozenset[Capability]:
         capabilities = {
@@ -178,7 +171,7 @@ class EmbeddedBroker(Broker):
         if self._is_open:
             return
         was_clean = not self._store_files.was_left_open()
-        self.store.load([self._schedule, self._timer])
+        self.store.load([self._schedule, self._timer], self._delay_control)
         try:
             self._load_tables()
             self._schedule.start()

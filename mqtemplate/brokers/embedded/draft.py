@@ -18,7 +18,11 @@ from mqtemplate.message import (
     copy_properties,
     create_unique_id,
 )
-from mqtemplate.record.codec import RecordDraft, StoredRecord, SysFlag, encode_properties, pack_host
+from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import UNIQ_KEY, decode_properties, encode_properties, property_format
+
+_UNIQ_KEY_FORMAT = property_format(UNIQ_KEY, b"%b")
 
 _Encoded = tuple[bytes, int, str | None, bool]
 """Properties as bytes, the tags code, the id if they name one, whether one of `_LOOK_TWICE` is among them."""
@@ -57,7 +61,7 @@ class DraftMaker:
         encoded, code, unique_id, may_wait = self._encode(properties)
         if unique_id is None:
             unique_id = create_unique_id()
-            encoded += b"UNIQ_KEY\x01%b\x02" % unique_id.encode()
+            encoded += _UNIQ_KEY_FORMAT % unique_id.encode()
         topic, delay_ms = message.topic, -1
         if may_wait:
             named = message.properties | {Property.UNIQ_KEY: unique_id}
@@ -116,7 +120,8 @@ class DraftMaker:
             DelayError: The delay it asks for cannot be kept.
         """
         properties = committed_properties(half)
-        topic, queue_id = half.properties[Property.REAL_TOPIC], int(half.properties[Property.REAL_QID])
+        stored = decode_properties(half.properties_bytes)
+        topic, queue_id = stored[Property.REAL_TOPIC], int(stored[Property.REAL_QID])
         topic, queue_id, encoded, delay_ms = self._set_waiting(properties, topic, queue_id, now_ms)
         return RecordDraft(
             topic,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import structlog
 
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
-from mqtemplate.message import HostAddress, MessageExt, Property
-from mqtemplate.record.codec import StoredRecord, find_property, pack_host, to_message_ext, unpack_host
+from mqtemplate.message import HostAddress, MessageExt
+from mqtemplate.record.codec import StoredRecord, pack_host, unpack_host
+from mqtemplate.record.message_ext import to_message_ext
+from mqtemplate.record.properties import KEYS, UNIQ_KEY, find_property
 from mqtemplate.store import MessageStore
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
@@ -115,5 +117,5 @@ def _is_hex(text: str) -> bool:
 def _has_key(record: StoredRecord, key: str, *, unique: bool) -> bool:
     properties = record.properties_bytes
     if unique:
-        return find_property(properties, Property.UNIQ_KEY.encode()) == key
-    return key in (find_property(properties, Property.KEYS.encode()) or "").split(" ")
+        return find_property(properties, UNIQ_KEY) == key
+    return key in (find_property(properties, KEYS) or "").split(" ")

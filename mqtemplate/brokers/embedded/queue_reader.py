@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.record.codec import StoredRecord, to_message_ext
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.store import ConsumeQueue, MessageStore
@@ -116,7 +117,7 @@ class QueueReader:
 
     def first_readable_offset(self, queue: MessageQueue) -> int:
         """The first queue offset whose message the log still has, even while older ones are being deleted."""
-        return self._queue(queue).first_at("physical_offset", self._store.begin_offset)
+        return self._queue(queue).first_at("physical_offset", self._store.start_offset)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
         """The first queue offset stored at *timestamp* (epoch ms) or later; the maximum if none is."""

@@ -13,7 +13,7 @@ from mqtemplate.brokers.check_threads import TransactionCheckThreads
 from mqtemplate.brokers.embedded.transactions.service import TransactionCheck
 from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.message import MessageExt, Property, copy_properties
-from mqtemplate.record.codec import to_message_ext
+from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.results import TransactionState
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")

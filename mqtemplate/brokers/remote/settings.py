@@ -8,8 +8,8 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from mqtemplate.compression import CompressionType
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.record.compression import CompressionType
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 

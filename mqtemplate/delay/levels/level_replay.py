@@ -13,6 +13,7 @@ from mqtemplate.delay.release import released_source
 from mqtemplate.delay.timers.slot_reader import contains
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import REPLACED_LEVEL, may_have_property
 from mqtemplate.store import MessageStore
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.topics import TIMER_TOPIC
@@ -42,7 +43,9 @@ class LevelReplay:
             self._foreign.replay(record)
             return
         source = released_source(record)
-        if source is None or (record.topic == TIMER_TOPIC and b"__STEERED\x01" not in record.properties_bytes):
+        if source is None or (
+            record.topic == TIMER_TOPIC and not may_have_property(record.properties_bytes, REPLACED_LEVEL)
+        ):
             return  # no copy, or one of a timer on its way
         self._seen.append(source)
 

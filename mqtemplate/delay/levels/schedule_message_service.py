@@ -264,7 +264,11 @@ class ScheduleMessageService:
         queue = self._store.consume_queue(SCHEDULE_TOPIC, record.queue_id)
         units = queue.unit_tuples(record.queue_offset, 1)
         is_its_own = bool(units) and units[0][0] == record.physical_offset
-        return units[0][2] if is_its_own else tags_code_of(record, self._levels)
+        return (
+            units[0][2]
+            if is_its_own
+            else tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, self._levels)
+        )
 
     def slot_of(self, record: StoredRecord) -> int:
         """See `DelayStore`."""

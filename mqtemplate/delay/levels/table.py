@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.java_hash import tags_code
-from mqtemplate.record.codec import Labelled, find_property
+from mqtemplate.record.properties import (
+    DELAY,
+    LEVEL_DELAY_MS,
+    NAME_VALUE_SEPARATOR,
+    REAL_QID,
+    REAL_TOPIC,
+    TAGS,
+    find_property,
+    property_format,
+)
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -17,7 +26,12 @@ _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TOKEN = re.compile(r"(\d+)([smhd])")
 _LONGEST_MS = 100 * 365 * _UNIT_MS["d"]  # beyond a century somebody mistyped
 
-_PROMISE = re.compile(rb"__DELAY_MS\x01(\d{1,18})\x02REAL_TOPIC\x01[^\x02]+\x02REAL_QID\x01\d+\x02?\Z")
+_PROMISE = re.compile(
+    property_format(LEVEL_DELAY_MS, rb"(\d{1,18})")
+    + property_format(REAL_TOPIC, rb"[^\x02]+")
+    + property_format(REAL_QID, rb"\d+")
+    + rb"?\Z"
+)
 """How the properties of our own messages end, see `divert`. Upstream, which may copy the delay to a retry of another
 level, writes what else stands there in the order of a hash map, and that is never this one."""
 
@@ -78,17 +92,16 @@ def _parse_token(token: str, level: int) -> int:
     return delay_ms
 
 
-def tags_code_of(record: Labelled, levels: DelayLevels) -> int:
+def tags_code_of(topic: str, properties: bytes, store_timestamp: int, levels: DelayLevels) -> int:
     """What a consume queue keeps beside a record that is dispatched again: in the schedule topic its due time.
 
     Our records tell their level's delay as it was when they were sent. Of others the table of now has to tell it, as
     upstream's does. Source: ``CommitLog``, where it computes the tags code.
     """
-    properties = record.properties_bytes
-    if record.topic == SCHEDULE_TOPIC:
-        level = find_property(properties, b"DELAY") or ""
+    if topic == SCHEDULE_TOPIC:
+        level = find_property(properties, DELAY) or ""
         if level.isascii() and level.isdecimal() and len(level) < 10 and int(level) > 0:
-            promised = _PROMISE.match(properties, properties.rfind(b"__DELAY_MS\x01"))
+            promised = _PROMISE.match(properties, properties.rfind(LEVEL_DELAY_MS + NAME_VALUE_SEPARATOR))
             delay_ms = levels.delay_ms(levels.clamp(int(level))) if promised is None else int(promised[1])
-            return record.store_timestamp + delay_ms
-    return tags_code(find_property(properties, b"TAGS"))
+            return store_timestamp + delay_ms
+    return tags_code(find_property(properties, TAGS))

@@ -24,7 +24,8 @@ from mqtemplate.delay.timers.timer_unit import (
     TimerUnit,
 )
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.record.codec import StoredRecord, find_property
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import UNIQ_KEY, find_property
 from mqtemplate.store import MessageStore
 
 _LONGEST_MS = (1 << 31) - 1  # what the four bytes of a unit's delay hold
@@ -238,7 +239,7 @@ class TimerBacklog:
             record = self._store.read(item.physical_offset, item.size)
         except CorruptRecordError:
             return False  # the releaser reports it
-        return find_property(record.properties_bytes, b"UNIQ_KEY") in keys
+        return find_property(record.properties_bytes, UNIQ_KEY) in keys
 
     def drop(self, taken: list[WaitingRecord]) -> None:
         """Forget messages that `take` gave: they are handed over."""

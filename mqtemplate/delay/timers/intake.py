@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -13,8 +12,20 @@ from mqtemplate.delay.divert import slot_of
 from mqtemplate.delay.timers.timer_unit import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_DONE
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.java_hash import java_string_hash
-from mqtemplate.message import Property
-from mqtemplate.record.codec import MAGIC_V1, StoredRecord, SysFlag, find_property
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1
+from mqtemplate.record.properties import (
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
+    REAL_TOPIC,
+    REPLACED_LEVEL,
+    TIMER_DEL_UNIQKEY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+    find_property,
+)
 from mqtemplate.store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
 
@@ -40,22 +51,12 @@ NO_TIME_MS = -1
 
 _MOST_BYTES = 1 << 20  # read at once
 
-# The numbers of a record's head that matter here, for one with IPv4 hosts; see `mqtemplate.record.codec`.
-_HEAD = struct.Struct(">ii12xqqi16xq12xqi")
-assert _HEAD.size == 88
 _TOPIC = bytes([len(TIMER_TOPIC)]) + TIMER_TOPIC.encode()
-_BEFORE_PROPERTIES = _HEAD.size + len(_TOPIC) + 2
+_BEFORE_PROPERTIES = HEAD.size + len(_TOPIC) + 2
 
 _OUT_MS, _DELIVER_MS, _DELAY_MS, _DELAY_SEC, _REAL_TOPIC, _DEL_UNIQKEY = (
-    f"\x02{name}\x01".encode()
-    for name in (
-        Property.TIMER_OUT_MS,
-        Property.TIMER_DELIVER_MS,
-        Property.TIMER_DELAY_MS,
-        Property.TIMER_DELAY_SEC,
-        Property.REAL_TOPIC,
-        Property.TIMER_DEL_UNIQKEY,
-    )
+    PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR
+    for name in (TIMER_OUT_MS, TIMER_DELIVER_MS, TIMER_DELAY_MS, TIMER_DELAY_SEC, REAL_TOPIC, TIMER_DEL_UNIQKEY)
 )
 
 _HASHES: dict[bytes, int] = {}
@@ -103,13 +104,13 @@ def _read_plain(data: bytes, at: int, physical_offset: int, size: int, precision
     """A record as almost all are, V1 with IPv4 hosts; None for another one, or for none."""
     if at + size > len(data) or size < _BEFORE_PROPERTIES:
         return None
-    found_size, magic, _, found_offset, flags, store_timestamp, prepared, body_length = _HEAD.unpack_from(data, at)
-    topic_at = at + _HEAD.size + body_length
+    found_size, magic, found_offset, flags, store_timestamp, prepared, body_length = HEAD.unpack_from(data, at)
+    topic_at = at + HEAD.size + body_length
     if (
         found_size != size
         or magic != MAGIC_V1
         or found_offset != physical_offset
-        or flags & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+        or flags & HOST_FLAGS
         or not 0 <= body_length <= size - _BEFORE_PROPERTIES
         or not data.startswith(_TOPIC, topic_at)
     ):
@@ -141,7 +142,7 @@ def _row(
     if _DEL_UNIQKEY in properties:
         magic |= MAGIC_DELETE
         if prepared > 0 and b"\x02BORN_TIMESTAMP\x01" not in properties:  # RocketMQ's have it
-            steered = find_property(properties, b"__STEERED")
+            steered = find_property(properties, REPLACED_LEVEL)
             if steered not in (None, "0"):
                 return None  # the message waited by level, and never was on the wheel
             magic |= MAGIC_DEFAULT if steered is None else MAGIC_DONE
@@ -227,6 +228,6 @@ def delete_keys(store: MessageStore, physical_offset: int, size: int) -> set[str
     except CorruptRecordError as exc:
         _log.error("delay.poison", topic=TIMER_TOPIC, physical_offset=physical_offset, reason=exc.reason)
         return set()
-    key = find_property(properties, b"TIMER_DEL_UNIQKEY") or ""
-    topic = find_property(properties, b"REAL_TOPIC") or ""
+    key = find_property(properties, TIMER_DEL_UNIQKEY) or ""
+    topic = find_property(properties, REAL_TOPIC) or ""
     return {key, key.removeprefix(f"{topic}+")} - {""}

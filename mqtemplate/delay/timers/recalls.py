@@ -12,12 +12,13 @@ from mqtemplate.delay.timers.intake import delete_keys, neighbours
 from mqtemplate.delay.timers.slot_reader import due_times
 from mqtemplate.delay.timers.timer_unit import MAGIC_DELETE, MAGIC_DONE, MAGIC_ROLL, TIMER_UNIT_SIZE, are_sound
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.record.codec import StoredRecord, find_property
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import NAME_VALUE_SEPARATOR, UNIQ_KEY, find_property
 from mqtemplate.store import MessageStore
 
 RECALLED_DTYPE = np.dtype([("physical_offset", "i8"), ("position", "i8"), ("final_ms", "i8")])
 """One message, where its unit stands in the timer log, and the slot in which it will be dropped."""
-_UNIQ_KEY = re.compile(rb"UNIQ_KEY\x01([^\x02]*)")
+_UNIQ_KEY = re.compile(UNIQ_KEY + NAME_VALUE_SEPARATOR + rb"([^\x02]*)")
 
 
 class TimerRecalls:
@@ -59,7 +60,7 @@ class TimerRecalls:
     def names(self, final_ms: int, record: StoredRecord, read_ms: int) -> bool:
         """Whether a record that will come to this slot is recalled."""
         keys = self._keys_from(read_ms).get(final_ms)
-        return keys is not None and find_property(record.properties_bytes, b"UNIQ_KEY") in keys
+        return keys is not None and find_property(record.properties_bytes, UNIQ_KEY) in keys
 
     def named(self, read_ms: int) -> np.ndarray:
         """All that is recalled, as `RECALLED_DTYPE` by physical offset; some of it may be gone for another reason.
@@ -149,4 +150,4 @@ class TimerRecalls:
             record = self._store.read(physical_offset, size)
         except CorruptRecordError:
             return False  # it is reported when it is due
-        return find_property(record.properties_bytes, b"UNIQ_KEY") in keys
+        return find_property(record.properties_bytes, UNIQ_KEY) in keys

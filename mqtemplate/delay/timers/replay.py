@@ -10,7 +10,15 @@ from mqtemplate.delay.foreign_copies import ForeignCopies
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC, released_source
 from mqtemplate.delay.timers.slot_reader import contains
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.record.codec import StoredRecord, find_property
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import (
+    REAL_TOPIC,
+    REPLACED_LEVEL,
+    TIMER_OUT_MS,
+    TIMER_ROLL_TIMES,
+    find_property,
+    may_have_property,
+)
 from mqtemplate.store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
 
@@ -46,14 +54,18 @@ class TimerReplay:
         """Take a record of the log in; the same one may come twice."""
         source = released_source(record)
         if source is None:
-            if b"TIMER_OUT_MS\x01" in record.properties_bytes:
+            if may_have_property(record.properties_bytes, TIMER_OUT_MS):
                 self._replay_foreign(record)
             return
         properties = record.properties_bytes
-        is_steered = find_property(properties, b"__STEERED") is not None
+        is_steered = find_property(properties, REPLACED_LEVEL) is not None
         if is_steered:
             self._seen_steered.append(source)
-        if is_steered or record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC) or b"TIMER_OUT_MS\x01" in properties:
+        if (
+            is_steered
+            or record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC)
+            or may_have_property(properties, TIMER_OUT_MS)
+        ):
             self._seen.append(source)
             self._note(record)
 
@@ -114,11 +126,11 @@ class TimerReplay:
 
 
 def _roll_count(record: StoredRecord) -> int:
-    text = find_property(record.properties_bytes, b"TIMER_ROLL_TIMES") or "0"
+    text = find_property(record.properties_bytes, TIMER_ROLL_TIMES) or "0"
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _in_real_topic(record: StoredRecord, roll_count: int) -> StoredRecord:
     """A record in the form that `ForeignCopies` takes for a copy, told apart by how often it was rolled."""
-    topic = find_property(record.properties_bytes, b"REAL_TOPIC") or ""
+    topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
     return record._replace(topic=topic, reconsume_times=-1 - roll_count)

@@ -19,7 +19,7 @@ from mqtemplate.delay.timers.timer_unit import (
     unpack_unit,
 )
 from mqtemplate.errors import StoreError
-from mqtemplate.record.codec import MAGIC_BLANK
+from mqtemplate.record.layout import MAGIC_BLANK
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 
@@ -65,7 +65,7 @@ class TimerLog:
     @property
     def begin(self) -> int:
         """Position of the first unit that is still there."""
-        return self._files.begin
+        return self._files.start
 
     @property
     def files_end(self) -> int:

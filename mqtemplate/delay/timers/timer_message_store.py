@@ -36,7 +36,8 @@ from mqtemplate.delay.timers.timer_metrics import TimerMetrics
 from mqtemplate.delay.timers.timer_unit import MAGIC_DEFAULT
 from mqtemplate.delay.timers.timer_wheel import DEFAULT_SLOTS_TOTAL
 from mqtemplate.errors import StoreError, StoreFullError
-from mqtemplate.record.codec import RecordDraft, StoredRecord, find_property
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import REAL_TOPIC, find_property
 from mqtemplate.record.run import RecordRun
 from mqtemplate.store import MessageStore
 from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
@@ -425,4 +426,4 @@ def _real_topic(record: RecordDraft | RecordRun | StoredRecord) -> str:
     if isinstance(record, RecordRun) or record.topic not in (TIMER_TOPIC, DEAD_LETTER_TOPIC):
         return record.topic
     properties = record.properties if isinstance(record, RecordDraft) else record.properties_bytes
-    return find_property(properties, b"REAL_TOPIC") or ""
+    return find_property(properties, REAL_TOPIC) or ""

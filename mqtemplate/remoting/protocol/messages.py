@@ -20,15 +20,10 @@ from collections.abc import Iterable
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import HostAddress, Message, MessageExt
-from mqtemplate.record.codec import (
-    SMALLEST_RECORD,
-    BadRecordError,
-    decode_properties,
-    encode_properties,
-    parse_record,
-    read_size_and_magic,
-    to_message_ext,
-)
+from mqtemplate.record.codec import BadRecordError, parse_record
+from mqtemplate.record.layout import SMALLEST_RECORD, read_size_and_magic
+from mqtemplate.record.message_ext import to_message_ext
+from mqtemplate.record.properties import decode_properties, encode_properties
 
 _BATCH_FRONT = struct.Struct(">iiiii")
 _I2 = struct.Struct(">h")

@@ -95,7 +95,7 @@ class BrokerAdmin:
     def _store_info(self) -> dict[str, str]:
         store = self._engine.store
         return {
-            "commitLogMinOffset": str(store.begin_offset),
+            "commitLogMinOffset": str(store.start_offset),
             "commitLogMaxOffset": str(store.end_offset),
             "remainHowManyDataToFlush": f"{max(store.end_offset - store.confirm_offset, 0)} B",
             "dispatchBehindBytes": "0",
@@ -121,7 +121,7 @@ class BrokerAdmin:
         """When the first message that is still there was stored; -1 of an empty log."""
         store = self._engine.store
         try:
-            record = store.read_at(store.begin_offset) if store.begin_offset < store.confirm_offset else None
+            record = store.read_at(store.start_offset) if store.start_offset < store.confirm_offset else None
         except CorruptRecordError:
             return -1
         return -1 if record is None else record.store_timestamp

@@ -13,9 +13,9 @@ import structlog
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.brokers.embedded.replies import received_reply
-from mqtemplate.compression import decompress_body
 from mqtemplate.errors import BrokerError, ConversionError
 from mqtemplate.message import Message, MessageExt, Property
+from mqtemplate.record.compression import decompress_body
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import (

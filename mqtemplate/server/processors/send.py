@@ -19,7 +19,8 @@ from mqtemplate.message import (
     offset_msg_id,
     offset_msg_ids,
 )
-from mqtemplate.record.codec import CHECK_NAME, RecordDraft, pack_host
+from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.layout import CHECK_NAME
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig

@@ -13,7 +13,9 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageExt, Property
-from mqtemplate.record.codec import StoredRecord, SysFlag, to_message_ext
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig

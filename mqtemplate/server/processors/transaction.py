@@ -11,8 +11,10 @@ import structlog
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.brokers.embedded.transactions.service import TransactionCheck
 from mqtemplate.errors import MessageError, StoreError
-from mqtemplate.message import Property, offset_msg_id
-from mqtemplate.record.codec import RecordDraft, StoredRecord, SysFlag, find_property
+from mqtemplate.message import offset_msg_id
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import UNIQ_KEY, find_property
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
@@ -90,7 +92,7 @@ class TransactionProcessor:
         if channel is None:
             return  # it left at this moment; the question comes again
         half = check.half
-        unique_id = find_property(half.properties_bytes, Property.UNIQ_KEY.encode())
+        unique_id = find_property(half.properties_bytes, UNIQ_KEY)
         header = CheckTransactionStateRequestHeader(
             topic=HALF_TOPIC,
             tran_state_table_offset=half.queue_offset,

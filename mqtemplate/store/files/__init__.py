@@ -1,1 +1,1 @@
-"""Files of the store: directories, memory-mapped files, and the calls to the operating system."""
+"""Files of a store: mapped files, small files and tables, in a folder or in memory."""

@@ -1,13 +1,13 @@
-"""The border to the operating system: whatever the store asks of files, it asks here."""
+"""All calls of the store to the operating system's files."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,48 +17,50 @@ from mqtemplate.errors import StoreError, StoreFullError
 
 _Result = TypeVar("_Result")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_TOUCHED_AT_ONCE = 256  # pages; numpy holds the interpreter lock over so few
+_PAGES_AT_ONCE = 256  # numpy holds the interpreter lock over so few
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Disk:
-    """One call each. They raise `OSError` as the system does; `disk_error` says it in the store's words.
+    """The operating system's calls, one method each. They raise `OSError`; `disk_errors` maps it to our errors.
 
-    What lasts, when the power fails, is what these promise and no more: a file's bytes and its length since its last
-    `flush`, a name (made, changed, removed) since the last `sync_folder` of the folder it stands in. Tests put a disk
-    here that fails, or that forgets what was not promised.
+    After a power failure a file has the bytes and the length of its last `flush`. A folder has the names of its last
+    `sync_folder`. Nothing else is guaranteed. Tests replace this class by a disk that fails, or that loses what was not
+    guaranteed.
     """
 
     def open(self, path: Path, *, flags: int = os.O_CREAT) -> int:
-        """A descriptor for reading and writing. By default a file that is missing is made."""
+        """Return a descriptor for reading and writing. By default a missing file is created."""
         return _with_more_files(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644))
 
     def close(self, fd: int) -> None:
+        """Close a descriptor."""
         os.close(fd)
 
     def length(self, fd: int) -> int:
+        """Return the size of a file in bytes."""
         return os.fstat(fd).st_size
 
     def allocate(self, fd: int, size: int) -> None:
-        """Make the file *size* bytes long, each with its place on the disk; those that were not there are zero."""
+        """Make the file *size* bytes long and reserve disk blocks for all of them. New bytes are zero."""
         os.posix_fallocate(fd, 0, size)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
-        """The file as memory. The map keeps a descriptor of its own."""
+        """Map the file into memory. The map has a descriptor of its own."""
         return _with_more_files(lambda: mmap.mmap(fd, size))
 
     write_at = staticmethod(os.pwrite)
-    """(fd, data, at): write *data*, or the first part of it; gives how many bytes. The call itself, with nothing around
-    it: every message takes it."""
+    """Write *data*, or its first part, at *at*: ``(fd, data, at)``. Return the number of bytes written. The system call
+    itself without a wrapper, since each message needs it."""
 
     def write_again(self, fd: int, view: mmap.mmap, end: int) -> None:
-        """Have the bytes before *end* written at the next `flush`, as if they had just been changed.
+        """Mark the pages before *end* as changed, so that the next `flush` writes them again.
 
-        After a flush that failed the system may count pages as written that are not on the disk. Here a byte of each
-        is written over with itself, through the map and with the interpreter's lock held, so that no other thread's
-        change is lost in between.
+        After a failed flush Linux may count pages as clean that are not on the disk (``man fsync``, EIO). So one byte
+        of each page is overwritten with itself. That happens through the map and under the interpreter lock, so that no
+        change of another thread is lost.
         """
-        chunk = _TOUCHED_AT_ONCE * mmap.PAGESIZE
+        chunk = _PAGES_AT_ONCE * mmap.PAGESIZE
         for start in range(0, end, chunk):
             touched = np.frombuffer(view, np.uint8, min(chunk, end - start), start)[:: mmap.PAGESIZE]
             np.bitwise_or(touched, 0, out=touched)
@@ -68,7 +70,7 @@ class Disk:
         os.fdatasync(fd)
 
     def replace(self, path: Path, target: Path) -> None:
-        """Give the file at *path* the name *target*, in place of the one that has it."""
+        """Rename the file at *path* to *target*, replacing a file of that name."""
         path.replace(target)
 
     def link(self, path: Path, other: Path) -> None:
@@ -76,11 +78,11 @@ class Disk:
         os.link(path, other)
 
     def unlink(self, path: Path) -> None:
-        """Remove a name, if it is there."""
+        """Remove a name, if it exists."""
         path.unlink(missing_ok=True)
 
     def make_folder(self, folder: Path) -> None:
-        """Make one folder, if it is not there."""
+        """Create one folder, if it is missing."""
         folder.mkdir(exist_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
@@ -92,14 +94,14 @@ class Disk:
             os.close(fd)
 
     def read_whole(self, path: Path) -> bytes | None:
-        """A small file's content; None if there is none."""
+        """Return the content of a small file; None if it is missing."""
         try:
             return _with_more_files(path.read_bytes)
         except FileNotFoundError:
             return None
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
-        """Name and length of each file in a folder, sorted by name; nothing if there is no such folder."""
+        """Return name and length of each file in a folder, sorted by name. A missing folder has none."""
         try:
             entries = _with_more_files(lambda: list(os.scandir(folder)))
         except FileNotFoundError:
@@ -107,25 +109,19 @@ class Disk:
         return sorted((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
 
     def boot_id(self) -> str:
-        """Changes whenever the machine starts anew; "-" where nobody can tell."""
+        """Return an id that changes at each start of the machine; "-" if the system has none."""
         try:
             return _BOOT_ID.read_text(encoding="ascii").strip() or "-"
         except OSError:
             return "-"
 
 
-def write_all(disk: Disk, fd: int, data: bytes, at: int = 0) -> None:
-    """`Disk.write_at` until all is written."""
-    while (written := disk.write_at(fd, data, at)) < len(data):
-        at, data = at + written, data[written:]
-
-
-def disk_error(doing: str, path: Path, exc: OSError, size: int | None = None) -> StoreError:
-    """What a caller of the store is told when the system refused something.
+def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -> StoreError:
+    """Return the error for a caller of the store.
 
     Args:
-        doing: What was asked, as a verb: ``write to``.
-        size: Bytes that were asked for.
+        action: The failed action as a verb: ``write to``.
+        size: Bytes of the request.
     """
     if exc.errno in _FULL:
         amount = "" if size is None else f" ({size} bytes)"
@@ -136,26 +132,58 @@ def disk_error(doing: str, path: Path, exc: OSError, size: int | None = None) ->
     if exc.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return StoreError(
-            f"cannot {doing} {path}: this process has {limit} files open, and may have no more; raise the limit "
+            f"cannot {action} {path}: this process has {limit} open files, which is its limit; raise the limit "
             "(ulimit -n, or LimitNOFILE), or make the store's files larger so that there are fewer"
         )
     return StoreError(
-        f"the disk refused to {doing} {path}: {exc}; what was acknowledged is safe, and the store goes on when the "
-        "disk works again: see the system's log for what ails it, then send again"
+        f"cannot {action} {path}: {exc}; what was acknowledged is safe, and the store continues when the "
+        "disk works again: see the system's log for the cause, then send again"
     )
 
 
-@contextmanager
-def disk_errors(doing: str, path: Path, size: int | None = None) -> Iterator[None]:
-    """What the system refuses inside is raised as `disk_error`."""
+@contextlib.contextmanager
+def disk_errors(action: str, path: Path, size: int | None = None) -> Iterator[None]:
+    """Raise `disk_error` for an `OSError` inside the block."""
     try:
         yield
     except OSError as exc:
-        raise disk_error(doing, path, exc, size) from exc
+        raise disk_error(action, path, exc, size) from exc
+
+
+def make_folder(folder: Path, disk: Disk, *, durable: bool = True) -> None:
+    """Create *folder* and its missing parents.
+
+    Args:
+        durable: Return when the names are on the disk. Else the caller has to sync the parents later.
+
+    Raises:
+        StoreError: The disk failed. A folder whose name is not on the disk was removed again.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent, disk, durable=durable)
+    try:
+        disk.make_folder(folder)
+        if durable:
+            disk.sync_folder(folder.parent)
+    except OSError as exc:
+        with contextlib.suppress(OSError):  # the next call would find it, and take its name for durable
+            folder.rmdir()
+        raise disk_error("create the folder", folder, exc) from exc
+
+
+def sync_folder(folder: Path, disk: Disk) -> None:
+    """Return when the names in *folder* are on the disk.
+
+    Raises:
+        StoreError: The disk failed.
+    """
+    with disk_errors("flush the folder", folder):
+        disk.sync_folder(folder)
 
 
 def _with_more_files(call: Callable[[], _Result]) -> _Result:
-    """*call*; once more with the limit of open files raised, if that is what stopped it."""
+    """Return the result of *call*. If the limit of open files stopped it, raise the limit and call again."""
     try:
         return call()
     except OSError as exc:
@@ -165,7 +193,7 @@ def _with_more_files(call: Callable[[], _Result]) -> _Result:
 
 
 def _raise_file_limit() -> bool:
-    """Let this process have as many open files as it may allow itself; False if it has that limit already."""
+    """Raise the soft limit of open files to the hard limit. Return False if it is there already."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return False

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.store_files import StoreFiles
 
@@ -15,40 +16,43 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON as upstream writes it: keys that are numbers stand there without quotes."""
+    """Parse JSON as RocketMQ writes it: integer keys have no quotes (fastjson)."""
     quoted = _TOKEN.sub(lambda found: f'{found[1]}"{found[2]}"{found[3]}' if found[2] else found[0], text)
     return json.loads(quoted)
 
 
 def dump_json(value: Mapping[str, Any]) -> str:
+    """Return JSON with the indentation of RocketMQ."""
     return json.dumps(value, indent="\t", separators=(",", ":"))
 
 
 class DataVersion:
-    """Counts the changes of a table, as upstream's brokers compare them."""
+    """Number of changes of a table. RocketMQ's brokers compare the versions of their tables."""
 
     def __init__(self, counter: int = 0, state_version: int = 0, timestamp: int = 0) -> None:
         self.counter, self.state_version, self.timestamp = counter, state_version, timestamp
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> DataVersion:
-        """The version that a table was written with; a first one where it tells none."""
+        """Return the version of a table; 0 if it contains none."""
         found = table.get("dataVersion") or {}
         return cls(*(int(found.get(name, 0)) for name in ("counter", "stateVersion", "timestamp")))
 
     def next(self, now_ms: int) -> dict[str, int]:
-        """Count one change and tell the version."""
+        """Count one change and return the new version."""
         self.counter += 1
         self.timestamp = now_ms
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
 
 
 def read_table(store_files: StoreFiles, name: str) -> dict[str, Any]:
-    """The table in a file; from its ``.bak`` where the file is missing or empty, which is how upstream's way of
-    writing leaves it after a crash; empty where there is neither.
+    """Return the table in a file; empty if there is none.
+
+    If the file is missing or empty, read its ``.bak``: RocketMQ moves the old file away before it writes the new one,
+    so a crash may leave only that.
 
     Raises:
-        StoreFormatError: It is there, but is no JSON object.
+        StoreFormatError: The file is not a JSON object.
     """
     for candidate in (name, f"{name}.bak"):
         data = store_files.read_bytes(candidate)
@@ -62,7 +66,7 @@ def _parse(name: str, data: bytes) -> dict[str, Any]:
         table = load_json(data.decode())
     except ValueError as exc:
         raise StoreFormatError(
-            f"{name} is not JSON ({exc}); restore it from {name}.bak, or delete it to begin anew"
+            f"{name} is not JSON ({exc}); restore it from {name}.bak, or delete it to start with an empty one"
         ) from exc
     if not isinstance(table, dict):
         raise StoreFormatError(f"{name} holds {type(table).__name__}, expected an object; restore it from {name}.bak")
@@ -71,18 +75,53 @@ def _parse(name: str, data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def format_errors(name: str) -> Iterator[None]:
-    """Take the values out of a table that was read.
-
-    Raises:
-        StoreFormatError: They are of other kinds than they should be.
-    """
+    """Raise `StoreFormatError` if the block finds values of other types than expected in the table *name*."""
     try:
         yield
     except (AttributeError, TypeError, ValueError) as exc:
         raise StoreFormatError(
-            f"{name} does not hold what it should ({exc}); restore it from {name}.bak, or delete it to begin anew"
+            f"{name} has unexpected content ({exc}); restore it from {name}.bak, or delete it to start with an empty "
+            "one"
         ) from exc
 
 
 def write_table(store_files: StoreFiles, name: str, table: Mapping[str, Any]) -> None:
+    """Replace the table in a file."""
     store_files.write_bytes(name, dump_json(table).encode())
+
+
+class VersionedTable:
+    """A table in a file with a version. Members unknown to mqtemplate are kept as they were found.
+
+    Args:
+        name: The file.
+        members: Members of the table that the caller reads and writes.
+
+    Attributes:
+        version: Counts the changes.
+    """
+
+    def __init__(self, store_files: StoreFiles, clock: Clock, name: str, *members: str) -> None:
+        self.name = name
+        self.version = DataVersion()
+        self._store_files = store_files
+        self._clock = clock
+        self._members = members
+        self._others: dict[str, Any] = {}
+
+    def load(self) -> dict[str, Any]:
+        """Return the table.
+
+        Raises:
+            StoreFormatError: It cannot be read.
+        """
+        table = read_table(self._store_files, self.name)
+        with format_errors(self.name):
+            self.version = DataVersion.of(table)
+        self._others = {name: value for name, value in table.items() if name not in self._members}
+        return table
+
+    def save(self, **members: Any) -> None:
+        """Write the table with these members and the next version."""
+        version = self.version.next(self._clock.now_ms())
+        write_table(self._store_files, self.name, self._others | {"dataVersion": version} | members)

@@ -1,102 +1,103 @@
-"""Where a store lives: in a folder that one process owns, or in memory."""
+"""The files of one store, by name: the interface, and its implementation in memory."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
-from abc import ABC, abstractmethod
-from pathlib import Path
+from typing import Protocol
 
-from mqtemplate.errors import StoreLockedError
-from mqtemplate.store.files.disk import Disk, disk_errors, write_all
-from mqtemplate.store.files.folders import make_folder
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 
 ABORT_FILE = "abort"
-"""Exists while a process owns the directory: "<pid> <boot id>". A file found at start was left by a process that did
-not close the store. RocketMQ writes the pid alone, and reads neither."""
+"""Exists while a process has the store open: "<pid> <boot id>". If it exists at the start, the last owner did not close
+the store. RocketMQ writes the pid alone, and reads neither."""
 
 
-class StoreFiles(ABC):
-    """Gives out files by their names, such as ``config/delayOffset.json``. Both kinds run the same code above."""
+class StoreFiles(Protocol):
+    """Files by their names, such as ``config/delayOffset.json``. The engine above is the same for all
+    implementations."""
 
-    @abstractmethod
     def lock(self) -> None:
-        """Own it, until ``unlock``.
+        """Own the files until `unlock`.
 
         Raises:
-            StoreLockedError: Another process owns it.
+            StoreLockedError: Another process owns them.
         """
 
-    @abstractmethod
-    def unlock(self) -> None: ...
+    def unlock(self) -> None:
+        """End the ownership."""
 
-    @abstractmethod
     def open_mapped(self, name: str, size: int) -> MappedFile:
-        """A mapped file; made if missing."""
+        """Return a mapped file; create it if missing."""
 
-    @abstractmethod
-    def mapped_queue(self, folder: str, file_size: int, *, lasting: bool = True) -> MappedFileQueue:
-        """A queue of mapped files, with those that are there."""
+    def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
+        """Return the queue of the mapped files in a folder.
 
-    @abstractmethod
+        Args:
+            size: Bytes of each file.
+            setting: Configuration key of the size, for the error message.
+            rebuildable: The files can be rebuilt from the commit log, so their names become durable with the next
+                flush.
+
+        Raises:
+            StoreFormatError: The files have another size; or a file has another name, or is missing.
+        """
+
     def read_bytes(self, name: str) -> bytes | None:
-        """The content of a small file, None if there is none."""
+        """Return the content of a small file; None if it is missing."""
 
-    @abstractmethod
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Replace a small file: it is at each moment the old one or the new one, whole. The old is kept as ``.bak``."""
+        """Replace a small file. A crash leaves the old content or the new. The old file is kept as ``.bak``."""
 
-    @abstractmethod
-    def exists(self, name: str) -> bool: ...
+    def exists(self, name: str) -> bool:
+        """Return True if there is a file of this name."""
 
-    @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove a small file, if it is there."""
+        """Remove a small file, if it exists."""
 
-    @abstractmethod
     def list_folders(self, name: str) -> list[str]:
-        """The names of the folders in a folder, sorted."""
+        """Return the names of the folders in a folder, sorted."""
+
+    def file_sizes(self, folder: str) -> dict[str, int]:
+        """Return the lengths of the files in a folder, sorted by name."""
+
+    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
+        """Return the used part of the disk, 0 to 1; 0 without a disk, or if *roomy_bytes* are free."""
+        return 0.0
 
     def boot_id(self) -> str:
-        """Changes whenever the machine starts anew; "-" where nobody can tell."""
+        """Return an id that changes at each start of the machine; "-" if the system has none."""
         return "-"
 
     def mark_open(self) -> None:
-        """Note that this process owns the store_files, until `mark_closed`."""
+        """Write the abort file. It stays until `mark_closed`."""
         self.write_bytes(ABORT_FILE, f"{os.getpid()} {self.boot_id()}".encode())
 
     def mark_closed(self) -> None:
+        """Remove the abort file: the store was closed cleanly."""
         self.delete(ABORT_FILE)
 
     def was_left_open(self) -> bool:
-        """Whether the last owner went without closing the store."""
+        """Return True if the last owner did not close the store."""
         return self.exists(ABORT_FILE)
 
-    def lost_power(self) -> bool:
-        """Whether the machine, not only the process, went down under the last owner, so that any part of what was
-        written but not flushed may be missing.
-
-        True only if both boots are known and differ. Where nobody can tell (RocketMQ was the owner, or there is no
-        boot id), it is False: a hole in the log is then reported as damage, and nothing is cut off that might have been
-        acknowledged.
-        """
+    def owner(self) -> tuple[str, str]:
+        """Return process id and boot id of the last owner, as far as the abort file contains them."""
         words = (self.read_bytes(ABORT_FILE) or b"").decode(errors="replace").split()
-        return len(words) == 2 and "-" not in (words[1], self.boot_id()) and words[1] != self.boot_id()
+        return words[0] if words else "", words[1] if len(words) == 2 else "-"
 
-    @abstractmethod
-    def file_sizes(self, folder: str) -> dict[str, int]:
-        """The files in a folder, sorted by name, and their lengths."""
+    def lost_power(self) -> bool:
+        """Return True if the whole machine stopped under the last owner. Then any unflushed bytes may be missing.
 
-    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
-        """How full the disk is that it lies on, from 0 to 1; 0 where there is none, or *roomy_bytes* are free."""
-        return 0.0
+        That is certain only if both boot ids are known and differ. After RocketMQ, or without boot ids, the result is
+        False: a hole in the log is then reported as damage, and no record is cut off that might be acknowledged.
+        """
+        boot_id = self.owner()[1]
+        return "-" not in (boot_id, self.boot_id()) and boot_id != self.boot_id()
 
 
 class MemoryStoreFiles(StoreFiles):
-    """Nothing outlives the object: for tests, and for work that may be lost."""
+    """Files in memory, for tests and for messages that may be lost with the process."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
@@ -110,11 +111,11 @@ class MemoryStoreFiles(StoreFiles):
 
     def open_mapped(self, name: str, size: int) -> MappedFile:
         if name not in self._mapped:
-            self._mapped[name] = MappedFile(None, size)
+            self._mapped[name] = MappedFile(size)
         return self._mapped[name]
 
-    def mapped_queue(self, folder: str, file_size: int, *, lasting: bool = True) -> MappedFileQueue:
-        return MappedFileQueue(None, file_size)
+    def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
+        return MappedFileQueue(size)
 
     def read_bytes(self, name: str) -> bytes | None:
         return self._files.get(name)
@@ -134,111 +135,3 @@ class MemoryStoreFiles(StoreFiles):
 
     def file_sizes(self, folder: str) -> dict[str, int]:
         return {}
-
-
-class FolderStoreFiles(StoreFiles):
-    """A folder. Its ``lock`` file is held the way RocketMQ holds it, so that neither opens what the other has open."""
-
-    _LOCK = "lock"
-
-    def __init__(self, root: Path, disk: Disk | None = None) -> None:
-        self.root = root
-        self._disk = disk or Disk()
-        self._lock_fd = -1
-
-    def boot_id(self) -> str:
-        return self._disk.boot_id()
-
-    def lock(self) -> None:
-        make_folder(self.root, self._disk)
-        path = (self.root / self._LOCK).resolve()
-        # A POSIX lock does not exclude its own process, and closing any descriptor of the file gives it up:
-        # so a second broker here is told before it opens the file.
-        if path in _OWNED_HERE:
-            raise self._locked()
-        with disk_errors("open", path):
-            fd = self._disk.open(path)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-        except OSError as exc:
-            self._disk.close(fd)
-            raise self._locked() from exc
-        os.pwrite(fd, b"lock", 0)  # as RocketMQ does; nobody reads it
-        self._lock_fd = fd
-        _OWNED_HERE.add(path)
-
-    def _locked(self) -> StoreLockedError:
-        words = (self.read_bytes(ABORT_FILE) or b"").decode(errors="replace").split()
-        owner = f"process {words[0]}" if words else "another process"
-        return StoreLockedError(
-            f"{self.root} is in use by {owner}; one process owns a store folder. Stop that one, choose another "
-            "folder, or share one broker: run it as a server and point rocketmq.name-server at it"
-        )
-
-    def unlock(self) -> None:
-        if self._lock_fd >= 0:
-            _OWNED_HERE.discard((self.root / self._LOCK).resolve())
-            self._disk.close(self._lock_fd)
-            self._lock_fd = -1
-
-    def open_mapped(self, name: str, size: int) -> MappedFile:
-        return MappedFile(self.root / name, size, disk=self._disk)
-
-    def mapped_queue(self, folder: str, file_size: int, *, lasting: bool = True) -> MappedFileQueue:
-        if not lasting:  # the folders below last from the first flush on, and need one above them that does
-            make_folder(self.root / Path(folder).parts[0], self._disk)
-        return MappedFileQueue(self.root / folder, file_size, lasting=lasting, disk=self._disk)
-
-    def read_bytes(self, name: str) -> bytes | None:
-        path = self.root / name
-        with disk_errors("read", path):
-            return self._disk.read_whole(path)
-
-    def write_bytes(self, name: str, data: bytes) -> None:
-        path = self.root / name
-        make_folder(path.parent, self._disk)
-        with disk_errors("write", path, len(data)):
-            self._replace(path, data)
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        fresh = path.with_name(path.name + ".tmp")
-        fd = self._disk.open(fresh, flags=os.O_CREAT | os.O_TRUNC)
-        try:
-            write_all(self._disk, fd, data)
-            self._disk.flush(fd)
-        finally:
-            self._disk.close(fd)
-        if path.exists():
-            kept = path.with_name(path.name + ".bak")
-            self._disk.unlink(kept)
-            self._disk.link(path, kept)
-        self._disk.replace(fresh, path)
-        self._disk.sync_folder(path.parent)
-
-    def exists(self, name: str) -> bool:
-        return (self.root / name).exists()
-
-    def delete(self, name: str) -> None:
-        path = self.root / name
-        with disk_errors("remove", path):
-            self._disk.unlink(path)
-            if path.parent.is_dir():
-                self._disk.sync_folder(path.parent)
-
-    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
-        usage = shutil.disk_usage(self.root)
-        if roomy_bytes is not None and usage.free >= roomy_bytes:
-            return 0.0
-        return usage.used / max(usage.used + usage.free, 1)  # as df counts: what is kept for root is not there
-
-    def list_folders(self, name: str) -> list[str]:
-        folder = self.root / name
-        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-
-    def file_sizes(self, folder: str) -> dict[str, int]:
-        path = self.root / folder
-        files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
-        return {file.name: file.stat().st_size for file in files}
-
-
-_OWNED_HERE: set[Path] = set()

@@ -1,1 +1,1 @@
-"""RocketMQ's index files: messages by key."""
+"""The index: from the keys of a message to its record in the commit log."""

@@ -1,30 +1,20 @@
-"""One index file: from the hash of a key to the records that have it."""
+"""One index file: a hash table from keys to records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.java_hash import java_string_hashes
+from mqtemplate.record.arrays import count_leading
+from mqtemplate.store import layout
 from mqtemplate.store.files.mapped_file import MappedFile
-from mqtemplate.store.layout import (
-    INDEX_HEADER_SIZE,
-    INDEX_SLOT_DTYPE,
-    INDEX_UNIT_DTYPE,
-    INDEX_UNIT_SIZE,
-    IndexHeader,
-    index_file_size,
-    pack_index_header,
-    unpack_index_header,
-    unpack_index_unit,
-)
+from mqtemplate.store.layout import INDEX_UNIT_SIZE, IndexHeader
 
-_MOST_SECONDS = 0x7FFF_FFFF
+_MAX_SECONDS = 0x7FFF_FFFF
 _CLOCK_STEP_MS = 3_600_000
-"""How far back a clock may have been set while upstream wrote; here store timestamps never go back."""
+"""How far a clock may have been set back while RocketMQ wrote. Here store timestamps never decrease."""
 
 
 class KeyRows(NamedTuple):
@@ -35,73 +25,66 @@ class KeyRows(NamedTuple):
     timestamps: NDArray[np.int64]
 
     def part(self, start: int, end: int | None = None) -> KeyRows:
+        """Return some of the rows."""
         key_hashes, physical_offsets, timestamps = self
         return KeyRows(key_hashes[start:end], physical_offsets[start:end], timestamps[start:end])
 
 
-def index_key_hashes(keys: Sequence[str]) -> NDArray[np.int32]:
-    """What an index file keeps of keys, each as ``topic#key``. Source: ``IndexFile.indexKeyHashMethod``."""
-    return to_index_hashes(java_string_hashes(keys))
-
-
-def to_index_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
-    """What becomes of the hashes of keys."""
-    hashes = np.abs(hashes)
-    hashes[hashes < 0] = 0  # the smallest number has no positive counterpart
-    return hashes
-
-
 class IndexFile:
-    """A hash table in a file: a header, slots, and units that are chained by slot, the newest first.
+    """A hash table in a file: a header, slots, and units. The units of a slot form a chain, newest first.
 
-    - Units are written as they come; header and slots of the file that is written to are kept in memory, and go to
-      the file with `flush`, the units before the header. So the header on the disk never tells of units that are not.
-    - Units lie in the order of the log, and a chain leads from a unit to one with a smaller number only, whatever
-      the file holds.
+    - Units are written at once. Header and slots of the current file are in memory. `flush` writes them after the
+      units, so the header on the disk never counts units that are not there.
+    - Units are in the order of the log. A chain only leads to units with smaller numbers, so it ends, whatever the file
+      contains.
     - Not thread-safe: the `IndexService` owns it.
 
     Args:
         file: `layout.index_file_size` bytes.
-        name: Local time of its making, 17 digits.
+        name: Local time of its creation, 17 digits.
         slots_total: ``max_hash_slot_num``.
-        units_total: ``max_index_num``; unit 0 is never used, so one key less fits in.
+        units_total: ``max_index_num``. Unit 0 is never used, so there is room for one key less.
+
+    Attributes:
+        flushed: The header on the disk.
     """
 
     def __init__(self, file: MappedFile, name: str, slots_total: int, units_total: int) -> None:
-        assert file.size == index_file_size(slots_total, units_total)
+        assert file.size == layout.index_file_size(slots_total, units_total)
         self._file = file
         self.name = name
         self._slots_total = slots_total
         self._units_total = units_total
-        self._units_at = index_file_size(slots_total, 0)
+        self._units_at = layout.index_file_size(slots_total, 0)
         self._slots: NDArray[np.int32] | None = None
-        self.header = unpack_index_header(file.view)
+        self.header = layout.unpack_index_header(file.view)
         self.flushed = self.header
         self.is_closed = False
 
-    def begin_behind(self, previous: IndexHeader) -> None:
-        """Start empty, where the file before ends."""
+    def start_after(self, previous: IndexHeader) -> None:
+        """Start empty, at the end of the previous file."""
         timestamp, physical_offset = previous.end_timestamp, previous.end_physical_offset
         self._slots = np.zeros(self._slots_total, np.int32)
         self.header = IndexHeader(timestamp, timestamp, physical_offset, physical_offset)
-        self._file.write(0, pack_index_header(self.header))
+        self._file.write(0, layout.pack_index_header(self.header))
 
     @property
     def is_full(self) -> bool:
+        """True if no key fits any more."""
         return self.header.index_count >= self._units_total
 
     @property
     def unflushed(self) -> int:
-        """How many units a power failure could take."""
+        """Number of units that a power failure may remove."""
         return self.header.index_count - self.flushed.index_count
 
     # --- writing -------------------------------------------------------------------------------
 
     def append(self, rows: KeyRows) -> int:
-        """Write as many of the rows as there is room for; gives how many.
+        """Write as many rows as fit. Return their number.
 
-        The first record dates the file. (RocketMQ counts the seconds of the first unit from the end of the file before,
-        which dates it too late by the pause between the two.)
+        The times in the file count from its first record. (RocketMQ counts the seconds of the first unit from the end
+        of the previous file. That is too late by the pause between the two.)
         """
         first = self.header.index_count
         count = min(len(rows.key_hashes), self._units_total - first)
@@ -114,10 +97,10 @@ class IndexFile:
         slots = rows.key_hashes % self._slots_total
         order = np.argsort(slots, kind="stable")
         numbers = np.arange(first, first + count, dtype=np.int32)
-        units = np.empty(count, INDEX_UNIT_DTYPE)
+        units = np.empty(count, layout.INDEX_UNIT_DTYPE)
         units["key_hash"] = rows.key_hashes
         units["physical_offset"] = rows.physical_offsets
-        units["seconds"] = np.clip((rows.timestamps - begin_ms) // 1_000, 0, _MOST_SECONDS)
+        units["seconds"] = np.clip((rows.timestamps - begin_ms) // 1_000, 0, _MAX_SECONDS)
         starts, previous = self._chain(slots[order], numbers[order])
         units["previous"][order] = previous
         self._file.write(self._units_at + first * INDEX_UNIT_SIZE, units.tobytes())
@@ -137,11 +120,8 @@ class IndexFile:
     def _chain(
         self, slots: NDArray[np.int32], numbers: NDArray[np.int32]
     ) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-        """For units sorted by slot: where each slot's run of them starts, and the unit that comes before each."""
-        is_start = np.empty(len(slots), bool)
-        is_start[0] = True
-        np.not_equal(slots[1:], slots[:-1], out=is_start[1:])
-        starts = np.flatnonzero(is_start)
+        """Return where the units of each slot start, and the previous unit of each. The units are sorted by slot."""
+        starts = np.flatnonzero(np.diff(slots, prepend=-1))
         previous = np.empty_like(numbers)
         previous[1:] = numbers[:-1]
         newest = self._slot_table()[slots[starts]]
@@ -149,56 +129,56 @@ class IndexFile:
         return starts, previous
 
     def _slot_table(self) -> NDArray[np.int32]:
-        """The slots, in memory: keys fall anywhere, and writing into a mapped page may wait for the disk."""
+        """Return the slots, in memory: keys fall into any slot, and writing to a mapped page may block on the disk."""
         if self._slots is None:
-            stored = np.frombuffer(self._file.view[INDEX_HEADER_SIZE : self._units_at], INDEX_SLOT_DTYPE)
+            stored = np.frombuffer(self._file.view[layout.INDEX_HEADER_SIZE : self._units_at], layout.INDEX_SLOT_DTYPE)
             self._slots = stored.astype(np.int32)
         return self._slots
 
     def keep_before(self, physical_end: int) -> int:
-        """Keep the units from the first on that are sound and whose records begin before *physical_end*.
+        """Keep the leading units that are valid and whose records start before *physical_end*.
 
-        Slots and chains are made anew from what is kept. The last one's time is known to the second, then.
+        Slots and chains are rebuilt from these units. The time of the last one is then known to the second only.
 
         Returns:
-            How many units went.
+            The number of removed units.
         """
         header = self.header
-        kept = self._sound_rows(physical_end)
-        gone = header.index_count - 1 - len(kept.key_hashes)
+        kept = self._valid_rows(physical_end)
+        removed = header.index_count - 1 - len(kept.key_hashes)
         self._slots = np.zeros(self._slots_total, np.int32)
-        begin = (header.begin_timestamp, header.begin_physical_offset)
-        self.header = IndexHeader(begin[0], begin[0], begin[1], begin[1])
+        begin_ms, begin_offset = header.begin_timestamp, header.begin_physical_offset
+        self.header = IndexHeader(begin_ms, begin_ms, begin_offset, begin_offset)
         self.append(kept)
-        if gone == 0:  # then the end's time stood there
+        if removed == 0:  # then the header has the exact time
             self.header = self.header._replace(end_timestamp=header.end_timestamp)
         self.flushed = IndexHeader()
-        return gone
+        return removed
 
-    def _sound_rows(self, physical_end: int) -> KeyRows:
+    def _valid_rows(self, physical_end: int) -> KeyRows:
         count = min(self.header.index_count, self._units_total)
         at = self._units_at + INDEX_UNIT_SIZE
-        units = np.frombuffer(self._file.view[at : at + max(0, count - 1) * INDEX_UNIT_SIZE], INDEX_UNIT_DTYPE)
+        units = np.frombuffer(self._file.view[at : at + max(0, count - 1) * INDEX_UNIT_SIZE], layout.INDEX_UNIT_DTYPE)
         offsets = units["physical_offset"].astype(np.int64)
-        is_sound = (units["key_hash"] >= 0) & (units["seconds"] >= 0) & (offsets < physical_end)
-        is_sound &= offsets >= np.append(self.header.begin_physical_offset, offsets[:-1])[: len(offsets)]
-        sound = len(units) if is_sound.all() else int(np.argmin(is_sound))
-        seconds = units["seconds"][:sound].astype(np.int64)
-        seconds[:1] = 0  # upstream counts it from another begin
+        is_valid = (units["key_hash"] >= 0) & (units["seconds"] >= 0) & (offsets < physical_end)
+        is_valid &= offsets >= np.append(self.header.begin_physical_offset, offsets[:-1])[: len(offsets)]
+        valid = count_leading(is_valid)
+        seconds = units["seconds"][:valid].astype(np.int64)
+        seconds[:1] = 0  # in RocketMQ's files it counts from another start, see `append`
         return KeyRows(
-            units["key_hash"][:sound].astype(np.int32),
-            offsets[:sound],
+            units["key_hash"][:valid].astype(np.int32),
+            offsets[:valid],
             self.header.begin_timestamp + seconds * 1_000,
         )
 
     def flush(self) -> None:
-        """Return when header, slots and units are on the disk."""
+        """Return when units, header and slots are on the disk."""
         if self.header == self.flushed:
             return
-        self._file.flush()
-        self._file.write(0, pack_index_header(self.header))
+        self._file.flush()  # the units first
+        self._file.write(0, layout.pack_index_header(self.header))
         if self._slots is not None:
-            self._file.write(INDEX_HEADER_SIZE, self._slots.astype(INDEX_SLOT_DTYPE).tobytes())
+            self._file.write(layout.INDEX_HEADER_SIZE, self._slots.astype(layout.INDEX_SLOT_DTYPE).tobytes())
         self._file.flush()
         self.flushed = self.header
         if self.is_full:
@@ -206,50 +186,56 @@ class IndexFile:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def may_hold(self, begin_ms: int, end_ms: int) -> bool:
-        """Whether records of this span may be in it."""
+    def may_contain(self, begin_ms: int, end_ms: int) -> bool:
+        """Return True if records of this span may be in the file."""
         header = self.header
         return header.begin_timestamp - _CLOCK_STEP_MS <= end_ms and begin_ms <= header.end_timestamp + _CLOCK_STEP_MS
 
     def newest_unit(self, key_hash: int) -> int:
-        """Where the chain of a key begins; 0 for none."""
+        """Return the first unit of the chain of a key; 0 for none."""
         slot = key_hash % self._slots_total
         if self._slots is not None:
             return int(self._slots[slot])
-        at = INDEX_HEADER_SIZE + slot * INDEX_SLOT_DTYPE.itemsize
-        return int.from_bytes(self._file.view[at : at + INDEX_SLOT_DTYPE.itemsize], "big", signed=True)
+        at = layout.INDEX_HEADER_SIZE + slot * layout.INDEX_SLOT_DTYPE.itemsize
+        return int.from_bytes(self._file.view[at : at + layout.INDEX_SLOT_DTYPE.itemsize], "big", signed=True)
 
-    def walk(self, key_hash: int, unit: int, begin_ms: int, end_ms: int, hops: int) -> tuple[list[int], int]:
-        """Physical offsets of units with this hash, newest first, that may have been stored in ``begin_ms..end_ms``.
+    def follow(self, key_hash: int, unit: int, begin_ms: int, end_ms: int, max_units: int) -> tuple[list[int], int]:
+        """Follow a chain, and return the physical offsets of the units with this hash, newest first.
+
+        Units that were certainly stored outside ``begin_ms..end_ms`` are left out.
 
         Args:
-            unit: Where to begin: `newest_unit`, or what the call before gave.
-            hops: How many units to look at.
+            unit: First unit: `newest_unit`, or the result of the previous call.
+            max_units: Number of units to inspect.
 
         Returns:
-            The offsets, and the unit to go on from; 0 at the chain's end.
+            The offsets, and the unit to continue with; 0 at the end of the chain.
         """
         found: list[int] = []
         view, units_at = self._file.view, self._units_at
         file_begin_ms = self.header.begin_timestamp
-        longest = self._units_total
-        while hops > 0 and 0 < unit < longest:
-            hops -= 1
-            stored_hash, physical_offset, seconds, previous = unpack_index_unit(view, units_at + unit * INDEX_UNIT_SIZE)
-            # The first second holds what a clock that was set back has dated, and unit 1 counts from another begin.
+        limit = self._units_total
+        while max_units > 0 and 0 < unit < limit:
+            max_units -= 1
+            stored_hash, physical_offset, seconds, previous = layout.unpack_index_unit(
+                view, units_at + unit * INDEX_UNIT_SIZE
+            )
+            # Second 0 also has the records of a clock that was set back, and unit 1 counts from another start.
             at_ms = file_begin_ms + seconds * 1_000
-            is_dated = unit > 1 and 0 < seconds < _MOST_SECONDS
-            if stored_hash == key_hash and (not is_dated or begin_ms - 1_000 < at_ms <= end_ms):
+            has_time = unit > 1 and 0 < seconds < _MAX_SECONDS
+            if stored_hash == key_hash and (not has_time or begin_ms - 1_000 < at_ms <= end_ms):
                 found.append(physical_offset)
-            if is_dated and at_ms + _CLOCK_STEP_MS < begin_ms:
+            if has_time and at_ms + _CLOCK_STEP_MS < begin_ms:
                 return found, 0
-            unit, longest = previous, unit
-        return found, unit if 0 < unit < longest else 0
+            unit, limit = previous, unit
+        return found, unit if 0 < unit < limit else 0
 
     def close(self) -> None:
+        """Unmap the file."""
         self.is_closed = True
         self._file.close()
 
     def delete(self) -> None:
+        """Unmap and remove the file."""
         self.is_closed = True
         self._file.delete()

@@ -1,4 +1,4 @@
-"""Keeps the index files in step with the commit log, and finds records by their keys."""
+"""Service that indexes the commit log, and finds records by their keys. RocketMQ: ``IndexService``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import structlog
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.store.commit_log import CommitLog
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.index.index_file import IndexFile, KeyRows, index_key_hashes
-from mqtemplate.store.index.index_keys import KeyReader
+from mqtemplate.store.index.index_file import IndexFile, KeyRows
+from mqtemplate.store.index.key_reader import KeyReader
+from mqtemplate.store.index.record_keys import index_key_hashes
 from mqtemplate.store.layout import IndexHeader, index_file_size
-from mqtemplate.store.log_walk import record_head
+from mqtemplate.store.log_reader import LogReader
 from mqtemplate.store.settings import StoreSettings
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
@@ -24,27 +24,30 @@ _log = structlog.stdlib.get_logger("mqtemplate.store")
 _FOLDER = "index"
 _INTERVAL_MS = 1_000
 _STEP_RECORDS = 256
-"""Records a step takes: less than a millisecond, in which no other thread runs."""
+"""Records of one step: less than a millisecond, in which no other thread runs."""
 _PAUSE_MS = 2
 _BUSY_PAUSE_MS = 20
-_FAR_BEHIND_BYTES = 128 << 20
+_LARGE_BACKLOG_BYTES = 128 << 20
 _CATCH_UP_RECORDS = 4_096
 _FLUSH_UNITS = 100_000
-_HOPS = 256
+_CHAIN_UNITS = 256
 _NAME_LENGTH = 17
-_END_OF_TIME_MS = (1 << 63) - 1
+_MAX_TIME_MS = (1 << 63) - 1
 
 
 class IndexService:
-    """Index files over the commit log, filled behind the senders' backs.
+    """Index files over the commit log, filled in the background.
 
-    - The log is read here, from where the last file stands; no sender waits for it. A `step` takes a millisecond
-      and pauses, longer while the log grows; who asks a question catches up first, so every answer is complete.
-    - What it knows it reads off its own files: they tell of everything before ``position``. After a crash that is
-      what was flushed, and the rest is read again, so no older key is lost with a file that was not full.
-    - A record may be in the index twice, and a unit may have another key with the same hash: who asks looks at the
-      record.
-    - Lock order: the mutex here, then the store's. One thread at a time reads the log or walks a file.
+    - The service reads the log from the end of the last index file. No producer waits for it. A step takes a
+      millisecond, then it pauses, longer while the log grows. A query first indexes the rest, so each result is
+      complete.
+    - The index files themselves tell how far the log is indexed. After a crash the unflushed rest is read again, so the
+      older keys of a file that was not full are not lost.
+    - A record may be in the index twice, and another key may have the same hash. The caller checks the record.
+    - Lock order: the mutex here, then the store's lock. One thread at a time reads the log or follows a chain.
+
+    Attributes:
+        flushed_timestamp: Store timestamp up to which the index is on the disk.
     """
 
     name = "store.index"
@@ -63,26 +66,25 @@ class IndexService:
         self._rest: KeyRows | None = None
         self.flushed_timestamp = 0
 
-    # --- life ----------------------------------------------------------------------------------
+    # --- loading -------------------------------------------------------------------------------
 
-    def load(self, log: CommitLog, end: Callable[[], int], durable_timestamp: int, *, was_clean: bool) -> None:
-        """Open the files, and find out how far they tell of the log.
+    def load(self, log: LogReader, end: Callable[[], int], durable_timestamp: int, *, was_clean: bool) -> None:
+        """Open the files, and find out how far the log is indexed.
 
         Args:
-            end: Physical offset behind the last whole record of the log.
+            end: Returns the physical offset after the last whole record of the log.
             durable_timestamp: ``index_msg_timestamp`` of the checkpoint: files that end there or before were flushed.
-            was_clean: The last owner closed the store. Else the files are looked through, and what is not sound is
-                made again.
+            was_clean: The last owner closed the store. Else the files are checked, and invalid parts are rebuilt.
 
         Raises:
-            StoreFormatError: They have another size than the settings say.
+            StoreFormatError: The files have another size than the settings.
         """
         self._log = log
         self._end = end
         self._reader = KeyReader(log)
         self._open_files(was_clean=was_clean)
-        self._mend(durable_timestamp, was_clean=was_clean)
-        self._reader.go_to(self._position_of_files(was_clean=was_clean))
+        self._repair(durable_timestamp, was_clean=was_clean)
+        self._reader.move_to(self._indexed_end(was_clean=was_clean))
         self._seen_end = end()
         if self._reader.position < self._seen_end:
             self.changed()
@@ -104,42 +106,44 @@ class IndexService:
         return (
             f"{_FOLDER}/{name} has {length} bytes, but max-hash-slot-num {self._slots_total} and max-index-num "
             f"{self._units_total} make {size} (40 + 4 x slots + 20 x keys); set both as they were when the folder was "
-            f"made{known}, or delete the folder {_FOLDER}: it is made again from the log"
+            f"created{known}, or delete the folder {_FOLDER}: it is rebuilt from the log"
         )
 
     def _open_file(self, name: str) -> IndexFile:
         file = self._store_files.open_mapped(f"{_FOLDER}/{name}", index_file_size(self._slots_total, self._units_total))
         return IndexFile(file, name, self._slots_total, self._units_total)
 
-    def _mend(self, durable_timestamp: int, *, was_clean: bool) -> None:
-        """Drop what points behind the log's end, and what is not sound; it is read from the log again."""
+    def _repair(self, durable_timestamp: int, *, was_clean: bool) -> None:
+        """Remove units that are invalid or point past the log's end. Their records are indexed again."""
         log_end = self._end()
         for at, file in enumerate(self._files):
             header, is_last = file.header, at == len(self._files) - 1
             is_durable = was_clean or (header.end_timestamp <= durable_timestamp and not is_last)
-            if is_durable and header.end_physical_offset < log_end and (not is_last or self._agrees(file)):
+            if is_durable and header.end_physical_offset < log_end and (not is_last or self._agrees_with_log(file)):
                 continue
-            gone = file.keep_before(log_end)
-            is_sound = self._agrees(file)
-            if is_sound:
+            removed = file.keep_before(log_end)
+            is_valid = self._agrees_with_log(file)
+            if is_valid:
                 file.flush()
-            if gone or not is_sound:
-                _log.warning("store.index_mended", file=file.name, dropped_keys=gone, is_dropped=not is_sound)
-                self._drop_files(at + is_sound)
+            if removed or not is_valid:
+                _log.warning("store.index_repaired", file=file.name, removed_keys=removed, is_dropped=not is_valid)
+                self._drop_files(at + is_valid)
                 break
         self.flushed_timestamp = self._files[-1].header.end_timestamp if self._files else 0
 
-    def _agrees(self, file: IndexFile) -> bool:
-        """Whether its first and its last record are in the log, as the header says; deleted ones may have been."""
+    def _agrees_with_log(self, file: IndexFile) -> bool:
+        """Return True if the first and the last record of the header are in the log, as far as they were not
+        deleted."""
         header = file.header
         ends = (
             (header.begin_physical_offset, header.begin_timestamp),
             (header.end_physical_offset, header.end_timestamp),
         )
         for physical_offset, timestamp in ends:
-            if physical_offset >= self._log.begin:
-                head = record_head(self._log, physical_offset)
-                if head is None or not 0 <= head.store_timestamp - timestamp < 1_000:  # `keep_before` knows seconds
+            if physical_offset >= self._log.start:
+                head = self._log.head_at(physical_offset)
+                # `IndexFile.keep_before` knows the time of the last record to the second only
+                if head is None or not 0 <= head.store_timestamp - timestamp < 1_000:
                     return False
         return 1 < header.index_count <= self._units_total and ends[0][0] <= ends[1][0]
 
@@ -147,18 +151,19 @@ class IndexService:
         while len(self._files) > kept:
             self._files.pop().delete()
 
-    def _position_of_files(self, *, was_clean: bool) -> int:
-        """Where to read on. The last record is read again if a file or a process may have ended amid its keys."""
+    def _indexed_end(self, *, was_clean: bool) -> int:
+        """Return the offset from which to read the log. The last record is read again if not all its keys may be
+        there."""
         position = 0
         if self._files:
             last = self._files[-1]
             position = last.header.end_physical_offset
-            if was_clean and not last.is_full and (head := record_head(self._log, position)) is not None:
+            if was_clean and not last.is_full and (head := self._log.head_at(position)) is not None:
                 position += head.total_size
-        return max(position, self._log.begin)
+        return max(position, self._log.start)
 
     def close(self) -> None:
-        """Let go of the files as they are."""
+        """Unmap the files without a flush."""
         with self._mutex:
             self._end = lambda: 0
             self._rest = None
@@ -172,7 +177,7 @@ class IndexService:
         self._wake = wake
 
     def changed(self) -> None:
-        """The log has grown, after a while in which it had not."""
+        """Plan a step, after the first write since the log was indexed completely."""
         if self._due_ms is None:
             self._due_ms = self._clock.now_ms() + _INTERVAL_MS
             self._wake()
@@ -184,20 +189,20 @@ class IndexService:
         end = self._end()
         is_growing, self._seen_end = end != self._seen_end, end
         with self._mutex:
-            behind = self._index(end, _STEP_RECORDS)
+            backlog = self._index(end, _STEP_RECORDS)
             if self._files and self._files[-1].unflushed >= max(_FLUSH_UNITS, self._units_total // 10):
                 self._flush()
-        if behind > 0:
-            self._due_ms = now + (_BUSY_PAUSE_MS if is_growing and behind < _FAR_BEHIND_BYTES else _PAUSE_MS)
+        if backlog > 0:
+            self._due_ms = now + (_BUSY_PAUSE_MS if is_growing and backlog < _LARGE_BACKLOG_BYTES else _PAUSE_MS)
         else:
             self._due_ms = now + _INTERVAL_MS if is_growing else None
         return self._due_ms
 
     def catch_up(self) -> None:
-        """Return when every record that is in the log by now is in the index.
+        """Index all records that are in the log now.
 
         Raises:
-            StoreFullError: There is no room for another file.
+            StoreFullError: There is no space for another file.
         """
         end = self._end()
         with self._mutex:
@@ -205,92 +210,92 @@ class IndexService:
                 pass
 
     def _index(self, end: int, count: int) -> int:
-        """Take in up to *count* records; gives how many bytes of the log are left."""
+        """Index up to *count* records. Return the bytes of the log that are not indexed yet."""
         self._write_rest()
         reader = self._reader
-        if reader.position < self._log.begin:
-            reader.go_to(self._log.begin)  # older ones were deleted
+        if reader.position < self._log.start:
+            reader.move_to(self._log.start)  # retention deleted records that were not indexed
         if reader.position < end:
             self._rest = reader.read(end, count)
             self._write_rest()
         return end - reader.position
 
     def _write_rest(self) -> None:
-        """Write what was read; what there was no room for stays."""
+        """Write the keys that were read. If a new file cannot be created, the rest is kept for the next call."""
         while self._rest is not None and len(self._rest.key_hashes):
-            taken = self._file_with_room().append(self._rest)
+            taken = self._current_file().append(self._rest)
             self._rest = self._rest.part(taken)
         self._rest = None
 
-    def _file_with_room(self) -> IndexFile:
+    def _current_file(self) -> IndexFile:
         if self._files and not self._files[-1].is_full:
             return self._files[-1]
         self._flush()
         file = self._open_file(self._next_name())
-        file.begin_behind(self._files[-1].header if self._files else IndexHeader())
+        file.start_after(self._files[-1].header if self._files else IndexHeader())
         self._files = [*self._files, file]
         return file
 
     def _next_name(self) -> str:
-        """Local time, as upstream names them; behind the last file's name, whatever the clock does."""
+        """Return local time, as in RocketMQ; always greater than the last name, even if the clock was set back."""
         now_ms = self._clock.now_ms()
         name = f"{time.strftime('%Y%m%d%H%M%S', time.localtime(now_ms // 1_000))}{now_ms % 1_000:03d}"
         return max(name, f"{int(self._files[-1].name) + 1:017d}") if self._files else name
 
     def flush(self) -> None:
-        """Return when everything the index knows is on the disk; `flushed_timestamp` tells how far that is."""
+        """Return when all indexed keys are on the disk."""
         with self._mutex:
             self._flush()
 
     def _flush(self) -> None:
         if self._files:
-            self._files[-1].flush()  # those before it were flushed when they were full
+            self._files[-1].flush()  # the files before were flushed when they were full
             self.flushed_timestamp = self._files[-1].header.end_timestamp
 
     # --- finding -------------------------------------------------------------------------------
 
     def find(
-        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _END_OF_TIME_MS, max_count: int = 64
+        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _MAX_TIME_MS, max_count: int = 64
     ) -> list[int]:
-        """The first *max_count* of `candidates`."""
+        """Return the first *max_count* of `candidates`."""
         return list(islice(self.candidates(topic, key, begin_ms, end_ms), max_count))
 
-    def candidates(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _END_OF_TIME_MS) -> Iterator[int]:
-        """Physical offsets of all records in the log that may have *key*, stored about ``begin_ms..end_ms``.
+    def candidates(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _MAX_TIME_MS) -> Iterator[int]:
+        """Yield the physical offsets of all records that may have *key* and were stored about ``begin_ms..end_ms``.
 
-        The newest come first, and memory does not grow with their number. Some may be other records, whose keys
-        have the same hash, or lie seconds outside the span: look at the record.
+        The newest comes first. Memory does not grow with their number. Some may be other records whose keys have the
+        same hash, or that were stored some seconds outside the span. The caller checks the record.
 
         Args:
-            topic: That of the stored record: the system topic of one that waits.
-            key: An id, a business key, or ``T#`` and tags.
+            topic: Topic of the stored record: the system topic of a delayed message.
+            key: A message id, a business key, or ``T#`` and tags.
         """
         self.catch_up()
         [key_hash] = index_key_hashes([f"{topic}#{key}"]).tolist()
         last = -1
         for file in reversed(self._files):
-            for physical_offset in self._of_file(file, key_hash, begin_ms, end_ms):
-                if physical_offset != last:
+            for physical_offset in self._candidates_in(file, key_hash, begin_ms, end_ms):
+                if physical_offset != last:  # a record may have a key twice
                     yield physical_offset
                 last = physical_offset
 
-    def _of_file(self, file: IndexFile, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+    def _candidates_in(self, file: IndexFile, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         unit: int | None = None
         while unit != 0:
-            with self._mutex:
-                if file.is_closed or not file.may_hold(begin_ms, end_ms):
+            with self._mutex:  # for some units only: the caller may pause between two candidates
+                if file.is_closed or not file.may_contain(begin_ms, end_ms):
                     return
                 unit = file.newest_unit(key_hash) if unit is None else unit
-                found, unit = file.walk(key_hash, unit, begin_ms, end_ms, _HOPS)
+                found, unit = file.follow(key_hash, unit, begin_ms, end_ms, _CHAIN_UNITS)
             yield from found
 
-    # --- cleaning ------------------------------------------------------------------------------
+    # --- retention -----------------------------------------------------------------------------
 
-    def delete_before(self, physical_begin: int) -> int:
-        """Delete the files whose records all begin before *physical_begin*, but never the last one; gives how many."""
+    def delete_before(self, physical_start: int) -> int:
+        """Delete the files whose records all start before this offset, but never the last file. Return their number."""
         count = 0
         with self._mutex:
-            while len(self._files) > 1 and self._files[0].header.end_physical_offset < physical_begin:
+            while len(self._files) > 1 and self._files[0].header.end_physical_offset < physical_start:
                 file, self._files = self._files[0], self._files[1:]
                 file.delete()
                 count += 1

@@ -6,7 +6,8 @@ Tests play that side; the library never writes these bytes.
 from __future__ import annotations
 
 from mqtemplate.message import MessageExt
-from mqtemplate.record.codec import RecordDraft, encode_properties, pack_host
+from mqtemplate.record.codec import RecordDraft, pack_host
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 
 

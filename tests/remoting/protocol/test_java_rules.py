@@ -10,11 +10,11 @@ import json
 import pytest
 
 from mqtemplate.checksum import crc32
-from mqtemplate.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.java_hash import java_string_hash, tags_code
 from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id
 from mqtemplate.record.codec import pack_host, parse_record
+from mqtemplate.record.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.remoting.protocol import (
     CURRENT_VERSION,
     RemotingCommand,

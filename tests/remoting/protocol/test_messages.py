@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate import compression
-from mqtemplate.compression import CompressionType, compress_body, compression_type, decompress_body
 from mqtemplate.errors import ConversionError, MessageError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, Message, MessageExt, offset_msg_id
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record import compression
+from mqtemplate.record.compression import CompressionType, compress_body, compression_type, decompress_body
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.messages import decode_batch, decode_messages, decode_offset_msg_id, encode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
 from tests.remoting.protocol.golden_file import golden

@@ -9,8 +9,9 @@ import structlog
 
 from mqtemplate.brokers.embedded.transactions.records import follows, is_announced, offsets_in
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.message import Property
-from mqtemplate.record.codec import StoredRecord, SysFlag, find_property
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import REAL_TOPIC, UNIQ_KEY, find_property
 from mqtemplate.store import MessageStore
 from mqtemplate.topics import OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -111,8 +112,8 @@ def _is_whole(store: MessageStore, op: StoredRecord) -> bool:
 
 def was_committed(store: MessageStore, half: StoredRecord) -> bool:
     """Whether the log has the message that a half message became, delivered or waiting, though no mark tells."""
-    unique_id = find_property(half.properties_bytes, Property.UNIQ_KEY.encode())
-    real_topic = find_property(half.properties_bytes, Property.REAL_TOPIC.encode())
+    unique_id = find_property(half.properties_bytes, UNIQ_KEY)
+    real_topic = find_property(half.properties_bytes, REAL_TOPIC)
     if unique_id is None or real_topic is None:
         return False
     for topic in (real_topic, SCHEDULE_TOPIC, TIMER_TOPIC):

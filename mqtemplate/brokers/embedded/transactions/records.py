@@ -20,14 +20,9 @@ from typing import NamedTuple
 from mqtemplate.delay import strip_broker_properties
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import Property, create_unique_id
-from mqtemplate.record.codec import (
-    RecordDraft,
-    StoredRecord,
-    SysFlag,
-    decode_properties,
-    encode_properties,
-    find_property,
-)
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import FOLLOWED, TAGS, UNIQ_KEY, decode_properties, encode_properties, find_property
 from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
 
 CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -35,7 +30,6 @@ TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 """As which consumer group the progress in both topics is kept."""
 
 _REMOVE_TAG = "d"
-_UNIQ_KEY = Property.UNIQ_KEY.encode()
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
 _ONLY_OURS = (Property.REAL_TOPIC, Property.REAL_QID, Property.TRANSACTION_PREPARED_QUEUE_OFFSET)
 
@@ -83,7 +77,7 @@ def op_draft(half_offset: int, successor: RecordDraft | None, now_ms: int) -> Re
         successor: What takes its place, and is written right behind this.
     """
     properties = {Property.TAGS: _REMOVE_TAG, Property.UNIQ_KEY: create_unique_id()}
-    if successor is not None and (unique_id := find_property(successor.properties, _UNIQ_KEY)) is not None:
+    if successor is not None and (unique_id := find_property(successor.properties, UNIQ_KEY)) is not None:
         properties[Property.FOLLOWED] = unique_id
     body = b"%d," % half_offset
     return RecordDraft(
@@ -93,20 +87,20 @@ def op_draft(half_offset: int, successor: RecordDraft | None, now_ms: int) -> Re
 
 def offsets_in(op: StoredRecord) -> list[int]:
     """The half queue offsets that a mark names; what is no mark names none."""
-    if find_property(op.properties_bytes, b"TAGS") != _REMOVE_TAG:
+    if find_property(op.properties_bytes, TAGS) != _REMOVE_TAG:
         return []
     return [int(word) for word in op.body.split(b",") if word.isdigit()]
 
 
 def is_announced(op: StoredRecord) -> bool:
     """Whether a mark tells that something follows it."""
-    return find_property(op.properties_bytes, Property.FOLLOWED.encode()) is not None
+    return find_property(op.properties_bytes, FOLLOWED) is not None
 
 
 def follows(op: StoredRecord, record: StoredRecord) -> bool:
     """Whether *record*, which lies behind a mark, is what the mark tells of."""
-    announced = find_property(op.properties_bytes, Property.FOLLOWED.encode())
-    return record.topic != OP_TOPIC and find_property(record.properties_bytes, _UNIQ_KEY) == announced
+    announced = find_property(op.properties_bytes, FOLLOWED)
+    return record.topic != OP_TOPIC and find_property(record.properties_bytes, UNIQ_KEY) == announced
 
 
 def half_times(properties: bytes) -> HalfTimes:
@@ -125,19 +119,19 @@ def half_times(properties: bytes) -> HalfTimes:
 
 def renewed_draft(half: StoredRecord, checks: int) -> RecordDraft:
     """The half message again, at the end of its queue, now asked for *checks* times."""
-    properties = half.properties | {Property.TRANSACTION_CHECK_TIMES: str(checks)}
+    properties = decode_properties(half.properties_bytes) | {Property.TRANSACTION_CHECK_TIMES: str(checks)}
     properties.setdefault(Property.TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
     return _copy(half, HALF_TOPIC, properties)
 
 
 def discarded_draft(half: StoredRecord) -> RecordDraft:
     """The half message for people to look at, since nobody told what became of its transaction."""
-    return _copy(half, CHECK_MAX_TOPIC, half.properties)
+    return _copy(half, CHECK_MAX_TOPIC, decode_properties(half.properties_bytes))
 
 
 def committed_properties(half: StoredRecord) -> dict[str, str]:
     """The properties that a half message is delivered with."""
-    return {name: value for name, value in half.properties.items() if name not in _ONLY_OURS}
+    return {name: value for name, value in decode_properties(half.properties_bytes).items() if name not in _ONLY_OURS}
 
 
 def _copy(half: StoredRecord, topic: str, properties: Mapping[str, str]) -> RecordDraft:

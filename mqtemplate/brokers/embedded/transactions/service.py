@@ -28,7 +28,8 @@ from mqtemplate.brokers.embedded.transactions.records import (
 )
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, StoreError
 from mqtemplate.message import Property
-from mqtemplate.record.codec import RecordDraft, StoredRecord, find_property
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
 from mqtemplate.results import TransactionState
 from mqtemplate.store import ConsumerOffsets, MessageStore, PutResult, TopicTable
 from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
@@ -241,7 +242,7 @@ class TransactionService:
             MessageError: It names no producer group; or it is too large.
             StoreError: Not stored.
         """
-        if find_property(draft.properties, Property.PRODUCER_GROUP.encode()) is None:
+        if find_property(draft.properties, PRODUCER_GROUP) is None:
             raise MessageError(
                 f"a message in a transaction names its producer group in the property {Property.PRODUCER_GROUP}, so "
                 "that the group can be asked what became of the transaction; this one names none"
@@ -391,7 +392,7 @@ class TransactionService:
         try:
             record = self._store.read(half.physical_offset, half.size)
             checks = half_times(record.properties_bytes).checks
-            group = find_property(record.properties_bytes, Property.PRODUCER_GROUP.encode()) or ""
+            group = find_property(record.properties_bytes, PRODUCER_GROUP) or ""
             checker = next((checker for checker in self.checkers if checker.can_ask(group)), None)
             if checks >= self._limits.check_max:
                 self._discard(half, record, f"{checks} questions stayed without an answer")
@@ -415,7 +416,7 @@ class TransactionService:
         topic, queue_id = _destination(record)
         put = self._replace(half, renewed_draft(record, checks))[-1]
         self._asked.add()
-        self._store.confirm_in_background(put.end, ())
+        self._store.confirm_async(put.end, ())
         _log.info("transaction.check", group=group, topic=topic, half_offset=put.queue_offset, checks=checks)
         return TransactionCheck(group, topic, queue_id, self._store.read(put.physical_offset, put.size))
 
@@ -423,11 +424,11 @@ class TransactionService:
         self._topics.create(CHECK_MAX_TOPIC, 1)
         put = self._replace(half, discarded_draft(record))[-1]
         self._discarded.add()
-        self._store.confirm_in_background(put.end, (CHECK_MAX_TOPIC,))
+        self._store.confirm_async(put.end, (CHECK_MAX_TOPIC,))
         _log.error(
             "transaction.discarded",
             topic=_destination(record)[0],
-            msg_id=find_property(record.properties_bytes, Property.UNIQ_KEY.encode()),
+            msg_id=find_property(record.properties_bytes, UNIQ_KEY),
             moved_to=CHECK_MAX_TOPIC,
             reason=reason,
         )
@@ -446,8 +447,8 @@ class TransactionService:
 
 def _destination(half: StoredRecord) -> tuple[str, int]:
     """Topic and queue that a half message is for."""
-    topic = find_property(half.properties_bytes, Property.REAL_TOPIC.encode())
-    queue_id = find_property(half.properties_bytes, Property.REAL_QID.encode())
+    topic = find_property(half.properties_bytes, REAL_TOPIC)
+    queue_id = find_property(half.properties_bytes, REAL_QID)
     if topic is None or queue_id is None or not queue_id.isdecimal():
         raise MessageError(f"the half message at physical offset {half.physical_offset} does not say where it goes")
     return topic, int(queue_id)
@@ -455,7 +456,7 @@ def _destination(half: StoredRecord) -> tuple[str, int]:
 
 def _check_owner(record: StoredRecord, half: _Half, half_offset: int, physical_offset: int, group: str) -> None:
     """Refuse an end that is another half message's; what the producer was told before a renewal is good, too."""
-    owner = find_property(record.properties_bytes, Property.PRODUCER_GROUP.encode())
+    owner = find_property(record.properties_bytes, PRODUCER_GROUP)
     if owner != group:
         raise MessageError(f"half message {half_offset} belongs to producer group {owner!r}, {group!r} cannot end it")
     if half_offset == half.queue_offset and physical_offset != half.physical_offset:

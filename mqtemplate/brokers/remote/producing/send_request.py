@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.compression import compress_body
 from mqtemplate.errors import DelayError, MessageError, UnsupportedError
 from mqtemplate.message import (
     BROKER_PROPERTIES,
@@ -21,7 +20,8 @@ from mqtemplate.message import (
     Property,
     create_unique_id,
 )
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.compression import compress_body
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2

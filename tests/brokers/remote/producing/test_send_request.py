@@ -10,10 +10,10 @@ from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.compression import decompress_body
 from mqtemplate.errors import ConfigurationError, DelayError, DestinationError, MessageError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.compression import decompress_body
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import decode_batch

@@ -11,7 +11,7 @@ import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, Property
-from mqtemplate.record.codec import SysFlag
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.results import TransactionState

@@ -1,4 +1,4 @@
-"""What RocketMQ can be told to write and what cannot be read here is named, and so is the way out."""
+"""Formats that RocketMQ can write and mqtemplate cannot read are refused with a way out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store import FolderStoreFiles
-from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
+from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
 
 
 @pytest.mark.parametrize(
-    ("file", "told"),
+    ("file", "error"),
     [
         (
             "consumequeue/CURRENT",
@@ -20,7 +20,7 @@ from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
         ),
         (
             "consumequeue_rocksdb/CURRENT",
-            r"move consumequeue_rocksdb and the file checkpoint away.*made anew from the commit",
+            r"move consumequeue_rocksdb and the file checkpoint away.*rebuilt from the commit",
         ),
         (
             "consumequeue_ext/orders/0/00000000000000000000",
@@ -32,17 +32,17 @@ from mqtemplate.store.files.foreign_forms import refuse_foreign_forms
         ),
     ],
 )
-def test_a_form_that_cannot_be_read_is_refused_with_what_to_do(tmp_path: Path, file: str, told: str) -> None:
+def test_an_unsupported_format_is_refused_with_a_way_out(tmp_path: Path, file: str, error: str) -> None:
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_bytes(b"x")
 
-    with pytest.raises(StoreFormatError, match=told):
-        refuse_foreign_forms(FolderStoreFiles(tmp_path))
+    with pytest.raises(StoreFormatError, match=error):
+        refuse_unsupported_formats(FolderStoreFiles(tmp_path))
 
 
-def test_folders_without_files_are_no_reason(tmp_path: Path) -> None:
-    """RocketMQ makes some of them whatever its options say."""
+def test_folders_without_files_are_accepted(tmp_path: Path) -> None:
+    """RocketMQ creates some of them whatever its options are."""
     for folder in ("consumequeue/orders/0", "consumequeue_ext/orders", "batchconsumequeue"):
         (tmp_path / folder).mkdir(parents=True)
 
-    refuse_foreign_forms(FolderStoreFiles(tmp_path))
+    refuse_unsupported_formats(FolderStoreFiles(tmp_path))

@@ -1,4 +1,4 @@
-"""Index files: Apache RocketMQ's bytes, filled behind the senders' backs, and whole again after whatever happened."""
+"""Index files: RocketMQ's bytes, filled in the background, and complete after any failure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import StoreFormatError, StoreFullError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import RecordDraft, SysFlag
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.layout import SysFlag
 from mqtemplate.store import FolderStoreFiles, IndexService, MappedFile, MemoryStoreFiles, MessageStore, PutResult
-from mqtemplate.store.index.index_file import IndexFile, KeyRows, index_key_hashes
-from mqtemplate.store.index.record_tails import keys_of
+from mqtemplate.store.index.index_file import IndexFile, KeyRows
+from mqtemplate.store.index.record_keys import index_key_hashes, keys_of
 from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
 from tests.store.small_store import OpenStore, draft, kill, small
 
@@ -33,18 +34,18 @@ TINY = small(max_hash_slot_num=SLOTS, max_index_num=UNITS)
 
 
 def keyed(keys: str, body: bytes = b"", *, topic: str = "orders", sys_flag: int = 0) -> RecordDraft:
-    """A record with business keys and nothing else."""
+    """Return a record that has only business keys."""
     properties = f"KEYS\x01{keys}\x02".encode() if keys else b""
     return RecordDraft(topic, 0, body or keys.encode(), properties, sys_flag=sys_flag)
 
 
 def fill(store: MessageStore, count: int, start: int = 0) -> list[PutResult]:
-    """Records ``k0``, ``k1``, …, each with its name as its one key."""
+    """Store records ``k0``, ``k1``, …, each with its name as its only key."""
     return [store.put(keyed(f"k{number}")) for number in range(start, start + count)]
 
 
 def bodies(store: MessageStore, key: str, topic: str = "orders") -> list[bytes]:
-    """What a reader who looks at the candidates gets, the newest first."""
+    """Return the bodies of the records that really have a key, newest first."""
     records = [store.read_at(offset) for offset in dict.fromkeys(store.index.find(topic, key))]
     return [record.body for record in records if record and f"{topic}#{key}" in keys_of(record.topic, record[-1])]
 
@@ -62,8 +63,8 @@ def store(open_store: OpenStore) -> MessageStore:
     return open_store(TINY)
 
 
-class Upstream:
-    """RocketMQ's rule for one key, word by word, over plain bytes."""
+class RocketMQIndex:
+    """RocketMQ's algorithm for one key, over plain bytes."""
 
     def __init__(self) -> None:
         self.file = bytearray(index_file_size(SLOTS, UNITS))
@@ -92,11 +93,11 @@ class Upstream:
 
 
 def test_a_key_has_the_hash_that_rocketmq_writes() -> None:
-    """From a dump of a real file; and the one number whose sign cannot be taken off counts as 0."""
+    """From a dump of a real file. The smallest number has no absolute value and counts as 0."""
     assert index_key_hashes(["SpecTopic#T#TagA", "polygenelubricants"]).tolist() == [0x75E953DB, 0]
 
 
-def test_a_file_is_rocketmqs_to_the_byte(store: MessageStore, clock: VirtualClock, tmp_path: Path) -> None:
+def test_an_index_file_equals_rocketmqs_byte_by_byte(store: MessageStore, clock: VirtualClock, tmp_path: Path) -> None:
     first = store.put(keyed("4466"))
     clock.move_ms(2_999)
     second = store.put(keyed("4466 4467"))
@@ -125,17 +126,17 @@ def test_a_file_is_rocketmqs_to_the_byte(store: MessageStore, clock: VirtualCloc
     ),
     st.lists(st.integers(1, 7), max_size=4),
 )
-def test_keys_written_in_any_portions_are_those_written_one_by_one(
+def test_keys_appended_in_any_portions_equal_keys_appended_one_by_one(
     keys: list[tuple[str, int, int]], cuts: list[int]
 ) -> None:
-    upstream = Upstream()
-    file = IndexFile(MappedFile(None, index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
+    rocketmq = RocketMQIndex()
+    file = IndexFile(MappedFile(index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
     physical_offset, timestamp = 0, 1_767_225_600_000
     rows = []
     for key, size, pause_ms in keys:
         physical_offset, timestamp = physical_offset + size, timestamp + pause_ms
         rows.append((key, physical_offset, timestamp))
-        upstream.put(*rows[-1])
+        rocketmq.put(*rows[-1])
 
     ends = [*sorted({cut for cut in cuts if cut < len(rows)}), len(rows)]
     for start, end in zip([0, *ends], ends, strict=False):
@@ -143,10 +144,10 @@ def test_keys_written_in_any_portions_are_those_written_one_by_one(
         file.append(KeyRows(index_key_hashes(part[0]), np.array(part[1]), np.array(part[2])))
     file.flush()
 
-    assert file._file.view[:] == upstream.file
+    assert file._file.view[:] == rocketmq.file
 
 
-def test_a_full_file_is_followed_by_one_that_begins_where_it_ends(store: MessageStore, tmp_path: Path) -> None:
+def test_the_next_index_file_starts_after_a_full_one(store: MessageStore, tmp_path: Path) -> None:
     puts = fill(store, UNITS)
     store.index.catch_up()
     store.index.flush()
@@ -159,29 +160,29 @@ def test_a_full_file_is_followed_by_one_that_begins_where_it_ends(store: Message
     assert last.index_count == 2
 
 
-def test_an_empty_file_says_where_the_one_before_ends() -> None:
-    file = IndexFile(MappedFile(None, index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
+def test_the_header_of_an_empty_file_has_the_end_of_the_previous_file() -> None:
+    file = IndexFile(MappedFile(index_file_size(SLOTS, UNITS)), "1", SLOTS, UNITS)
 
-    file.begin_behind(IndexHeader(1_000, 2_000, 100, 200, 5, 9))
+    file.start_after(IndexHeader(1_000, 2_000, 100, 200, 5, 9))
 
     assert unpack_index_header(file._file.view) == IndexHeader(2_000, 2_000, 200, 200, 0, 1)
 
 
-def test_files_are_named_by_local_time_and_no_two_alike(
+def test_index_files_are_named_by_local_time_and_have_unique_names(
     store: MessageStore, clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """Four in one millisecond, and then the clock goes back."""
-    made = time.strftime("%Y%m%d%H%M%S", time.localtime(clock.now_ms() // 1_000)) + f"{clock.now_ms() % 1_000:03d}"
+    """Four files in one millisecond, then one after the clock was set back."""
+    created = time.strftime("%Y%m%d%H%M%S", time.localtime(clock.now_ms() // 1_000)) + f"{clock.now_ms() % 1_000:03d}"
     fill(store, 4 * (UNITS - 1))
     store.index.catch_up()
     clock.move_ms(-3_600_000)
     fill(store, 1, start=100)
     store.index.catch_up()
 
-    assert [file.name for file in index_files(tmp_path)] == [str(int(made) + number) for number in range(5)]
+    assert [file.name for file in index_files(tmp_path)] == [str(int(created) + number) for number in range(5)]
 
 
-# --- what is indexed ---------------------------------------------------------------------------
+# --- indexed records ---------------------------------------------------------------------------
 
 
 def test_a_record_is_found_by_its_id_its_keys_and_its_tags(store: MessageStore) -> None:
@@ -204,7 +205,7 @@ def test_a_record_is_found_by_its_id_its_keys_and_its_tags(store: MessageStore) 
         (SysFlag.TRANSACTION_ROLLBACK, False),
     ],
 )
-def test_of_transactions_only_what_was_rolled_back_is_left_out(store: MessageStore, kind: int, is_found: bool) -> None:
+def test_only_rolled_back_transactions_are_not_indexed(store: MessageStore, kind: int, is_found: bool) -> None:
     store.put(keyed("4466", sys_flag=kind))
 
     assert bool(store.index.find("orders", "4466")) is is_found
@@ -229,7 +230,7 @@ def test_a_record_with_a_key_twice_is_found_once(store: MessageStore) -> None:
     assert store.index.find("orders", "4466") == [put.physical_offset]
 
 
-def test_records_are_found_over_many_files_the_newest_first(store: MessageStore, tmp_path: Path) -> None:
+def test_records_in_many_index_files_are_found_newest_first(store: MessageStore, tmp_path: Path) -> None:
     puts = [store.put(keyed(f"k{number} all", b"k%d" % number)) for number in range(50)]
 
     assert store.index.find("orders", "all") == [put.physical_offset for put in reversed(puts)]
@@ -239,14 +240,14 @@ def test_records_are_found_over_many_files_the_newest_first(store: MessageStore,
     assert len(list((tmp_path / "commitlog").iterdir())) > 1
 
 
-def test_a_span_of_time_leaves_out_what_lies_seconds_outside(store: MessageStore, clock: VirtualClock) -> None:
-    begin_ms = clock.now_ms()
+def test_a_time_span_excludes_records_stored_outside_it(store: MessageStore, clock: VirtualClock) -> None:
+    start_ms = clock.now_ms()
     puts = []
     for _ in range(12):
         puts.append(store.put(keyed("all")))
         clock.move_ms(60_000)
 
-    found = store.index.find("orders", "all", begin_ms + 300_000, begin_ms + 480_000)
+    found = store.index.find("orders", "all", start_ms + 300_000, start_ms + 480_000)
 
     in_span = {put.physical_offset for put in puts[5:9]}
     first_of_a_file = {puts[0].physical_offset, puts[8].physical_offset}  # its time is that of the file
@@ -263,16 +264,16 @@ def test_a_span_of_time_leaves_out_what_lies_seconds_outside(store: MessageStore
         max_size=40,
     )
 )
-def test_an_index_finds_what_a_plain_dict_finds(messages: list[tuple[str, list[str], int]]) -> None:
-    """``Aa`` and ``BB`` have one hash; five slots for all make the chains long; some ask after each message."""
+def test_the_index_finds_the_same_records_as_a_dict(messages: list[tuple[str, list[str], int]]) -> None:
+    """``Aa`` and ``BB`` have the same hash, five slots make long chains, and some messages are followed by queries."""
     store = MessageStore(MemoryStoreFiles(), TINY, VirtualClock())
     store.load()
     model: dict[tuple[str, str], list[bytes]] = {}
-    for number, (topic, keys, questions) in enumerate(messages):
+    for number, (topic, keys, queries) in enumerate(messages):
         store.put(keyed(" ".join(keys), b"%d" % number, topic=topic))
         for key in set(keys):
             model.setdefault((topic, key), []).insert(0, b"%d" % number)
-        for key in keys[:questions]:
+        for key in keys[:queries]:
             assert bodies(store, key, topic) == model[topic, key]
 
     found = {(topic, key): bodies(store, key, topic) for topic, key in model}
@@ -284,7 +285,7 @@ def test_an_index_finds_what_a_plain_dict_finds(messages: list[tuple[str, list[s
 # --- following the log -------------------------------------------------------------------------
 
 
-def test_a_second_after_a_message_its_keys_are_in_the_file(store: MessageStore, clock: VirtualClock) -> None:
+def test_keys_are_in_the_index_file_a_second_after_the_message(store: MessageStore, clock: VirtualClock) -> None:
     store.put(keyed("4466"))
 
     due_ms = store.index.step()
@@ -312,14 +313,14 @@ def test_a_step_is_short_and_pauses_longer_while_the_log_grows(open_store: OpenS
     assert store.index._files[-1].header.index_count == 601
 
 
-def test_whoever_asks_finds_what_was_stored_before_however_many_write(tmp_path: Path) -> None:
-    """Threads that put and ask at once, while the service steps: each finds its own message right away."""
+def test_a_query_finds_each_message_stored_before_while_threads_write(tmp_path: Path) -> None:
+    """Threads store and query while the service steps: each finds its own message at once."""
     store = MessageStore(
         MemoryStoreFiles(), small(mapped_file_size_commit_log=1 << 16, max_index_num=50), SystemClock()
     )
     store.load()
 
-    def put_and_ask(worker: int) -> list[int]:
+    def put_and_query(worker: int) -> list[int]:
         missing = []
         for number in range(worker * 1_000, worker * 1_000 + 150):
             fill(store, 1, start=number)
@@ -328,19 +329,19 @@ def test_whoever_asks_finds_what_was_stored_before_however_many_write(tmp_path: 
         return missing
 
     with ThreadPoolExecutor(4) as pool:
-        missing = [number for answer in pool.map(put_and_ask, range(4)) for number in answer]
+        missing = [number for answer in pool.map(put_and_query, range(4)) for number in answer]
     store.close()
 
     assert missing == []
 
 
 @pytest.mark.parametrize("at", range(88))
-def test_damage_amid_the_log_hides_no_neighbour(at: int) -> None:
-    """Whichever byte of a record's head changes while the store runs, the others are found."""
+def test_damage_in_the_log_hides_no_other_record(at: int) -> None:
+    """Any byte of a record's header may change while the store runs: the other records are found."""
     store = MessageStore(MemoryStoreFiles(), small(max_index_num=100), VirtualClock())
     store.load()
     puts = [store.put(keyed("all", b"body")) for _ in range(5)]
-    file, _ = store._commit_log._files.find(0) or pytest.fail("it is there")
+    file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
     file.view[puts[2].physical_offset + at] ^= 0x41
 
     found = store.index.find("orders", "all")
@@ -349,24 +350,24 @@ def test_damage_amid_the_log_hides_no_neighbour(at: int) -> None:
     assert {put.physical_offset for put in puts} - set(found) <= {puts[2].physical_offset}
 
 
-def test_damage_that_is_passed_over_is_logged_with_file_and_offset(store: MessageStore, tmp_path: Path) -> None:
+def test_skipped_damage_is_logged_with_file_and_offset(store: MessageStore, tmp_path: Path) -> None:
     puts = fill(store, 3)
-    file, _ = store._commit_log._files.find(0) or pytest.fail("it is there")
+    file, _ = store._commit_log._files.find(0) or pytest.fail("no file")
     file.view[puts[1].physical_offset : puts[1].end] = bytes(puts[1].size)
 
     with capture_logs() as logs:
         store.index.catch_up()
 
-    [line] = [line for line in logs if line["event"] == "store.index_skips_damage"]
+    [line] = [line for line in logs if line["event"] == "store.index_damage_skipped"]
     assert (line["file"], line["physical_offset"]) == (f"{0:020d}", puts[1].physical_offset)
-    assert line["goes_on_at"] == puts[2].physical_offset
+    assert line["continued_at"] == puts[2].physical_offset
 
 
 # --- stops, kills and damage -------------------------------------------------------------------
 
 
-def test_a_folder_that_was_closed_is_indexed_to_its_end(open_store: OpenStore, tmp_path: Path) -> None:
-    """RocketMQ would not index the rest. What is there is not read again, and the checkpoint tells of it."""
+def test_a_closed_store_is_indexed_to_its_end(open_store: OpenStore, tmp_path: Path) -> None:
+    """RocketMQ would not index the rest. Indexed records are not read again; the checkpoint has their time."""
     store = open_store(TINY)
     puts = fill(store, 12)
     store.close()
@@ -381,8 +382,8 @@ def test_a_folder_that_was_closed_is_indexed_to_its_end(open_store: OpenStore, t
     assert again.index._files[-1].header.index_count == header.index_count + 1
 
 
-def test_the_checkpoint_tells_no_more_than_is_on_the_disk(store: MessageStore, clock: VirtualClock) -> None:
-    """RocketMQ deletes, after a crash, the files that end behind this time: what it keeps has to be whole."""
+def test_the_checkpoint_counts_only_flushed_index_files(store: MessageStore, clock: VirtualClock) -> None:
+    """After a crash RocketMQ deletes the files that end after this time. The files that it keeps must be complete."""
     fill(store, 3)
     store.index.catch_up()
     store.take_checkpoint()
@@ -397,12 +398,13 @@ def test_the_checkpoint_tells_no_more_than_is_on_the_disk(store: MessageStore, c
     assert store._checkpoint.fields.index_msg_timestamp == clock.now_ms() - 5_000
 
 
+@pytest.mark.feature("D23")
 @pytest.mark.parametrize("flushed_at", [None, 0, 3, 11, 29])
-def test_d23_a_crash_loses_no_key_of_a_file_that_was_not_full(
+def test_a_crash_loses_no_key_of_a_file_that_was_not_full(
     open_store: OpenStore, tmp_path: Path, flushed_at: int | None
 ) -> None:
-    """The keys of log files long before the last one are in it. RocketMQ deletes the file, and reads only the log's end
-    again; here what was flushed is kept, and the log is read from there."""
+    """The file has keys of old log files. RocketMQ deletes it and reads only the end of the log again. Here the flushed
+    part is kept, and the log is read from there."""
     store = open_store(small(max_index_num=100))
     for number in range(30):
         store.put(keyed(f"k{number}", bytes(500)))
@@ -418,8 +420,8 @@ def test_d23_a_crash_loses_no_key_of_a_file_that_was_not_full(
     assert [number for number in range(30) if bodies(again, f"k{number}") != [bytes(500)]] == []
 
 
-def test_after_a_kill_everything_is_found_and_indexing_goes_on(open_store: OpenStore) -> None:
-    """Killed again and again, with files that fill up in between and keys of one record in two files."""
+def test_after_a_kill_all_records_are_found_and_indexing_continues(open_store: OpenStore) -> None:
+    """Kill a store several times, with full files in between and keys of one record in two files."""
     for run in range(6):
         store = open_store(TINY)
         for number in range(run * 7, run * 7 + 7):
@@ -436,8 +438,8 @@ def test_after_a_kill_everything_is_found_and_indexing_goes_on(open_store: OpenS
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(["put", "put", "index", "flush", "step", "kill", "close", "clean"]), max_size=25))
-def test_whatever_happens_every_message_that_is_there_is_found(events: list[str]) -> None:
-    """Against a plain list, over kills, closes and cleaning in any order."""
+def test_every_stored_message_is_found_after_any_sequence_of_events(events: list[str]) -> None:
+    """Compare with a list, after kills, closes and deletions in any order."""
     with tempfile.TemporaryDirectory() as folder:
         clock = VirtualClock()
         store = open_in(folder, clock)
@@ -459,9 +461,9 @@ def test_whatever_happens_every_message_that_is_there_is_found(events: list[str]
                 kill(store) if event == "kill" else store.close()
                 store = open_in(folder, clock)
 
-        kept = [put.physical_offset for put in puts if put.physical_offset >= store.begin_offset]
+        kept = [put.physical_offset for put in puts if put.physical_offset >= store.start_offset]
         found = [store.index.find("orders", f"k{number}") for number in range(len(puts) - len(kept), len(puts))]
-        everything = [offset for offset in store.index.find("orders", "all") if offset >= store.begin_offset]
+        everything = [offset for offset in store.index.find("orders", "all") if offset >= store.start_offset]
         store.close()
 
         assert [set(offsets) for offsets in found] == [{offset} for offset in kept]
@@ -474,8 +476,8 @@ def open_in(folder: str, clock: VirtualClock) -> MessageStore:
     return store
 
 
-def test_units_behind_a_log_that_was_cut_go(open_store: OpenStore, tmp_path: Path) -> None:
-    """A power failure may leave the index longer than the log; another record lies there soon."""
+def test_units_past_the_end_of_a_cut_log_are_removed(open_store: OpenStore, tmp_path: Path) -> None:
+    """After a power failure the index may be longer than the log. Another record will be stored at these offsets."""
     store = open_store(TINY)
     puts = fill(store, 12)
     store.index.catch_up()
@@ -484,7 +486,7 @@ def test_units_behind_a_log_that_was_cut_go(open_store: OpenStore, tmp_path: Pat
     cut = puts[5].physical_offset
     file = tmp_path / "commitlog" / f"{0:020d}"
     file.write_bytes(file.read_bytes()[:cut].ljust(4_096, b"\0"))
-    shutil.rmtree(tmp_path / "consumequeue")  # the units of what is gone were lost, too
+    shutil.rmtree(tmp_path / "consumequeue")  # the queue units of the lost records are lost, too
 
     again = open_store(TINY)
     new = again.put(keyed("new"))
@@ -495,8 +497,8 @@ def test_units_behind_a_log_that_was_cut_go(open_store: OpenStore, tmp_path: Pat
     assert again.index.find("orders", "new") == [cut]
 
 
-def test_an_index_that_is_gone_is_made_again(open_store: OpenStore, tmp_path: Path) -> None:
-    """And so is that of a folder from before there was one."""
+def test_a_missing_index_is_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
+    """The same holds for a folder that never had an index."""
     store = open_store(TINY)
     fill(store, 20)
     store.close()
@@ -507,7 +509,7 @@ def test_an_index_that_is_gone_is_made_again(open_store: OpenStore, tmp_path: Pa
 
 @pytest.fixture
 def filled(store: MessageStore) -> MessageStore:
-    """A store whose index has a full file and one that is not, on the disk."""
+    """A store with a full index file and another one, both flushed."""
     fill(store, 13)
     store.index.catch_up()
     store.index.flush()
@@ -515,14 +517,14 @@ def filled(store: MessageStore) -> MessageStore:
 
 
 def reopened(store: MessageStore, *, was_clean: bool, durable_timestamp: int = 0) -> IndexService:
-    """Another service over the files as they are now."""
+    """Open another service over the present files."""
     index = IndexService(store.store_files, TINY, store.clock)
     index.load(store._commit_log, store._written_end, durable_timestamp, was_clean=was_clean)
     return index
 
 
 def lost_in(store: MessageStore, index: IndexService) -> list[int]:
-    """Numbers that a reader who looks at the candidates does not find."""
+    """Return the numbers of the records that the index does not find."""
     lost_numbers = []
     for number in range(13):
         records = [store.read_at(offset) for offset in index.find("orders", f"k{number}")]
@@ -531,8 +533,8 @@ def lost_in(store: MessageStore, index: IndexService) -> list[int]:
     return lost_numbers
 
 
-def test_a_file_cut_at_any_byte_after_a_crash_is_mended(filled: MessageStore, tmp_path: Path) -> None:
-    """Whether the rest reads as zeros or the file is shorter: everything is found, and nothing that is not there."""
+def test_an_index_file_cut_at_any_byte_after_a_crash_is_repaired(filled: MessageStore, tmp_path: Path) -> None:
+    """The rest may be zeros, or the file may be shorter. In both cases all records are found."""
     last = index_files(tmp_path)[-1]
     data = last.read_bytes()
     for cut in range(len(data)):
@@ -547,8 +549,8 @@ def test_a_file_cut_at_any_byte_after_a_crash_is_mended(filled: MessageStore, tm
             index.close()
 
 
-def test_no_flipped_bit_leads_a_reader_astray(filled: MessageStore, tmp_path: Path) -> None:
-    """A bit of any byte of the not full file after a crash: it hides one key at most, its own, and nothing raises."""
+def test_a_flipped_bit_hides_one_key_at_most(filled: MessageStore, tmp_path: Path) -> None:
+    """Flip a bit in each byte of the last file after a crash: one key at most is missing, and no call raises."""
     last = index_files(tmp_path)[-1]
     data = last.read_bytes()
     chance = random.Random(4466)
@@ -566,10 +568,8 @@ def test_no_flipped_bit_leads_a_reader_astray(filled: MessageStore, tmp_path: Pa
             file.unlink()
 
 
-def test_any_damage_in_a_folder_that_was_closed_neither_raises_nor_ends_in_a_circle(
-    filled: MessageStore, tmp_path: Path
-) -> None:
-    """Nobody looks through these files at a start. A reader may miss keys; candidates that are none he sees through."""
+def test_damage_in_a_closed_index_never_raises_nor_loops(filled: MessageStore, tmp_path: Path) -> None:
+    """These files are not checked at the start. A reader may miss keys, and rejects wrong candidates."""
     files = index_files(tmp_path)
     whole = [file.read_bytes() for file in files]
     chance = random.Random(4466)
@@ -590,7 +590,7 @@ def test_any_damage_in_a_folder_that_was_closed_neither_raises_nor_ends_in_a_cir
             file.unlink()
 
 
-def test_a_file_of_another_size_is_refused_and_the_settings_named(open_store: OpenStore, tmp_path: Path) -> None:
+def test_an_index_file_of_another_size_is_refused_with_the_settings(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store(TINY)
     fill(store, 1)
     store.close()
@@ -602,7 +602,7 @@ def test_a_file_of_another_size_is_refused_and_the_settings_named(open_store: Op
         open_store(small(max_hash_slot_num=SLOTS, max_index_num=UNITS + 1))
 
 
-def test_rocketmqs_own_size_is_recognised(open_store: OpenStore, tmp_path: Path) -> None:
+def test_the_size_of_rocketmqs_index_files_is_recognized(open_store: OpenStore, tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()
     with (tmp_path / "index" / "20260101000000000").open("wb") as file:
         file.truncate(420_000_040)
@@ -611,8 +611,8 @@ def test_rocketmqs_own_size_is_recognised(open_store: OpenStore, tmp_path: Path)
         open_store(TINY)
 
 
-class FullHome(FolderStoreFiles):
-    """A store_files whose disk has no room for index files, as long as it is told so."""
+class FullStoreFiles(FolderStoreFiles):
+    """Files on a disk without space for index files while ``is_full``."""
 
     is_full = True
 
@@ -622,9 +622,9 @@ class FullHome(FolderStoreFiles):
         return super().open_mapped(name, size)
 
 
-def test_without_room_for_a_file_sending_goes_on_and_a_question_says_why(tmp_path: Path) -> None:
-    """When there is room again, nothing is missing; closing meanwhile leaves the rest to the next start."""
-    store_files = FullHome(tmp_path)
+def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path: Path) -> None:
+    """Once there is space again, no key is missing. After a close the next start indexes the rest."""
+    store_files = FullStoreFiles(tmp_path)
     store = MessageStore(store_files, TINY, VirtualClock())
     store.load()
     fill(store, 3)
@@ -649,13 +649,13 @@ def test_without_room_for_a_file_sending_goes_on_and_a_question_says_why(tmp_pat
 # --- cleaning ----------------------------------------------------------------------------------
 
 
-def test_files_go_with_the_log_they_point_at_but_never_the_last(filled: MessageStore, tmp_path: Path) -> None:
+def test_index_files_are_deleted_with_their_log_but_never_the_last(filled: MessageStore, tmp_path: Path) -> None:
     store = filled
     full, last = store.index._files
-    begin_of_last = last.header.begin_physical_offset
+    start_of_last = last.header.begin_physical_offset
 
-    assert store.index.delete_before(full.header.end_physical_offset) == 0, "its last record is still there"
-    assert store.index.delete_before(begin_of_last) == 1
+    assert store.index.delete_before(full.header.end_physical_offset) == 0, "its last record still exists"
+    assert store.index.delete_before(start_of_last) == 1
     assert store.index.delete_before(1 << 40) == 0
 
     assert [file.name for file in index_files(tmp_path)] == [last.name]
@@ -663,7 +663,7 @@ def test_files_go_with_the_log_they_point_at_but_never_the_last(filled: MessageS
     assert lost(store, range(8, 13)) == []
 
 
-def test_deleting_log_files_takes_index_files_along(store: MessageStore, tmp_path: Path) -> None:
+def test_deleting_log_files_deletes_their_index_files(store: MessageStore, tmp_path: Path) -> None:
     puts = [store.put(keyed(f"k{number}", bytes(500))) for number in range(40)]
     store.index.catch_up()
     before = len(index_files(tmp_path))
@@ -673,12 +673,12 @@ def test_deleting_log_files_takes_index_files_along(store: MessageStore, tmp_pat
     kept = [file.header.end_physical_offset for file in store.index._files]
     assert (before, len(index_files(tmp_path))) == (5, len(kept))
     assert len(kept) < 5
-    assert min(kept) >= store.begin_offset
+    assert min(kept) >= store.start_offset
     assert store.index.find("orders", "k39") == [puts[39].physical_offset]
 
 
-def test_an_index_that_stands_before_the_logs_begin_goes_on_there(open_store: OpenStore) -> None:
-    """Log files were deleted that nobody had indexed."""
+def test_indexing_continues_at_the_start_of_the_log(open_store: OpenStore) -> None:
+    """Log files were deleted before they were indexed."""
     store = open_store(TINY)
     for number in range(20):
         store.put(keyed(f"k{number}", bytes(500)))

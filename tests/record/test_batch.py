@@ -1,22 +1,23 @@
-"""Many records at once read like one after the other."""
+"""Many records at once are parsed like single ones."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.record.batch import read_batch
-from mqtemplate.record.codec import CHECK_SIZE, CHECK_START, BadRecordError, RecordDraft, StoredRecord, parse_record
+from mqtemplate.record.batch import RecordBatch
+from mqtemplate.record.codec import BadRecordError, RecordDraft, StoredRecord, parse_record
+from mqtemplate.record.layout import CHECK_SIZE, CHECK_START
 from tests.delay.foreign_records import ForeignDraft
 
 HOSTS = [b"\x7f\x00\x00\x01\x00\x00*\x9f", bytes(15) + b"\x01\x00\x00*\x9f"]
-STALE_CHECK = b"__CRC@\x0100000000ffffffff\x02"  # of another record, copied along by RocketMQ
-BEGIN = 4_096
+STALE_CHECK = b"__CRC@\x0100000000ffffffff\x02"  # of another record, copied by RocketMQ
+START = 4_096
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> bytes:
-    """Records of every kind, as they lie in a log."""
+    """Records of every kind, adjacent as in a log."""
     data = b""
     for _ in range(draw(st.integers(0, 6))):
         kind = draw(st.sampled_from([RecordDraft, ForeignDraft]))
@@ -31,12 +32,12 @@ def logs(draw: st.DrawFn) -> bytes:
             born_host=draw(st.sampled_from(HOSTS)),
             prepared_transaction_offset=draw(st.integers(0, 5)),
         )
-        data += item.encode(draw(st.integers(0, 9)), BEGIN + len(data), 1_000, draw(st.sampled_from(HOSTS)))
+        data += item.encode(draw(st.integers(0, 9)), START + len(data), 1_000, draw(st.sampled_from(HOSTS)))
     return data
 
 
 def one_by_one(data: bytes) -> list[StoredRecord]:
-    """What `parse_record` finds, up to the first record that is none."""
+    """Return the records that `parse_record` finds, up to the first invalid one."""
     records: list[StoredRecord] = []
     at = 0
     while at < len(data):
@@ -44,7 +45,7 @@ def one_by_one(data: bytes) -> list[StoredRecord]:
             record = parse_record(data[at:])
         except BadRecordError:
             break
-        if record.physical_offset != BEGIN + at:
+        if record.physical_offset != START + at:
             break
         records.append(record)
         at += record.total_size
@@ -52,33 +53,33 @@ def one_by_one(data: bytes) -> list[StoredRecord]:
 
 
 def check(data: bytes) -> None:
-    batch = read_batch(data, BEGIN)
+    batch = RecordBatch(data, START)
 
-    wanted = one_by_one(data)
-    assert list(batch.records()) == wanted
-    assert batch.byte_count == sum(record.total_size for record in wanted)
-    for row, record in enumerate(wanted):
+    expected = one_by_one(data)
+    assert [batch.record(row) for row in range(len(batch))] == expected
+    assert batch.byte_count == sum(record.total_size for record in expected)
+    for row, record in enumerate(expected):
         assert (batch.topics[row], batch.queue_id[row]) == (record.topic, record.queue_id)
         assert (batch.queue_offset[row], batch.physical_offset[row]) == (record.queue_offset, record.physical_offset)
         assert (batch.size[row], batch.sys_flag[row]) == (record.total_size, record.sys_flag)
         assert batch.store_timestamp[row] == record.store_timestamp
         assert batch.prepared_transaction_offset[row] == record.prepared_transaction_offset
         assert batch.properties(row).startswith(record.properties_bytes)
-        assert batch.is_checked[row] == has_own_check(data, record)
+        assert batch.has_check[row] == has_own_check(data, record)
 
 
 def has_own_check(data: bytes, record: StoredRecord) -> bool:
-    end = record.physical_offset - BEGIN + record.total_size
+    end = record.physical_offset - START + record.total_size
     return data[:end].endswith(b"%08x\x02" % record.physical_offset) and data.startswith(CHECK_START, end - CHECK_SIZE)
 
 
 @given(data=logs())
-def test_a_batch_reads_like_one_record_after_the_other(data: bytes) -> None:
+def test_a_batch_equals_records_parsed_one_by_one(data: bytes) -> None:
     check(data)
 
 
 @given(data=logs(), where=st.integers(0, 1 << 20), flip=st.integers(1, 255))
-def test_a_batch_ends_before_the_first_record_that_is_damaged(data: bytes, where: int, flip: int) -> None:
+def test_a_batch_ends_before_the_first_damaged_record(data: bytes, where: int, flip: int) -> None:
     damaged = bytearray(data)
     if damaged:
         damaged[where % len(damaged)] ^= flip
@@ -86,35 +87,35 @@ def test_a_batch_ends_before_the_first_record_that_is_damaged(data: bytes, where
 
 
 @given(data=logs(), length=st.integers(0, 2_000))
-def test_a_batch_ends_before_a_record_that_is_not_all_there(data: bytes, length: int) -> None:
+def test_a_batch_ends_before_an_incomplete_record(data: bytes, length: int) -> None:
     check(data[:length])
 
 
 @given(data=st.binary(max_size=400))
-def test_any_bytes_at_all_are_a_batch_of_none_or_some(data: bytes) -> None:
+def test_any_bytes_form_a_batch_without_an_error(data: bytes) -> None:
     check(data)
 
 
-def test_labels_tell_what_a_tags_code_is_made_from() -> None:
+def test_labels_contain_the_fields_of_a_tags_code() -> None:
     data = b""
     for tag in (b"paid", b"late"):
         item = RecordDraft("orders", 0, b"x", b"TAGS\x01" + tag + b"\x02")
         data += item.encode(0, len(data), 1_000 + len(data), HOSTS[0])
-    batch = read_batch(data, 0)
+    batch = RecordBatch(data, 0)
 
     labels = batch.labels(batch.queue_id.nonzero()[0])
     both = batch.labels(batch.physical_offset.argsort())
 
     assert labels == []
-    assert [(label.topic, label.properties_bytes, label.store_timestamp) for label in both] == [
+    assert both == [
         ("orders", b"TAGS\x01paid\x02", 1_000),
         ("orders", b"TAGS\x01late\x02", 1_000 + len(data) // 2),
     ]
 
 
 def test_every_byte_of_a_check_counts() -> None:
-    """A colon is the neighbour of nine: no digit may wrap around to another."""
-    data = RecordDraft("orders", 0, b"x", b"TAGS\x01paid\x02").encode(0, BEGIN, 1_000, HOSTS[0])
+    """A colon follows nine in ASCII: no other character may count as a digit."""
+    data = RecordDraft("orders", 0, b"x", b"TAGS\x01paid\x02").encode(0, START, 1_000, HOSTS[0])
     for at in range(len(data) - CHECK_SIZE, len(data)):
         for byte in range(256):
             check(data[:at] + bytes([byte]) + data[at + 1 :])

@@ -1,4 +1,4 @@
-"""Keys of many records at once are those of each one by one, whatever the records are like."""
+"""Keys of many records at once equal the keys of each record alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.store.index.index_file import index_key_hashes
-from mqtemplate.store.index.record_tails import hash_keys, keys_of
+from mqtemplate.store.index.record_keys import hash_keys, index_key_hashes, keys_of
 
 
 def tail(topic: str, properties: bytes) -> bytes:
@@ -30,14 +29,14 @@ def properties(number: int, *, keys: str = "", tags: str = "") -> bytes:
     return "".join([f"{name}\x01{value}\x02" for name, value in values.items() if value]).encode()
 
 
-def test_records_alike_have_their_keys_in_the_order_of_the_log() -> None:
+def test_keys_of_similar_records_are_in_the_order_of_the_log() -> None:
     records = [("orders", properties(number, keys=f"A{number:03} B{number:03}", tags="paid")) for number in range(100)]
 
     assert at_once(records) == one_by_one(records)
     assert at_once(records)[1] == [4] * 100
 
 
-def test_records_of_several_shapes_may_lie_among_each_other() -> None:
+def test_records_of_several_shapes_may_be_mixed() -> None:
     records = [
         (f"topic-{number % 3}", properties(number, keys="k" * (number % 4), tags="t" * (number % 2)))
         for number in range(200)
@@ -59,7 +58,7 @@ def test_records_of_several_shapes_may_lie_among_each_other() -> None:
         pytest.param(b"", id="nothing"),
     ],
 )
-def test_odd_properties_are_read_as_ever(odd: bytes) -> None:
+def test_irregular_properties_have_the_same_keys(odd: bytes) -> None:
     records = [("orders", odd)] * 20
 
     assert at_once(records) == one_by_one(records)
@@ -73,5 +72,5 @@ _PROPERTIES = st.lists(st.tuples(_NAMES, _TEXT), max_size=4).map(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "größe"]), _PROPERTIES), max_size=12), st.integers(1, 30))
-def test_whatever_the_properties_are(records: list[tuple[str, bytes]], times: int) -> None:
+def test_any_properties_have_the_same_keys(records: list[tuple[str, bytes]], times: int) -> None:
     assert at_once(records * times) == one_by_one(records * times)

@@ -1,4 +1,4 @@
-"""The file layer by itself: what it asks of the system, and what it makes of what it finds."""
+"""The file layer alone: its calls to the operating system, and the files that it finds after a failure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError, StoreLockedError
 from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue, MemoryStoreFiles
-from mqtemplate.store.files.disk import Disk, disk_error
-from mqtemplate.store.files.folders import make_folder
+from mqtemplate.store.files.disk import Disk, disk_error, make_folder
+from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.store_files import ABORT_FILE
 from tests.store.faulty_disk import FaultyDisk, never, once
 from tests.store.power_loss_disk import RestartedDisk
@@ -22,12 +22,12 @@ from tests.store.power_loss_disk import RestartedDisk
 SIZE = 4_096
 
 
-def queue_of(folder: Path, *, lasting: bool, disk: Disk | None = None) -> MappedFileQueue:
-    return MappedFileQueue(folder, SIZE, lasting=lasting, disk=disk)
+def queue_of(folder: Path, *, durable: bool, disk: Disk | None = None) -> DiskFileQueue:
+    return DiskFileQueue(folder, SIZE, disk, rebuildable=not durable)
 
 
 def put_file(folder: Path, number: int, data: bytes | None = None) -> Path:
-    """A file of a queue: by default a whole one that is not empty."""
+    """Write a file of a queue; by default a complete one with content."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{number * SIZE:020d}"
     path.write_bytes(b"x" * SIZE if data is None else data)
@@ -38,93 +38,93 @@ def failing(kind: str, code: int = errno.EIO) -> FaultyDisk:
     return FaultyDisk(lambda number, asked: code if asked == kind else 0)
 
 
-# --- files of a queue as a power failure may leave them ------------------------------------------------
+# --- files of a queue after a power failure ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lasting", [True, False])
-def test_files_at_the_end_without_a_length_are_dropped(tmp_path: Path, lasting: bool) -> None:
-    """They were made, and nothing in them was flushed."""
+@pytest.mark.parametrize("durable", [True, False])
+def test_files_at_the_end_without_a_length_are_dropped(tmp_path: Path, durable: bool) -> None:
+    """They were created, but no byte of them was flushed."""
     put_file(tmp_path / "q", 0)
     unfinished = [put_file(tmp_path / "q", number, data) for number, data in enumerate([b"", bytes(100), b""], start=1)]
 
-    queue = queue_of(tmp_path / "q", lasting=lasting)
+    queue = queue_of(tmp_path / "q", durable=durable)
 
     assert queue.end == SIZE
     assert not any(path.exists() for path in unfinished)
     queue.close()
 
 
-def test_files_that_can_be_made_again_are_dropped_from_the_first_gap_on(tmp_path: Path) -> None:
+def test_rebuildable_files_are_dropped_from_the_first_gap_on(tmp_path: Path) -> None:
     put_file(tmp_path / "q", 0)
     put_file(tmp_path / "q", 2)
     put_file(tmp_path / "q", 3)
 
-    queue = queue_of(tmp_path / "q", lasting=False)
+    queue = queue_of(tmp_path / "q", durable=False)
 
     assert (queue.starts, len(list((tmp_path / "q").iterdir()))) == ([0], 1)
     queue.close()
 
 
-def test_files_that_can_be_made_again_are_dropped_from_the_first_short_one_on(tmp_path: Path) -> None:
+def test_rebuildable_files_are_dropped_from_the_first_short_one_on(tmp_path: Path) -> None:
     put_file(tmp_path / "q", 0)
     put_file(tmp_path / "q", 1, b"half")
     put_file(tmp_path / "q", 2)
 
-    queue = queue_of(tmp_path / "q", lasting=False)
+    queue = queue_of(tmp_path / "q", durable=False)
 
     assert queue.starts == [0]
     queue.close()
 
 
-def test_a_file_missing_in_the_middle_of_the_log_is_named_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_a_file_missing_in_the_middle_of_the_log_is_named_and_no_file_is_changed(tmp_path: Path) -> None:
     paths = [put_file(tmp_path / "q", number, data) for number, data in [(0, None), (2, None), (3, b"")]]
 
     with pytest.raises(StoreFormatError, match=r"a file is missing between 0+ and 0+8192; restore it"):
-        queue_of(tmp_path / "q", lasting=True)
+        queue_of(tmp_path / "q", durable=True)
 
     assert all(path.exists() for path in paths)
 
 
 def test_an_empty_file_in_the_middle_of_the_log_gets_its_length_back(tmp_path: Path) -> None:
-    """The recovery judges the zeros: after a power failure they are the begin of what was not flushed."""
+    """The recovery judges the zeros: after a power failure they are the start of the unflushed bytes."""
     put_file(tmp_path / "q", 0)
     put_file(tmp_path / "q", 1, b"")
     put_file(tmp_path / "q", 2)
 
-    queue = queue_of(tmp_path / "q", lasting=True)
+    queue = queue_of(tmp_path / "q", durable=True)
 
     assert queue.starts == [0, SIZE, 2 * SIZE]
     assert queue.read(SIZE, 10) == bytes(10)
     queue.close()
 
 
-def test_a_short_file_behind_a_whole_one_gets_the_rest_of_its_length(tmp_path: Path) -> None:
+def test_a_short_file_after_a_whole_one_gets_its_full_length(tmp_path: Path) -> None:
     put_file(tmp_path / "q", 0)
-    put_file(tmp_path / "q", 1, b"begun")
+    put_file(tmp_path / "q", 1, b"start")
 
-    queue = queue_of(tmp_path / "q", lasting=True)
+    queue = queue_of(tmp_path / "q", durable=True)
 
-    assert queue.read(SIZE, SIZE) == b"begun".ljust(SIZE, b"\0")
+    assert queue.read(SIZE, SIZE) == b"start".ljust(SIZE, b"\0")
     queue.close()
 
 
-@pytest.mark.parametrize("lasting", [True, False])
+@pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("length", [SIZE // 2, SIZE * 2])
-def test_a_first_file_of_another_size_was_made_with_other_settings(tmp_path: Path, lasting: bool, length: int) -> None:
+def test_a_first_file_of_another_size_is_refused(tmp_path: Path, durable: bool, length: int) -> None:
     path = put_file(tmp_path / "q", 0, b"x" * length)
 
     with pytest.raises(StoreFormatError, match=f"has {length} bytes, but the settings ask for {SIZE}"):
-        queue_of(tmp_path / "q", lasting=lasting)
+        queue_of(tmp_path / "q", durable=durable)
 
     assert path.stat().st_size == length
 
 
-def test_what_was_truncated_does_not_come_back(tmp_path: Path) -> None:
-    """On the disk when `truncate` returns: the files in order, from the last to the first, so that no gap is left."""
+def test_truncated_bytes_do_not_return(tmp_path: Path) -> None:
+    """`truncate` returns when all is on the disk. Files are removed from the last one on, so no gap can remain."""
     for number in range(4):
         put_file(tmp_path / "q", number)
     disk = FaultyDisk()
-    queue = queue_of(tmp_path / "q", lasting=True, disk=disk)
+    queue = queue_of(tmp_path / "q", durable=True, disk=disk)
     before = len(disk.calls)
 
     queue.truncate(SIZE + 10)
@@ -137,9 +137,9 @@ def test_what_was_truncated_does_not_come_back(tmp_path: Path) -> None:
 # --- many files -----------------------------------------------------------------------------------------
 
 
-def test_files_that_are_full_and_flushed_keep_one_descriptor(tmp_path: Path) -> None:
-    """That of the map; the file that is written to has two."""
-    queue = queue_of(tmp_path / "q", lasting=False, disk=RestartedDisk())
+def test_full_and_flushed_files_keep_one_descriptor(tmp_path: Path) -> None:
+    """The descriptor of the map. The file that is written to has two."""
+    queue = queue_of(tmp_path / "q", durable=False, disk=RestartedDisk())
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- not a folder of files
     for _ in range(20):
         queue.append_file()
@@ -148,7 +148,7 @@ def test_files_that_are_full_and_flushed_keep_one_descriptor(tmp_path: Path) -> 
 
     assert len(os.listdir("/proc/self/fd")) - before == 21  # noqa: PTH208
     queue.close()
-    loaded = queue_of(tmp_path / "q", lasting=False)
+    loaded = queue_of(tmp_path / "q", durable=False)
     assert len(os.listdir("/proc/self/fd")) - before == 20  # noqa: PTH208
     loaded.files[3].write_mapped(0, b"late")
     loaded.flush(3 * SIZE, 4 * SIZE)
@@ -158,7 +158,7 @@ def test_files_that_are_full_and_flushed_keep_one_descriptor(tmp_path: Path) -> 
 
 @pytest.fixture
 def few_files() -> Iterator[int]:
-    """A low limit of open files that may be raised, as systems have it; gives it."""
+    """A low soft limit of open files, which may be raised to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = len(os.listdir("/proc/self/fd")) + 40  # noqa: PTH208
     resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
@@ -166,8 +166,8 @@ def few_files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_limit_of_open_files_is_raised_when_it_is_met(tmp_path: Path, few_files: int) -> None:
-    queue = queue_of(tmp_path / "q", lasting=True, disk=RestartedDisk())
+def test_the_limit_of_open_files_is_raised_when_it_is_reached(tmp_path: Path, few_files: int) -> None:
+    queue = queue_of(tmp_path / "q", durable=True, disk=RestartedDisk())
 
     for _ in range(60):
         queue.append_file()
@@ -179,13 +179,13 @@ def test_the_limit_of_open_files_is_raised_when_it_is_met(tmp_path: Path, few_fi
 def test_a_limit_of_open_files_that_cannot_be_raised_is_named(tmp_path: Path) -> None:
     disk = failing("open", errno.EMFILE)
 
-    with pytest.raises(StoreError, match=r"this process has \d+ files open, and may have no more; raise the limit"):
-        MappedFile(tmp_path / "file", SIZE, disk=disk)
+    with pytest.raises(StoreError, match=r"this process has \d+ open files, which is its limit; raise the limit"):
+        DiskFile(tmp_path / "file", SIZE, disk)
 
 
-def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
-    """Whatever `find` gives holds the offset it was asked for."""
-    queue = MappedFileQueue(None, 64)
+def test_readers_find_the_right_file_while_files_are_added_and_deleted(tmp_path: Path) -> None:
+    """`find` always returns the file with the requested offset."""
+    queue = MappedFileQueue(64)
     for number in range(50):
         queue.append_file().view[:8] = (number * 64).to_bytes(8, "big")
     wrong: list[int] = []
@@ -193,7 +193,7 @@ def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
 
     def read() -> None:
         while not is_over.is_set():
-            for offset in range(queue.begin, queue.end, 64):
+            for offset in range(queue.start, queue.end, 64):
                 found = queue.find(offset)
                 if found is not None and (found[1] != offset or found[0].view[:8] != offset.to_bytes(8, "big")):
                     wrong.append(offset)
@@ -202,7 +202,7 @@ def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
     for reader in readers:
         reader.start()
     for number in range(50, 2_000):
-        queue.append_file(make=lambda _, number=number: numbered(number))  # type: ignore[misc]
+        queue.append_file(file=numbered(number))
         queue.delete_before(queue.end - 50 * 64)
     is_over.set()
     for reader in readers:
@@ -212,21 +212,21 @@ def test_readers_beside_deletion_and_growth_see_one_run(tmp_path: Path) -> None:
 
 
 def numbered(number: int) -> MappedFile:
-    file = MappedFile(None, 64)
+    file = MappedFile(64)
     file.view[:8] = (number * 64).to_bytes(8, "big")
     return file
 
 
-# --- a disk that fails ------------------------------------------------------------------------------------
+# --- a failing disk ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["allocate", "sync_folder", "map"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_file_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, kind: str, code: int) -> None:
+def test_a_file_that_cannot_be_created_leaves_nothing_behind(tmp_path: Path, kind: str, code: int) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
     with pytest.raises(StoreError, match="send again") as caught:
-        MappedFile(tmp_path / "file", SIZE, disk=failing(kind, code))
+        DiskFile(tmp_path / "file", SIZE, failing(kind, code))
 
     assert isinstance(caught.value, StoreFullError) == (code == errno.ENOSPC)
     assert not (tmp_path / "file").exists()
@@ -234,33 +234,33 @@ def test_a_file_that_cannot_be_made_leaves_nothing_behind(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("kind", ["open", "map", "sync_folder"])
-def test_a_file_that_cannot_be_opened_now_is_still_there(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_cannot_be_opened_is_not_deleted(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").write_bytes(b"x" * SIZE)
 
-    with pytest.raises(StoreError, match="the disk refused to open .*Input/output error"):
-        MappedFile(tmp_path / "file", SIZE, disk=failing(kind))
+    with pytest.raises(StoreError, match="cannot open .*Input/output error"):
+        DiskFile(tmp_path / "file", SIZE, failing(kind))
 
     assert (tmp_path / "file").read_bytes() == b"x" * SIZE
 
 
-def test_a_write_that_stops_halfway_leaves_no_bytes(tmp_path: Path) -> None:
-    """Else they would come alive behind a shorter record that is written there later."""
+def test_a_write_that_fails_halfway_leaves_no_bytes(tmp_path: Path) -> None:
+    """Otherwise they could become valid after a shorter record that is written there later."""
     disk = FaultyDisk()
-    file = MappedFile(tmp_path / "file", SIZE, disk=disk)
+    file = DiskFile(tmp_path / "file", SIZE, disk)
     file.write(0, b"before")
     disk.judge = once(len(disk.calls), errno.EIO)
 
-    with pytest.raises(StoreError, match="the disk refused to write to .*Input/output error"):
+    with pytest.raises(StoreError, match="cannot write to .*Input/output error"):
         file.write(6, b"a record that does not end")
 
     assert file.view[:] == b"before".ljust(SIZE, b"\0")
     file.close()
 
 
-def test_a_folder_whose_name_cannot_be_made_to_last_is_not_made(tmp_path: Path) -> None:
-    """The next who comes would find it, and think that its name lasts."""
+def test_a_folder_whose_name_cannot_be_made_durable_is_removed(tmp_path: Path) -> None:
+    """The next call would find the folder and take its name for durable."""
     disk = failing("sync_folder")
-    with pytest.raises(StoreError, match="the disk refused to make the folder"):
+    with pytest.raises(StoreError, match="cannot create the folder"):
         make_folder(tmp_path / "config", disk)
     disk.judge = never
     before = len(disk.calls)
@@ -270,12 +270,12 @@ def test_a_folder_whose_name_cannot_be_made_to_last_is_not_made(tmp_path: Path) 
     assert disk.calls[before:] == ["make_folder", "sync_folder"]
 
 
-def test_names_that_could_not_be_flushed_are_flushed_the_next_time(tmp_path: Path) -> None:
+def test_names_that_could_not_be_synced_are_synced_by_the_next_flush(tmp_path: Path) -> None:
     disk = FaultyDisk()
-    queue = queue_of(tmp_path / "topic" / "0", lasting=False, disk=disk)
+    queue = queue_of(tmp_path / "topic" / "0", durable=False, disk=disk)
     queue.append_file()
     disk.judge = once(len(disk.calls), errno.EIO)
-    with pytest.raises(StoreError, match="the disk refused to flush the folder"):
+    with pytest.raises(StoreError, match="cannot flush the folder"):
         queue.flush(0, 10)
     before = len(disk.calls)
 
@@ -285,11 +285,11 @@ def test_names_that_could_not_be_flushed_are_flushed_the_next_time(tmp_path: Pat
     queue.close()
 
 
-def test_names_made_in_haste_last_before_the_next_file_is_made(tmp_path: Path) -> None:
-    """Else a power failure could leave the second file alone, and it would be taken for one whose elders retention
-    deleted."""
+def test_the_names_of_a_queue_are_durable_before_its_next_file_is_created(tmp_path: Path) -> None:
+    """Otherwise a power failure could leave the second file alone. It would look as if retention had deleted the
+    first."""
     disk = FaultyDisk()
-    queue = queue_of(tmp_path / "topic" / "0", lasting=False, disk=disk)
+    queue = queue_of(tmp_path / "topic" / "0", durable=False, disk=disk)
     queue.append_file()
     before = len(disk.calls)
 
@@ -299,11 +299,11 @@ def test_names_made_in_haste_last_before_the_next_file_is_made(tmp_path: Path) -
     queue.close()
 
 
-def test_the_folder_above_all_queues_lasts_before_there_is_a_queue(tmp_path: Path) -> None:
-    """Those below it last from a queue's first flush on."""
+def test_the_folder_above_all_queues_is_durable_before_the_first_queue(tmp_path: Path) -> None:
+    """The folders below it become durable with the first flush of a queue."""
     disk = FaultyDisk()
 
-    queue = FolderStoreFiles(tmp_path, disk).mapped_queue("consumequeue/orders/0", SIZE, lasting=False)
+    queue = FolderStoreFiles(tmp_path, disk).mapped_queue("consumequeue/orders/0", SIZE, rebuildable=True)
 
     assert disk.calls == ["make_folder", "sync_folder"]
     queue.close()
@@ -311,7 +311,7 @@ def test_the_folder_above_all_queues_lasts_before_there_is_a_queue(tmp_path: Pat
 
 @pytest.mark.feature("D25")
 def test_a_table_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
-    """Upstream moves the old one away first, and for a moment there is none."""
+    """RocketMQ moves the old file away first, so for a moment there is none."""
     disk = FaultyDisk()
     store_files = FolderStoreFiles(tmp_path, disk)
     store_files.write_bytes("config/topics.json", b"old")
@@ -325,9 +325,9 @@ def test_a_table_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
         assert store_files.read_bytes("config/topics.json") in (b"old", b"new")
 
 
-def test_pages_are_given_to_the_disk_again_and_stay_as_they_are(tmp_path: Path) -> None:
-    """The system's own account of the map tells that all of its pages are to be written."""
-    file = MappedFile(tmp_path / "file", 64 * SIZE)
+def test_pages_are_marked_as_changed_without_changing_them(tmp_path: Path) -> None:
+    """The kernel's statistics of the map show that all its pages will be written."""
+    file = DiskFile(tmp_path / "file", 64 * SIZE)
     data = os.urandom(64 * SIZE)
     file.write_mapped(0, data)
     file.flush()
@@ -340,26 +340,26 @@ def test_pages_are_given_to_the_disk_again_and_stay_as_they_are(tmp_path: Path) 
 
 
 def dirty_kib(path: Path) -> int:
-    """How much of a mapped file is not written yet."""
+    """Return the unwritten part of a mapped file."""
     maps = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
-    begin = next(number for number, line in enumerate(maps) if line.endswith(str(path)))
-    fields = dict(line.split(":", 1) for line in maps[begin + 1 : begin + 20])
+    first = next(number for number, line in enumerate(maps) if line.endswith(str(path)))
+    fields = dict(line.split(":", 1) for line in maps[first + 1 : first + 20])
     return sum(int(fields[name].split()[0]) for name in ("Shared_Dirty", "Private_Dirty"))
 
 
-def test_an_error_says_what_was_asked_and_what_to_do() -> None:
+def test_a_disk_error_names_the_action_and_the_way_out() -> None:
     error = disk_error("write to", Path("/data/commitlog/0"), OSError(errno.EIO, "Input/output error"))
 
     assert str(error) == (
-        "the disk refused to write to /data/commitlog/0: [Errno 5] Input/output error; what was acknowledged is safe, "
-        "and the store goes on when the disk works again: see the system's log for what ails it, then send again"
+        "cannot write to /data/commitlog/0: [Errno 5] Input/output error; what was acknowledged is safe, "
+        "and the store continues when the disk works again: see the system's log for the cause, then send again"
     )
 
 
-# --- whose folder it is -----------------------------------------------------------------------------------
+# --- the owner of a folder --------------------------------------------------------------------------------
 
 
-def test_the_error_about_a_folder_in_use_names_the_process_alone(tmp_path: Path) -> None:
+def test_the_error_about_a_folder_in_use_names_the_process(tmp_path: Path) -> None:
     owner, other = FolderStoreFiles(tmp_path), FolderStoreFiles(tmp_path)
     owner.lock()
     owner.mark_open()
@@ -370,7 +370,7 @@ def test_the_error_about_a_folder_in_use_names_the_process_alone(tmp_path: Path)
     owner.unlock()
 
 
-def test_the_abort_file_names_process_and_boot(tmp_path: Path) -> None:
+def test_the_abort_file_contains_process_and_boot_id(tmp_path: Path) -> None:
     store_files = FolderStoreFiles(tmp_path)
 
     store_files.mark_open()
@@ -385,7 +385,7 @@ def test_the_abort_file_names_process_and_boot(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "lost_power"),
     [
-        ("4711 boot-1", True),  # another boot than that of this disk
+        ("4711 boot-1", True),  # another boot than the present one
         ("4711 boot-2", False),
         ("4711 -", False),
         ("4711", False),  # as RocketMQ writes it
@@ -396,7 +396,7 @@ def test_the_abort_file_names_process_and_boot(tmp_path: Path) -> None:
 def test_power_was_lost_if_another_boot_left_the_folder_open(
     tmp_path: Path, text: str | None, lost_power: bool
 ) -> None:
-    """Where nobody can tell, nothing is cut off that might have been acknowledged."""
+    """If that is unknown, no record is cut off that may have been acknowledged."""
     if text is not None:
         (tmp_path / ABORT_FILE).write_text(text)
 

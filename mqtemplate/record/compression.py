@@ -1,7 +1,7 @@
-"""Bodies made smaller, and what the message's ``sys_flag`` says of it.
+"""Compressed bodies, and the bits of ``sys_flag`` that describe them.
 
-Bit 0 says that a body is compressed, the bits of ``0x700`` how: 1 is an LZ4 frame, 2 is Zstandard, 3 and 0 (what older
-clients write) are zlib. Flag and body travel together; a broker touches neither.
+Bit 0 marks a body as compressed. The bits of ``0x700`` name the method: 1 is an LZ4 frame, 2 is Zstandard, 3 is zlib.
+Older clients write 0 for zlib. Flag and body belong together; a broker changes neither.
 
 Source: RocketMQ ``common: compression``, ``MessageSysFlag``.
 """
@@ -14,22 +14,11 @@ from importlib import import_module
 from typing import Any
 
 from mqtemplate.errors import ConversionError, UnsupportedError
-
-__all__ = [
-    "COMPRESSED_FLAG",
-    "COMPRESSION_MASK",
-    "CompressionType",
-    "compress_body",
-    "compression_type",
-    "decompress_body",
-]
-
-COMPRESSED_FLAG = 0x1
-COMPRESSION_MASK = 0x700
+from mqtemplate.record.layout import SysFlag
 
 
 class CompressionType(IntEnum):
-    """Its number on the wire."""
+    """Compression method, by its number in ``sys_flag``."""
 
     LZ4 = 1
     ZSTD = 2
@@ -37,38 +26,38 @@ class CompressionType(IntEnum):
 
     @property
     def sys_flag(self) -> int:
-        """The bits of a message compressed in this way."""
-        return COMPRESSED_FLAG | self << 8
+        """Bits of ``sys_flag`` for a body compressed in this way."""
+        return SysFlag.COMPRESSED | self << 8
 
 
 _LIBRARIES = {CompressionType.LZ4: ("lz4.frame", "lz4"), CompressionType.ZSTD: ("zstandard", "zstandard")}
 
 
 def compression_type(sys_flag: int) -> CompressionType | None:
-    """How a body is compressed; None if it is not.
+    """Return the compression method of a body; None if it is not compressed.
 
     Raises:
-        ConversionError: In a way that nobody knows.
+        ConversionError: The method is unknown.
     """
-    if not sys_flag & COMPRESSED_FLAG:
+    if not sys_flag & SysFlag.COMPRESSED:
         return None
-    number = (sys_flag & COMPRESSION_MASK) >> 8
+    number = (sys_flag & SysFlag.COMPRESSION_MASK) >> 8
     try:
         return CompressionType(number or CompressionType.ZLIB)
     except ValueError:
         raise ConversionError(
-            f"the body is compressed in way {number}; known are 1 (LZ4), 2 (ZSTD), 3 and 0 (ZLIB)"
+            f"the body is compressed with method {number}; known are 1 (LZ4), 2 (ZSTD), 3 and 0 (ZLIB)"
         ) from None
 
 
 def compress_body(body: bytes, kind: CompressionType = CompressionType.ZLIB, level: int = 5) -> tuple[bytes, int]:
-    """The smaller body, and the bits to set in the message's ``sys_flag``.
+    """Return the compressed body, and the bits to set in the ``sys_flag`` of its message.
 
     Args:
         level: Of zlib and Zstandard.
 
     Raises:
-        UnsupportedError: The library for it is not installed.
+        UnsupportedError: The package for this method is not installed.
     """
     if kind is CompressionType.ZLIB:
         return zlib.compress(body, level), kind.sys_flag
@@ -79,11 +68,11 @@ def compress_body(body: bytes, kind: CompressionType = CompressionType.ZLIB, lev
 
 
 def decompress_body(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was; *body* itself if the flag says that it is not compressed.
+    """Return the original body. Without the flag for compression this is *body* itself.
 
     Raises:
-        ConversionError: It is not what the flag says.
-        UnsupportedError: The library for it is not installed.
+        ConversionError: The body does not match the flag.
+        UnsupportedError: The package for this method is not installed.
     """
     kind = compression_type(sys_flag)
     if kind is None:
@@ -97,7 +86,7 @@ def decompress_body(body: bytes, sys_flag: int) -> bytes:
 
 
 def _decompress_zstd(library: Any, body: bytes) -> bytes:
-    """A stream, since RocketMQ's frames do not say how long their content is."""
+    # As a stream: RocketMQ's frames do not contain the length of their content.
     stream = library.ZstdDecompressor().decompressobj()
     content = bytes(stream.decompress(body))
     if not stream.eof:
@@ -111,5 +100,5 @@ def _library_for(kind: CompressionType) -> Any:
         return import_module(module)
     except ImportError as exc:
         raise UnsupportedError(
-            f"{kind.name} bodies need the package {package}: pip install {package}, or have senders use ZLIB"
+            f"{kind.name} bodies need the package {package}: pip install {package}, or let producers use ZLIB"
         ) from exc

@@ -1,4 +1,4 @@
-"""Copies as rows of one array: the bytes that `RecordDraft` makes one by one."""
+"""Copies as rows of one array: the same bytes as from `RecordDraft`, one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import HostAddress
-from mqtemplate.record.codec import RecordDraft, find_property, pack_host, parse_record
+from mqtemplate.record.codec import RecordDraft, pack_host, parse_record
+from mqtemplate.record.properties import find_property
 from mqtemplate.record.run import RecordRun, RecordShape
 
 V4, V6 = pack_host(HostAddress("10.0.0.1", 10911)), pack_host(HostAddress("::1", 10911))
@@ -22,13 +23,13 @@ TIME_MS = 1_700_000_000_000
 
 
 def source(number: int, body: bytes = b"body", **fields: object) -> RecordDraft:
-    """The record of a message that waits."""
+    """Return the record of a delayed message."""
     properties = PROPERTIES % (number, b"ab"[number % 2 : number % 2 + 1], number % 10)
-    return replace(RecordDraft("WAITING", 0, body, properties, born_timestamp=number), **fields)  # type: ignore[arg-type]
+    return replace(RecordDraft("DELAYED", 0, body, properties, born_timestamp=number), **fields)  # type: ignore[arg-type]
 
 
 def stored(drafts: list[RecordDraft], host: bytes = V4) -> tuple[list[bytes], NDArray[np.int64]]:
-    """The records one behind the other, and where they lie."""
+    """Return the adjacent records, and their physical offsets."""
     records, at = [], START
     for number, draft in enumerate(drafts):
         records.append(draft.encode(number, at, TIME_MS, host))
@@ -44,9 +45,9 @@ def shape_of(records: list[bytes]) -> RecordShape:
     return RecordShape(parse_record(records[0]), records[0])
 
 
-def count_alike(drafts: list[RecordDraft]) -> int:
+def count_matching(drafts: list[RecordDraft]) -> int:
     records, offsets = stored(drafts)
-    return shape_of(records).count_alike(rows_of(records), offsets)
+    return shape_of(records).count_matching(rows_of(records), offsets)
 
 
 @given(
@@ -57,15 +58,15 @@ def count_alike(drafts: list[RecordDraft]) -> int:
     st.integers(0, 1 << 40),
     st.booleans(),
 )
-def test_a_run_is_the_bytes_of_its_records_made_one_by_one(
-    count: int, body_length: int, noise: bytes, host: bytes, physical_offset: int, has_stamps_of_its_own: bool
+def test_a_run_equals_records_encoded_one_by_one(
+    count: int, body_length: int, noise: bytes, host: bytes, physical_offset: int, has_own_stamps: bool
 ) -> None:
     drafts = [
         source(number, (noise * (3 + number))[number : number + body_length], flag=number - 5, reconsume_times=number)
         for number in range(count)
     ]
     records, offsets = stored(drafts)
-    stamps = [b"STAMP\x01%02d\x02" % (number if has_stamps_of_its_own else 7) for number in range(count)]
+    stamps = [b"STAMP\x01%02d\x02" % (number if has_own_stamps else 7) for number in range(count)]
     copies = [
         replace(
             draft,
@@ -78,8 +79,8 @@ def test_a_run_is_the_bytes_of_its_records_made_one_by_one(
     ]
     shape = shape_of(records)
     gap = slice(shape.properties_at, shape.properties_at + len(b"UNIQ_KEY\x010000\x02"))
-    stamp_rows = rows_of(stamps if has_stamps_of_its_own else stamps[:1])
-    assert shape.count_alike(rows_of(records), offsets) == count
+    stamp_rows = rows_of(stamps if has_own_stamps else stamps[:1])
+    assert shape.count_matching(rows_of(records), offsets) == count
 
     run = RecordRun(copies[0], shape, rows_of(records), gap, stamp_rows)
 
@@ -106,7 +107,7 @@ def test_each_row_has_the_code_of_its_own_tags() -> None:
     assert len(set(run.tags_codes.tolist())) == 2
 
 
-def test_a_run_tells_which_of_its_rows_go_to_which_queue() -> None:
+def test_a_run_returns_the_rows_of_each_queue() -> None:
     drafts = [source(number) for number in (3, 4, 3, 3)]
     records, _ = stored(drafts)
     shape = shape_of(records)
@@ -118,7 +119,7 @@ def test_a_run_tells_which_of_its_rows_go_to_which_queue() -> None:
 
 
 def changed(old: bytes, new: bytes) -> RecordDraft:
-    """A record as long as the others that has *new* in place of *old* in its properties."""
+    """Return a record of the same length, with *new* instead of *old* in its properties."""
     assert len(old) == len(new)
     assert old in source(2).properties
     return source(2, properties=source(2).properties.replace(old, new))
@@ -128,7 +129,7 @@ def changed(old: bytes, new: bytes) -> RecordDraft:
     "other",
     [
         source(2, b"bodybody", properties=source(2).properties[4:]),
-        source(2, topic="WAITIN2"),
+        source(2, topic="DELAYE2"),
         source(2, sys_flag=1),
         changed(b"orders", b"offers"),
         changed(b"REAL_QID\x012", b"REAL_QID\x01x"),
@@ -136,11 +137,11 @@ def changed(old: bytes, new: bytes) -> RecordDraft:
         changed(b"0002", b"0\x02a\x01"),
         changed(b"0002", b"00\x012"),
     ],
-    ids=["lengths", "topic", "flags", "real topic", "queue", "name", "one more property", "odd property"],
+    ids=["lengths", "topic", "flags", "real topic", "queue", "name", "one more property", "irregular property"],
 )
-def test_what_decides_something_makes_another_shape(other: RecordDraft) -> None:
-    assert count_alike([source(0), source(1), source(2), source(3)]) == 4
-    assert count_alike([source(0), source(1), other, source(3)]) == 2
+def test_a_record_that_differs_in_a_decisive_byte_has_another_shape(other: RecordDraft) -> None:
+    assert count_matching([source(0), source(1), source(2), source(3)]) == 4
+    assert count_matching([source(0), source(1), other, source(3)]) == 2
 
 
 @pytest.mark.parametrize(
@@ -156,22 +157,22 @@ def test_what_decides_something_makes_another_shape(other: RecordDraft) -> None:
     ],
     ids=["IPv6", "none", "open end", "a name twice", "no value", "no queue", "a long topic"],
 )
-def test_an_odd_record_has_no_shape_of_its_own(first: RecordDraft) -> None:
-    assert count_alike([first, first]) == 0
+def test_an_irregular_record_has_no_shape(first: RecordDraft) -> None:
+    assert count_matching([first, first]) == 0
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 7), st.integers(0, 5))
-def test_a_turned_bit_anywhere_ends_the_run(share: float, bit: int, row: int) -> None:
+def test_a_flipped_bit_ends_the_run(share: float, bit: int, row: int) -> None:
     records, offsets = stored([source(number) for number in range(6)])
     shape = shape_of(records)
     rows = rows_of(records).copy()
     rows[row, int(share * rows.shape[1])] ^= 1 << bit
 
-    assert shape.count_alike(rows, offsets) == row
+    assert shape.count_matching(rows, offsets) == row
 
 
-def test_a_record_that_lies_elsewhere_is_none_of_the_run() -> None:
+def test_a_record_at_another_offset_ends_the_run() -> None:
     records, offsets = stored([source(number) for number in range(3)])
     offsets[1] += 1
 
-    assert shape_of(records).count_alike(rows_of(records), offsets) == 1
+    assert shape_of(records).count_matching(rows_of(records), offsets) == 1

@@ -1,0 +1,87 @@
+"""Properties of a record as bytes: their names, and encoding, decoding and finding them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mqtemplate.message import Property
+from mqtemplate.record.layout import CHECK_NAME
+
+NAME_VALUE_SEPARATOR = b"\x01"
+PROPERTY_SEPARATOR = b"\x02"
+
+DELAY = Property.DELAY.encode()
+FOLLOWED = Property.FOLLOWED.encode()
+KEYS = Property.KEYS.encode()
+LEVEL_DELAY_MS = Property.LEVEL_DELAY_MS.encode()
+PRODUCER_GROUP = Property.PRODUCER_GROUP.encode()
+REAL_QID = Property.REAL_QID.encode()
+REAL_TOPIC = Property.REAL_TOPIC.encode()
+REPLACED_LEVEL = Property.REPLACED_LEVEL.encode()
+TAGS = Property.TAGS.encode()
+TIMER_DELAY_MS = Property.TIMER_DELAY_MS.encode()
+TIMER_DELAY_SEC = Property.TIMER_DELAY_SEC.encode()
+TIMER_DELIVER_MS = Property.TIMER_DELIVER_MS.encode()
+TIMER_DEL_UNIQKEY = Property.TIMER_DEL_UNIQKEY.encode()
+TIMER_DEQUEUE_MS = Property.TIMER_DEQUEUE_MS.encode()
+TIMER_ENQUEUE_MS = Property.TIMER_ENQUEUE_MS.encode()
+TIMER_OUT_MS = Property.TIMER_OUT_MS.encode()
+TIMER_ROLL_TIMES = Property.TIMER_ROLL_TIMES.encode()
+UNIQ_KEY = Property.UNIQ_KEY.encode()
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Return ``name 0x01 value 0x02`` for each pair, in UTF-8."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """Return the pairs in *data*. RocketMQ drops a pair without name or value, and so does this."""
+    properties = {}
+    for pair in data.decode("utf-8", "replace").split("\x02"):
+        name, _, value = pair.partition("\x01")
+        if name and value:
+            properties[name] = value
+    properties.pop(CHECK_NAME, None)  # RocketMQ copied one of our records with its check
+    return properties
+
+
+def find_property(data: bytes, name: bytes) -> str | None:
+    """Return the value of one property without decoding the others; None if it is missing or empty."""
+    start = data.find(name + b"\x01")
+    if start > 0 and data[start - 1] != 2:  # the end of a longer name, or of a value
+        start = data.find(b"\x02" + name + b"\x01") + 1 or -1
+    if start < 0:
+        return None
+    start += len(name) + 1
+    end = data.find(b"\x02", start)
+    value = data[start:end] if end >= 0 else data[start:]
+    try:
+        return value.decode() or None
+    except UnicodeDecodeError:
+        return value.decode("utf-8", "replace")
+
+
+def value_spans(data: bytes, at: int) -> dict[bytes, slice]:
+    """Return the position in *data* of each value of the properties that start at byte *at*.
+
+    Return nothing if the properties are irregular: a name comes twice, or a name has no value or two.
+    """
+    spans: dict[bytes, slice] = {}
+    for pair in data[at:].removesuffix(PROPERTY_SEPARATOR).split(PROPERTY_SEPARATOR):
+        name, _, value = pair.partition(NAME_VALUE_SEPARATOR)
+        if not value or NAME_VALUE_SEPARATOR in value or name in spans:
+            return {}
+        spans[name] = slice(at + len(name) + 1, at + len(pair))
+        at += len(pair) + 1
+    return spans
+
+
+def may_have_property(data: bytes, name: bytes) -> bool:
+    """Return False if the property is certainly missing. A longer name that ends with *name* counts as well."""
+    return name + NAME_VALUE_SEPARATOR in data
+
+
+def property_format(name: bytes, value: bytes = b"%d") -> bytes:
+    """Return an encoded property with a placeholder for ``%`` (or with a regular expression) as its value."""
+    return name + NAME_VALUE_SEPARATOR + value + PROPERTY_SEPARATOR

@@ -1,0 +1,268 @@
+"""Mapped files on a disk: one file, and a queue of files in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from mqtemplate.errors import StoreFormatError
+from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, sync_folder
+from mqtemplate.store.files.mapped_file import MappedFile
+from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.layout import file_name
+
+_log = structlog.stdlib.get_logger("mqtemplate.store")
+
+
+class DiskFile(MappedFile):
+    """A preallocated file, mapped completely.
+
+    - Its length never changes, and each byte has its disk block. So writing to the map cannot fail: a full disk is
+      reported when the file is created.
+    - After a failed flush the system may count bytes as written that are not on the disk (``man fsync``). They are
+      marked as changed again, so the next flush that succeeds has written them.
+
+    Args:
+        path: The file; created if missing.
+        durable_name: The name is on the disk when the constructor returns. Else the owner calls `sync_folder` when it
+            flushes, which saves one or two milliseconds for each new file.
+        grows: A file that is too short was longer before a power failure. Replace the missing bytes by zeros.
+
+    Raises:
+        StoreFullError: There is no space for it; nothing is left behind.
+        StoreFormatError: It exists with another length.
+        StoreError: The disk failed; nothing is left behind.
+    """
+
+    path: Path
+
+    def __init__(
+        self, path: Path, size: int, disk: Disk | None = None, *, durable_name: bool = True, grows: bool = False
+    ) -> None:
+        self.path = path
+        self.size = size
+        self._disk = disk = disk or Disk()
+        self._fd_lock = threading.Lock()  # a flush and `release_descriptor` run in different threads
+        self._is_closed = False
+        make_folder(path.parent, disk, durable=durable_name)
+        self._fd, self.view, self.is_new = _open_allocated(disk, path, size, durable_name=durable_name, grows=grows)
+
+    def write(self, at: int, data: bytes) -> None:
+        """Write through the file: a system call.
+
+        The first write to a mapped page may block while the file system flushes that page: tens of milliseconds with
+        the interpreter lock held. The system call releases that lock, so other threads run. If they would only block on
+        the lock of this writer, `write_mapped` is faster.
+        """
+        fd = self._fd
+        if fd < 0:
+            self.write_mapped(at, data)
+            return
+        start, write_at = at, self._disk.write_at
+        try:
+            while (written := write_at(fd, data, at)) < len(data):
+                at, data = at + written, data[written:]
+        except OSError as exc:
+            self.view[start:at] = bytes(at - start)  # else the bytes would follow a shorter record written there later
+            raise disk_error("write to", self.path, exc) from exc
+
+    def flush(self, end: int | None = None) -> None:
+        with self._fd_lock:
+            if self._is_closed:
+                return
+            with disk_errors("open", self.path):
+                if self._fd < 0:
+                    self._fd = self._disk.open(self.path, flags=0)
+            try:
+                self._disk.flush(self._fd)
+            except OSError as exc:
+                self._disk.write_again(self._fd, self.view, self.size if end is None else min(end, self.size))
+                raise disk_error("flush", self.path, exc) from exc
+
+    def release_descriptor(self) -> None:
+        with self._fd_lock:
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+                self._disk.close(fd)
+
+    def close(self) -> None:
+        self.view.close()
+        self._is_closed = True
+        self.release_descriptor()
+
+    def unlink(self) -> None:
+        self._is_closed = True
+        self.release_descriptor()
+        with disk_errors("remove", self.path):
+            self._disk.unlink(self.path)
+
+
+def _open_allocated(
+    disk: Disk, path: Path, size: int, *, durable_name: bool, grows: bool
+) -> tuple[int, mmap.mmap, bool]:
+    """Return the descriptor, the map, and True if the file was created now."""
+    fd = length = -1
+    try:
+        fd = disk.open(path)
+        length = disk.length(fd)
+        if length not in (0, size) and not (grows and length < size):
+            raise StoreFormatError(
+                f"{path} has {length} bytes, but the settings ask for {size}; "
+                "open the folder with the sizes that it was created with"
+            )
+        if length != size:
+            disk.allocate(fd, size)
+        if durable_name:
+            disk.sync_folder(path.parent)
+        return fd, disk.map(fd, size), length == 0
+    except BaseException as exc:
+        if fd >= 0:
+            disk.close(fd)
+        if length == 0:
+            with contextlib.suppress(OSError):
+                disk.unlink(path)
+        if isinstance(exc, OSError):
+            raise disk_error("create" if length == 0 else "open", path, exc, size) from exc
+        raise
+
+
+class _FoundFile(NamedTuple):
+    path: Path
+    length: int
+
+    @property
+    def start(self) -> int:
+        return int(self.path.name)
+
+
+class DiskFileQueue(MappedFileQueue):
+    """A queue of mapped files in a folder. Only the files at the end keep a descriptor beside that of their map.
+
+    A power failure may leave names without their bytes. An empty file is one whose length was not on the disk, so no
+    byte of it was. Such files at the end are dropped. A missing file, or an empty one before others, is a gap:
+
+    - Rebuildable files are dropped from the gap on.
+    - In the commit log a missing file is an error, because its names are durable from the start. An empty file gets its
+      length back, and the recovery judges the zeros in it.
+
+    Args:
+        folder: The folder; it need not exist.
+        rebuildable: The files can be rebuilt from the commit log. Their names become durable with the next `flush`.
+
+    Raises:
+        StoreFormatError: The folder has a file of another size, a file with another name, or a gap.
+    """
+
+    def __init__(self, folder: Path, file_size: int, disk: Disk | None = None, *, rebuildable: bool = False) -> None:
+        super().__init__(file_size)
+        self.folder = folder
+        self._rebuildable = rebuildable
+        self._disk = disk or Disk()
+        self._has_new_names = False
+        if folder.is_dir():
+            self._load()
+
+    def _load(self) -> None:
+        with disk_errors("read", self.folder):
+            found = [_FoundFile(self.folder / name, length) for name, length in self._disk.list_files(self.folder)]
+        for path, _ in found:
+            if not (path.name.isdecimal() and len(path.name) == 20):
+                raise StoreFormatError(
+                    f"{path} does not belong there; only files named by a 20-digit offset may be in {self.folder}"
+                )
+        kept = found[: self._count_usable(found)]
+        files: list[MappedFile] = []
+        try:
+            for each in kept:
+                grows = bool(files) or self._is_unfinished(each)
+                files.append(DiskFile(each.path, self.file_size, self._disk, durable_name=False, grows=grows))
+                files[-1].release_descriptor()
+            if not self._rebuildable:
+                sync_folder(self.folder, self._disk)  # a killed process may have left names that are not durable
+            for path, length in reversed(found[len(kept) :]):
+                _log.warning("store.unfinished_file_dropped", file=str(path), length=length)
+                self._remove_name(path)
+        except BaseException:
+            for file in files:
+                file.close()
+            raise
+        self._has_new_names = self._rebuildable and bool(files)
+        self.is_short = len(kept) < len(found) or not found
+        self._run = [each.start for each in kept], files
+
+    def _remove_name(self, path: Path) -> None:
+        with disk_errors("remove", path):
+            self._disk.unlink(path)
+        sync_folder(self.folder, self._disk)
+
+    def _count_usable(self, found: Sequence[_FoundFile]) -> int:
+        """Return the number of leading files to keep.
+
+        Raises:
+            StoreFormatError: A file is missing that cannot be rebuilt.
+        """
+        for index, each in enumerate(found):
+            if index and each.start != found[index - 1].start + self.file_size:
+                if not self._rebuildable:
+                    raise StoreFormatError(
+                        f"{self.folder}: a file is missing between {found[index - 1].path.name} and "
+                        f"{each.path.name}; restore it, or open the folder with the sizes that it was created with"
+                    )
+                return index
+            # The file before shows that the size setting is right, so a shorter file is an unfinished one.
+            is_cut = index > 0 and each.length < self.file_size
+            if self._rebuildable and (is_cut or self._is_unfinished(each)):
+                return index
+        count = len(found)
+        while count and self._is_unfinished(found[count - 1]):
+            count -= 1
+        return count
+
+    def _is_unfinished(self, each: _FoundFile) -> bool:
+        """Return True if the file is too short and empty: the process or the power stopped while it was created."""
+        if each.length == 0:
+            return True
+        with disk_errors("read", each.path):
+            return each.length < self.file_size and not (self._disk.read_whole(each.path) or b"").strip(b"\0")
+
+    def path_of(self, start: int) -> Path:
+        return self.folder / file_name(start)
+
+    def new_file(self, start: int) -> MappedFile:
+        self._sync_names()  # else a power failure could leave this file without the files before it
+        self._has_new_names = self._rebuildable
+        return DiskFile(self.path_of(start), self.file_size, self._disk, durable_name=not self._rebuildable)
+
+    def remove(self, files: Sequence[MappedFile]) -> None:
+        for file in files:
+            file.unlink()
+            sync_folder(self.folder, self._disk)
+
+    def flush(self, start: int, end: int) -> None:
+        self._sync_names()
+        starts, files = self._run
+        for index in range(max(0, bisect_right(starts, start) - 1), bisect_right(starts, end - 1)):
+            file, file_end = files[index], starts[index] + self.file_size
+            if file_end > start:
+                file.flush(end - starts[index])
+                if file_end <= end:
+                    file.release_descriptor()
+
+    def _sync_names(self) -> None:
+        """Make the names of new files and folders durable."""
+        if not self._has_new_names:
+            return
+        self._has_new_names = False
+        try:
+            for folder in (self.folder, *self.folder.parents[:2]):  # queue, topic, consumequeue
+                sync_folder(folder, self._disk)
+        except BaseException:
+            self._has_new_names = True
+            raise

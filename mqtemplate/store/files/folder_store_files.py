@@ -1,0 +1,146 @@
+"""The files of one store in a folder that one process owns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from mqtemplate.errors import StoreFormatError, StoreLockedError
+from mqtemplate.store.files.disk import Disk, disk_errors, make_folder
+from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
+from mqtemplate.store.files.mapped_file import MappedFile
+from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.files.store_files import StoreFiles
+
+_locked_here: set[Path] = set()
+"""Lock files that this process has locked."""
+
+
+class FolderStoreFiles(StoreFiles):
+    """Files in a folder. Its ``lock`` file is locked as RocketMQ locks it, so each of the two respects the other."""
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self.root = root
+        self._disk = disk or Disk()
+        self._lock_fd = -1
+
+    def boot_id(self) -> str:
+        return self._disk.boot_id()
+
+    # --- the owner -----------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        make_folder(self.root, self._disk)
+        path = self._lock_path()
+        # A POSIX lock does not exclude its own process, and closing any descriptor of the file releases it (man fcntl).
+        # So a second broker in this process must not open the file.
+        if path in _locked_here:
+            raise self._locked()
+        with disk_errors("open", path):
+            fd = self._disk.open(path)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as exc:
+            self._disk.close(fd)
+            raise self._locked() from exc
+        os.pwrite(fd, b"lock", 0)  # as RocketMQ does; no program reads it
+        self._lock_fd = fd
+        _locked_here.add(path)
+
+    def _lock_path(self) -> Path:
+        return (self.root / "lock").resolve()
+
+    def _locked(self) -> StoreLockedError:
+        process_id, _ = self.owner()
+        owner = f"process {process_id}" if process_id else "another process"
+        return StoreLockedError(
+            f"{self.root} is in use by {owner}; one process owns a store folder. Stop that one, choose another "
+            "folder, or share one broker: run it as a server and point rocketmq.name-server at it"
+        )
+
+    def unlock(self) -> None:
+        if self._lock_fd >= 0:
+            _locked_here.discard(self._lock_path())
+            self._disk.close(self._lock_fd)
+            self._lock_fd = -1
+
+    # --- mapped files --------------------------------------------------------------------------
+
+    def open_mapped(self, name: str, size: int) -> MappedFile:
+        return DiskFile(self.root / name, size, self._disk)
+
+    def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
+        if rebuildable:  # the folders below become durable with the first flush, this one must be durable before
+            make_folder(self.root / Path(folder).parts[0], self._disk)
+        try:
+            return DiskFileQueue(self.root / folder, size, self._disk, rebuildable=rebuildable)
+        except StoreFormatError as exc:
+            lengths = Counter(length for length in self.file_sizes(folder).values() if length)
+            if not setting or not lengths or size in lengths:
+                raise
+            found = lengths.most_common(1)[0][0]
+            raise StoreFormatError(
+                f"the files in {folder} have {found} bytes, but {setting} is {size}; a folder keeps the sizes it "
+                f"was created with, so set {setting} to {found}. If {size} is right, a file was cut: restore it"
+                f"{', or delete the folder consumequeue, which is rebuilt from the commit log' if rebuildable else ''}"
+            ) from exc
+
+    # --- small files ---------------------------------------------------------------------------
+
+    def read_bytes(self, name: str) -> bytes | None:
+        path = self.root / name
+        with disk_errors("read", path):
+            return self._disk.read_whole(path)
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        path = self.root / name
+        make_folder(path.parent, self._disk)
+        with disk_errors("write", path, len(data)):
+            new = path.with_name(path.name + ".tmp")
+            self._write_whole(new, data)
+            if path.exists():
+                backup = path.with_name(path.name + ".bak")
+                self._disk.unlink(backup)
+                self._disk.link(path, backup)
+            self._disk.replace(new, path)
+            self._disk.sync_folder(path.parent)
+
+    def _write_whole(self, path: Path, data: bytes) -> None:
+        fd = self._disk.open(path, flags=os.O_CREAT | os.O_TRUNC)
+        try:
+            at = 0
+            while at < len(data):
+                at += self._disk.write_at(fd, data[at:], at)
+            self._disk.flush(fd)
+        finally:
+            self._disk.close(fd)
+
+    def exists(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    def delete(self, name: str) -> None:
+        path = self.root / name
+        with disk_errors("remove", path):
+            self._disk.unlink(path)
+            if path.parent.is_dir():
+                self._disk.sync_folder(path.parent)
+
+    # --- the folder ----------------------------------------------------------------------------
+
+    def list_folders(self, name: str) -> list[str]:
+        folder = self.root / name
+        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+    def file_sizes(self, folder: str) -> dict[str, int]:
+        path = self.root / folder
+        with disk_errors("read", path):
+            return dict(self._disk.list_files(path))
+
+    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
+        usage = shutil.disk_usage(self.root)
+        if roomy_bytes is not None and usage.free >= roomy_bytes:
+            return 0.0
+        return usage.used / max(usage.used + usage.free, 1)  # as df: blocks reserved for root do not count

@@ -1,0 +1,199 @@
+"""Index keys of records, for many records at once.
+
+A record's *tail* is its topic and its properties, each after its length. Here the length of the topic takes one byte,
+also where the record has two. Tails have one *shape* if they differ only in the values of properties, and each value
+has the same
+length: then each key is in the same columns of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqtemplate.java_hash import java_string_hash
+from mqtemplate.record.arrays import Rows
+from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
+
+_MIN_RECORDS = 8
+"""Fewer records are faster one by one."""
+_MAX_SHAPES = 8
+_LAST_SEPARATOR = PROPERTY_SEPARATOR[0]  # both separators are below all characters of a value
+_FIRST_NON_ASCII = 0x80
+
+
+def keys_of(topic: str, properties: bytes) -> list[str]:
+    """Return the keys under which a record is indexed, with repetitions, in RocketMQ's order.
+
+    These are its message id, each word of its business keys, and its tags as ``T#tags``.
+    Source: RocketMQ ``IndexService.buildIndex`` (5.5.0).
+    """
+    keys = []
+    prefix = topic + "#"
+    if unique := find_property(properties, UNIQ_KEY):
+        keys.append(prefix + unique)
+    if words := find_property(properties, KEYS):
+        keys += [prefix + word for word in words.split(" ") if word]
+    if tags := find_property(properties, TAGS):
+        keys.append(f"{prefix}T#{tags}")
+    return keys
+
+
+def tail_of(record: StoredRecord) -> bytes:
+    """Return the tail of a parsed record. No topic has more than 255 bytes."""
+    topic, properties = record.topic.encode()[:255], record.properties_bytes
+    return bytes([len(topic)]) + topic + len(properties).to_bytes(2, "big") + properties
+
+
+def hash_keys(tails: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the hashes of all keys in the order of the records, and the number of keys of each record."""
+    parts = _hash_by_shape(tails)
+    counts = np.zeros(len(tails), np.int64)
+    for rows, hashes in parts:
+        counts[rows] = hashes.shape[1]
+    starts = np.cumsum(counts) - counts
+    all_hashes = np.empty(int(counts.sum()), np.int32)
+    for rows, hashes in parts:
+        all_hashes[starts[rows][:, None] + np.arange(hashes.shape[1])] = hashes
+    return all_hashes, counts
+
+
+class _Part(NamedTuple):
+    """Records with the same number of keys: their numbers, and a row of hashes for each."""
+
+    rows: NDArray[np.intp]
+    hashes: NDArray[np.int32]
+
+
+def _hash_by_shape(tails: Sequence[bytes]) -> list[_Part]:
+    lengths = np.fromiter(map(len, tails), np.int64, len(tails))
+    parts, others = [], []
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        for _ in range(_MAX_SHAPES):
+            if len(rows) < _MIN_RECORDS:
+                break
+            table = np.frombuffer(b"".join([tails[row] for row in rows.tolist()]), np.uint8).reshape(-1, length)
+            shape = _TailShape(tails[rows[0]])
+            is_done = shape.matches(table)
+            if is_done[0]:
+                parts.append(_Part(rows[is_done], shape.hashes(table[is_done])))
+            else:
+                others.append(int(rows[0]))
+                is_done[:] = False
+                is_done[0] = True
+            rows = rows[~is_done]
+        others += rows.tolist()
+    return parts + [_hash_one(row, tails[row]) for row in others]
+
+
+def _hash_one(row: int, tail: bytes) -> _Part:
+    topic_end = 1 + tail[0]
+    keys = keys_of(tail[1:topic_end].decode("utf-8", "replace"), tail[topic_end + 2 :])
+    return _Part(np.array([row]), index_key_hashes(keys)[None, :])
+
+
+class _TailShape:
+    """The common shape of all tails like *first*. An irregular tail does not even match itself."""
+
+    def __init__(self, first: bytes) -> None:
+        self._row = np.frombuffer(first, np.uint8)
+        self._is_fixed = np.ones(len(first), np.bool_)
+        self._is_key = np.zeros(len(first), np.bool_)
+        topic_end = 1 + first[0]
+        values = value_spans(first, topic_end + 2)
+        if not values:  # then the separators count as values, and `matches` rejects every row
+            self._is_fixed[:] = False
+        for columns in values.values():
+            self._is_fixed[columns] = False
+        prefix = first[1:topic_end].decode("utf-8", "replace") + "#"
+        self._keys = list(_key_columns(first, values, prefix))
+        for _, columns in self._keys:
+            self._is_key[columns] = True
+
+    def matches(self, rows: Rows) -> NDArray[np.bool_]:
+        """Return True for each row that has this shape and ASCII keys."""
+        differs = np.where(self._is_fixed, rows != self._row, rows <= _LAST_SEPARATOR)
+        differs |= self._is_key & (rows >= _FIRST_NON_ASCII)
+        differs |= ~self._is_fixed & ((rows == ord(" ")) != (self._row == ord(" ")))  # blanks separate business keys
+        matches: NDArray[np.bool_] = np.logical_not(np.any(differs, axis=1))
+        return matches
+
+    def hashes(self, rows: Rows) -> NDArray[np.int32]:
+        """Return the hashes of the keys in matching rows: one column for each key."""
+        hashes = np.empty((len(rows), len(self._keys)), np.int32)
+        for number, (prefix, columns) in enumerate(self._keys):
+            hashes[:, number] = index_hashes_of_rows(prefix, rows[:, columns])
+        return hashes
+
+
+def _key_columns(tail: bytes, values: dict[bytes, slice], prefix: str) -> Iterator[tuple[str, slice]]:
+    """Yield the prefix of each key and the columns of the rest, in the order of `keys_of`."""
+    if unique := values.get(UNIQ_KEY):
+        yield prefix, unique
+    if words := values.get(KEYS):
+        at = words.start
+        for word in tail[words].split(b" "):
+            if word:
+                yield prefix, slice(at, at + len(word))
+            at += len(word) + 1
+    if tags := values.get(TAGS):
+        yield prefix + "T#", tags
+
+
+# --- hashes -----------------------------------------------------------------------------------------
+
+
+def index_key_hashes(keys: Sequence[str]) -> NDArray[np.int32]:
+    """Return the hashes that an index file stores for keys. Each key has the form ``topic#key``."""
+    return _to_index_hashes(java_string_hashes(keys))
+
+
+def index_hashes_of_rows(prefix: str, rows: Rows) -> NDArray[np.int32]:
+    """Return the index hash of *prefix* and the ASCII text in each row. Texts of one length cost almost nothing."""
+    length = rows.shape[1]
+    powers = _powers_of_31(length.bit_length())
+    start = np.uint32(java_string_hash(prefix) & 0xFFFF_FFFF) * powers[length : length + 1]
+    hashes: NDArray[np.uint32] = rows.astype(np.uint32) @ powers[length - 1 :: -1][:length] + start
+    return _to_index_hashes(hashes.view(np.int32))
+
+
+def _to_index_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Source: RocketMQ ``IndexFile.indexKeyHashMethod``."""
+    hashes = np.abs(hashes)
+    hashes[hashes < 0] = 0  # the smallest i4 has no positive counterpart
+    return hashes
+
+
+def java_string_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
+    """Return `java_string_hash` of each text, for a fraction of the time.
+
+    A hash is the sum of ``unit * 31 ** (number of units after it)`` over its UTF-16 units. So one product over the
+    units of all texts and one running sum are enough.
+    """
+    units = np.frombuffer("".join(texts).encode("utf-16-le", "surrogatepass"), "<u2")
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    if lengths.sum() != len(units):  # some characters need two units
+        lengths = np.fromiter(
+            (len(text.encode("utf-16-le", "surrogatepass")) // 2 for text in texts), np.int64, len(texts)
+        )
+    ends = np.cumsum(lengths)
+    units_after = np.repeat(ends, lengths) - np.arange(1, len(units) + 1)
+    powers = _powers_of_31(int(lengths.max(initial=0)).bit_length())
+    sums = np.zeros(len(units) + 1, np.uint32)
+    np.cumsum(units * powers[units_after], dtype=np.uint32, out=sums[1:])
+    hashes: NDArray[np.uint32] = sums[ends] - sums[ends - lengths]
+    return hashes.view(np.int32)
+
+
+@lru_cache(maxsize=32)
+def _powers_of_31(bits: int) -> NDArray[np.uint32]:
+    """Return ``31 ** 0 .. 31 ** (2 ** bits - 1)``, modulo 2 ** 32."""
+    factors = np.full(1 << bits, 31, np.uint32)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint32)
