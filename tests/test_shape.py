@@ -25,7 +25,6 @@ LEVELS: dict[str, int] = {
     "mqtemplate.metrics": 0,
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,
-    "mqtemplate.compression": 1,
     "mqtemplate.message": 1,
     "mqtemplate.pending": 1,
     "mqtemplate.results": 1,

@@ -108,8 +108,10 @@ SMALLEST_RECORD = BODY_AT + 1 + 2
 """Bytes of a record with IPv4 hosts and empty body, topic and properties."""
 
 HEAD = struct.Struct(">ii20xqi16xq12xqi")
-"""The fields needed to go from record to record: total size, magic, physical offset, sys flag, store timestamp,
-prepared transaction offset, body length. Of a record with IPv4 hosts."""
+"""Fields of the header that are enough to read record by record, for a record with IPv4 hosts.
+
+Total size, magic, physical offset, sys flag, store timestamp, prepared transaction offset, body length.
+"""
 assert HEAD.size == BODY_AT
 
 HEAD_FIELDS = {
@@ -118,7 +120,7 @@ HEAD_FIELDS = {
     "offsets": [0, MAGIC_AT, BODY_CRC_AT, QUEUE_ID_AT, QUEUE_OFFSET_AT, PHYSICAL_OFFSET_AT, SYS_FLAG_AT],
     "itemsize": BORN_HOST_AT,
 }
-"""The fields before the born host, as ``numpy.dtype`` takes them. Here no numpy is imported: a client needs none."""
+"""Fields before the born host, as ``numpy.dtype`` takes them. (A client imports this module, but needs no numpy.)"""
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 read_size_and_magic = _SIZE_AND_MAGIC.unpack_from

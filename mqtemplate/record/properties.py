@@ -65,7 +65,7 @@ def find_property(data: bytes, name: bytes) -> str | None:
 def value_spans(data: bytes, at: int) -> dict[bytes, slice]:
     """Return the position in *data* of each value of the properties that start at byte *at*.
 
-    Return nothing if the properties are irregular: a name comes twice, or a name has no value or two.
+    Return nothing if the properties are irregular: a name occurs twice, or a name has no value or two.
     """
     spans: dict[bytes, slice] = {}
     for pair in data[at:].removesuffix(PROPERTY_SEPARATOR).split(PROPERTY_SEPARATOR):

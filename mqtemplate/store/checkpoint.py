@@ -18,14 +18,17 @@ class LogFollower(Protocol):
     """A component whose state is derived from the commit log: a delay service."""
 
     def replay_from(self) -> int | None:
-        """Return the physical offset from which it needs the log at the load; None if the checkpoint's is
-        sufficient."""
+        """Return the physical offset from which it needs the log at the load.
+
+        None means that the offset of the checkpoint is early enough.
+        """
 
     def replay(self, record: StoredRecord) -> None:
-        """Process one record at the load, in log order. A record may come twice. The owner starts the follower later.
+        """Process one record at the load, in log order.
 
-        Only records are replayed that may replace a delayed one: those with a ``prepared_transaction_offset``, and
-        those that RocketMQ wrote (without check) with ``DELAY`` or ``TIMER_OUT_MS``.
+        A record may be replayed twice. The owner starts the follower later. Only records are replayed that may replace
+        a delayed one: those with a ``prepared_transaction_offset``, and those that RocketMQ wrote (without check) with
+        ``DELAY`` or ``TIMER_OUT_MS``.
         """
 
     def persist(self) -> int | None:
@@ -40,8 +43,8 @@ class LogFollower(Protocol):
 class StoreCheckpoint:
     """The ``checkpoint`` file: one page, overwritten in place, as RocketMQ does.
 
-    RocketMQ's fields describe RocketMQ's files. It does not know the progress of the delay services here, so mqtemplate
-    has fields of its own in a part of the page that RocketMQ leaves unchanged.
+    RocketMQ's fields describe RocketMQ's files. They cannot contain the progress of the delay services here, so
+    mqtemplate has fields of its own in a part of the page that RocketMQ leaves unchanged.
 
     Attributes:
         fields: RocketMQ's fields.

@@ -63,8 +63,7 @@ class ConsumeQueue:
             self._open_at(self.max_offset)
 
     def _count_valid(self, index: int) -> int:
-        """Return the number of leading units of a file that can be valid: physical offsets ascend, then zeros
-        follow."""
+        """Return the number of leading units that can be valid: their physical offsets ascend, then zeros follow."""
         units = self._file_units(index)
         count = count_leading(units["size"] > 0)
         first = max(0, self.min_offset - self._files.starts[index] // CQ_UNIT_SIZE)
@@ -76,8 +75,7 @@ class ConsumeQueue:
         return count
 
     def _first_message(self) -> int:
-        """Return the queue offset of the first message. RocketMQ marks the units before it, see
-        `layout.PRE_BLANK_SIZE_MARK`."""
+        """Return the queue offset of the first message. RocketMQ marks the units before it (fillPreBlank)."""
         first = self._files.start // CQ_UNIT_SIZE
         if layout.unpack_cq_unit(self._files.files[0].view).size != layout.PRE_BLANK_SIZE_MARK:
             return first
@@ -170,8 +168,7 @@ class ConsumeQueue:
         return self._files.read(queue_offset * CQ_UNIT_SIZE, count * CQ_UNIT_SIZE)  # b"" if deleted meanwhile
 
     def has_units_of(self, queue_offset: int, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
-        """Return True if the units from *queue_offset* on point at these records. Units marked as done count as
-        well."""
+        """Return True if the units from *queue_offset* on are those of these records, possibly marked as done."""
         done = 0
         while done < len(sizes):
             units = self.units(queue_offset + done, len(sizes) - done)

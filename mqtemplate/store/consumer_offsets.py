@@ -26,7 +26,8 @@ class ConsumerOffsets:
         name: str = "config/consumerOffset.json",
         flush: Callable[[], object] = lambda: None,
     ) -> None:
-        # The topics of a group follow from the offsets; RocketMQ computes its groupTopicMap again. So it is not kept.
+        # The topics of a group follow from the offsets; RocketMQ computes its groupTopicMap again. So it is not
+        # written.
         self._file = VersionedTable(store_files, clock, name, "offsetTable", "groupTopicMap")
         self._flush = flush
         self._lock = threading.Lock()

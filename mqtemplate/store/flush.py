@@ -171,8 +171,10 @@ def _wake_in_turn(served: Sequence[_Waiter], next_leader: _Waiter | None, error:
 
 
 class FlushService:
-    """Service that flushes the log: periodically with ``ASYNC_FLUSH``, else on request of a producer that does not
-    wait."""
+    """Service that flushes the log.
+
+    With ``ASYNC_FLUSH`` it flushes periodically, else on request of a producer that does not wait.
+    """
 
     name = "store.flush"
 

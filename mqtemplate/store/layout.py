@@ -1,5 +1,7 @@
-"""Byte layouts of the store's own files; `mqtemplate.record.layout` has that of a record. All numbers are
-big-endian."""
+"""Byte layouts of the store's own files. All numbers are big-endian.
+
+`mqtemplate.record.layout` has the layout of a record.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +49,25 @@ pack_cq_unit_into = _CQ_UNIT.pack_into
 iter_cq_units = _CQ_UNIT.iter_unpack
 
 PRE_BLANK_SIZE_MARK = 0x7FFFFFFF
-"""Size in the units before the first message of a queue that does not start at queue offset 0. Source: RocketMQ
-``ConsumeQueue.fillPreBlank``."""
+"""Size in the units before the first message of a queue that does not start at queue offset 0.
+
+Source: RocketMQ ``ConsumeQueue.fillPreBlank``.
+"""
 
 DONE_SIZE_MARK = 1
-"""Size in a unit of the schedule topic whose message was cancelled, rescheduled, or released before the messages ahead
-of it. RocketMQ finds no record of one byte and skips the unit."""
+"""Size in a unit of the schedule topic whose message needs no delivery in its turn any more.
+
+The message was cancelled, rescheduled, or released before the messages ahead of it. RocketMQ finds no record of one
+byte and skips the unit.
+"""
 
 
 NO_UNIT_YET = _CQ_UNIT.pack((1 << 63) - 1, 0, 0)
-"""First unit of a consume queue file that was created ahead, until a message overwrites it. RocketMQ counts the first
-unit of a queue's last file as a message, even if it is zero. It drops the file only if that unit points past the log's
-end."""
+"""First unit of a consume queue file that was created ahead, until a message overwrites it.
+
+RocketMQ counts the first unit of a queue's last file as a message, even if it is zero. It drops the file only if that
+unit points past the end of the log.
+"""
 
 
 def unpack_cq_unit(data: bytes | mmap, at: int = 0) -> CqUnit:

@@ -50,7 +50,7 @@ class LogReader:
         return self._files.find(physical_offset)
 
     def path_of(self, physical_offset: int) -> Path:
-        """Return the path of the file with this offset; in memory a name that stands for it."""
+        """Return the path of the file with this offset; in memory an invented name."""
         start = physical_offset - physical_offset % self._file_size
         return self._files.path_of(start) or Path(f"memory-{start:020d}")
 

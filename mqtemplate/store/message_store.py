@@ -33,8 +33,10 @@ from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 _FREE_FILES = 16
-"""While the disk has space for this number of commit log files, it counts as empty. A nearly full disk of a terabyte
-has space for months."""
+"""While the disk has space for this number of commit log files, it counts as empty.
+
+A nearly full disk of a terabyte has space for months.
+"""
 _FLUSH_TIMEOUT_MS = 60_000
 
 _log = structlog.stdlib.get_logger("mqtemplate.store")
@@ -135,7 +137,7 @@ class MessageStore:
         if was_clean:
             self.group_commit.flushed = self.end_offset
         else:
-            # consumers read only what is flushed, and no producer may come to flush it
+            # consumers read flushed records only, and possibly no producer will call flush
             self.group_commit.wait(self.end_offset, _FLUSH_TIMEOUT_MS)
         self._delete_units_before_log()
         indexed_to = self._checkpoint.fields.index_msg_timestamp
@@ -213,8 +215,7 @@ class MessageStore:
         return self._commit_log.end
 
     def _written_end(self) -> int:
-        """Return `end_offset` for another thread. Without the lock it may be wrong while the log starts its next
-        file."""
+        """Return `end_offset`, also while the log starts its next file in another thread."""
         with self._lock:
             return self._commit_log.end
 

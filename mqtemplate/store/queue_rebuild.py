@@ -65,7 +65,7 @@ class QueuePosition(NamedTuple):
 
 
 def position_fields(record: StoredRecord) -> dict[str, object]:
-    """Return the fields of a log event that tell the position of a record."""
+    """Return the position of a record as fields of a log event."""
     return {
         "topic": record.topic,
         "queue": record.queue_id,
@@ -76,8 +76,8 @@ def position_fields(record: StoredRecord) -> dict[str, object]:
 
 def report_damage(log: LogReader, damaged: DamagedRange, reason: str, position: dict[str, object]) -> None:
     """Log a damaged record with its file and its offsets, as far as these are known."""
-    place = {"file": str(log.path_of(damaged.start)), "physical_offset": damaged.start, "size": damaged.size}
-    _log.error("store.record_damaged", **position | place, reason=reason)
+    location = {"file": str(log.path_of(damaged.start)), "physical_offset": damaged.start, "size": damaged.size}
+    _log.error("store.record_damaged", **position | location, reason=reason)
 
 
 class QueueRebuild:

@@ -74,7 +74,7 @@ class Recovery:
         self._checkpoint = checkpoint_offset
         self._was_clean, self._lost_power = was_clean, lost_power
         queues = list(self._rebuild.queues.values())
-        # Without any queue the checkpoint says nothing about queues: the folder consumequeue was deleted or lost.
+        # Without any queue the folder consumequeue was deleted or lost, and the checkpoint does not help.
         starts = [checkpoint_offset, *self._ends_of_cut_queues()] if queues else [0]
         if not was_clean:
             for queue in queues:
@@ -153,55 +153,55 @@ class Recovery:
 
     # --- deciding ------------------------------------------------------------------------------
 
-    def _judge(self, bad: int, reason: str) -> int | None:
+    def _judge(self, offset: int, reason: str) -> int | None:
         """Return the offset where the log continues after an offset without a valid record; None if it ends there.
 
         Args:
-            bad: The physical offset.
+            offset: The physical offset.
             reason: Why no record starts there; empty if the bytes are zero.
         """
         self._was_cut = False
         # After a power failure the queues may be ahead of the log: a unit proves nothing past the checkpoint.
-        position = None if self._lost_power and bad >= self._checkpoint else self._rebuild.position_of(bad)
-        if not reason and self._was_clean and position is None and bad >= self._checkpoint:
+        position = None if self._lost_power and offset >= self._checkpoint else self._rebuild.position_of(offset)
+        if not reason and self._was_clean and position is None and offset >= self._checkpoint:
             return None
         # Older records are leftovers: RocketMQ does not clear the bytes after a tail that it cut off.
-        whole = next(self._log.records_after(bad, self._newest_ms), None)
+        whole = next(self._log.records_after(offset, self._newest_ms), None)
         next_whole = None if whole is None else whole.physical_offset
-        if self._is_unflushed(bad, next_whole) or self._is_unacknowledged_end(bad, reason, next_whole):
-            self._log_cut(bad, reason)
+        if self._is_unflushed(offset, next_whole) or self._is_unacknowledged_end(offset, reason, next_whole):
+            self._log_cut(offset, reason)
             return None
-        # The damage ends at the first of: the next whole record, the end that a queue's unit tells, the checkpoint.
+        # The damage ends at the next whole record, or at the end that the unit of a queue has, or at the checkpoint.
         ends = [] if next_whole is None else [next_whole]
         if position is not None:
             ends += self._end_by_queue(position)
-        if not ends and bad < self._checkpoint:
-            ends += self._end_by_checkpoint(bad)
+        if not ends and offset < self._checkpoint:
+            ends += self._end_by_checkpoint(offset)
         if not ends:
             if reason:
-                self._log_cut(bad, reason)
+                self._log_cut(offset, reason)
             return None
-        damaged = DamagedRange(bad, min(ends))
+        damaged = DamagedRange(offset, min(ends))
         self._skip(damaged, position, reason or "there are only zeros")
         return damaged.end
 
-    def _is_unflushed(self, bad: int, next_whole: int | None) -> bool:
+    def _is_unflushed(self, offset: int, next_whole: int | None) -> bool:
         """Return True if the power failed before the bytes there reached the disk."""
-        if not self._lost_power or bad < self._checkpoint:
+        if not self._lost_power or offset < self._checkpoint:
             return False
-        found = self._log.find(bad)
+        found = self._log.find(offset)
         if next_whole is None or found is None:
             return True
         file, file_start = found
-        return is_lost_write(file, bad - file_start, min(next_whole - file_start, file.size))
+        return is_lost_write(file, offset - file_start, min(next_whole - file_start, file.size))
 
-    def _is_unacknowledged_end(self, bad: int, reason: str, next_whole: int | None) -> bool:
+    def _is_unacknowledged_end(self, offset: int, reason: str, next_whole: int | None) -> bool:
         """Return True if the rest is zero and no acknowledged record can be in it.
 
         A consume queue may still refer to it: RocketMQ flushes queues and log independently, and after RocketMQ a lost
         power is not known.
         """
-        return not reason and next_whole is None and not self._was_clean and bad >= self._checkpoint
+        return not reason and next_whole is None and not self._was_clean and offset >= self._checkpoint
 
     def _end_by_queue(self, position: QueuePosition) -> list[int]:
         """Return the end of a damaged record according to its unit, if that is plausible."""
@@ -213,29 +213,31 @@ class Recovery:
         end = unit.physical_offset + unit.size
         return [end] if unit.size > DONE_SIZE_MARK and end <= file_start + file.size else []
 
-    def _end_by_checkpoint(self, bad: int) -> list[int]:
+    def _end_by_checkpoint(self, offset: int) -> list[int]:
         """Return the checkpoint: all records before it were flushed. Report them as lost if their file is missing."""
         if self._log.find(self._checkpoint - 1) is not None:
             return [self._checkpoint]
         self._was_cut = True
         _log.error(
             "store.records_lost",
-            file=str(self._log.path_of(bad)),
-            physical_offset=bad,
+            file=str(self._log.path_of(offset)),
+            physical_offset=offset,
             end_offset=self._checkpoint,
             reason="the files end before the offset up to which everything was flushed",
         )
         return []
 
-    def _log_cut(self, bad: int, reason: str) -> None:
+    def _log_cut(self, offset: int, reason: str) -> None:
         """Log what is cut off: a torn record, or the unflushed bytes that a power failure left."""
         self._was_cut = True
-        path = self._log.path_of(bad)
-        dropped = sum(1 for _ in self._log.records_after(bad, self._newest_ms))
+        path = self._log.path_of(offset)
+        dropped = sum(1 for _ in self._log.records_after(offset, self._newest_ms))
         if dropped:
-            _log.warning("store.unflushed_tail_cut", file=path.name, physical_offset=bad, whole_records_dropped=dropped)
+            _log.warning(
+                "store.unflushed_tail_cut", file=path.name, physical_offset=offset, whole_records_dropped=dropped
+            )
         elif reason:
-            _log.warning("store.torn_tail_cut", file=path.name, physical_offset=bad, reason=reason)
+            _log.warning("store.torn_tail_cut", file=path.name, physical_offset=offset, reason=reason)
 
     # --- damage --------------------------------------------------------------------------------
 

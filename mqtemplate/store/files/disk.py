@@ -50,8 +50,10 @@ class Disk:
         return _with_more_files(lambda: mmap.mmap(fd, size))
 
     write_at = staticmethod(os.pwrite)
-    """Write *data*, or its first part, at *at*: ``(fd, data, at)``. Return the number of bytes written. The system call
-    itself without a wrapper, since each message needs it."""
+    """Write *data*, or its first part, at *at*, and return the number of bytes: ``(fd, data, at)``.
+
+    This is the system call itself, without a wrapper, because each message needs it.
+    """
 
     def write_again(self, fd: int, view: mmap.mmap, end: int) -> None:
         """Mark the pages before *end* as changed, so that the next `flush` writes them again.

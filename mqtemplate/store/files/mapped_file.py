@@ -55,7 +55,7 @@ class MappedFile:
         self.view.close()
 
     def unlink(self) -> None:
-        """Remove the file's name. Readers may continue; the map goes away with the last one.
+        """Remove the file's name. Readers may continue; the map is freed with the last one.
 
         Raises:
             StoreError: The disk failed.

@@ -127,7 +127,7 @@ class MappedFileQueue:
     def remove(self, files: Sequence[MappedFile]) -> None:
         """Delete detached files. When this returns, no power failure restores a part of them and thus a gap.
 
-        The names go at once. A map goes when its last reader is done.
+        The names are removed at once. A map is freed when its last reader is done.
         """
         for file in files:
             file.unlink()

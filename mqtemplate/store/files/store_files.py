@@ -9,13 +9,14 @@ from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 
 ABORT_FILE = "abort"
-"""Exists while a process has the store open: "<pid> <boot id>". If it exists at the start, the last owner did not close
-the store. RocketMQ writes the pid alone, and reads neither."""
+"""Name of the file that exists while a process has the store open. It contains ``<pid> <boot id>``.
+
+If it exists at the start, the last owner did not close the store. RocketMQ writes the pid alone, and reads neither.
+"""
 
 
 class StoreFiles(Protocol):
-    """Files by their names, such as ``config/delayOffset.json``. The engine above is the same for all
-    implementations."""
+    """Files by their names, such as ``config/delayOffset.json``. The engine is the same for all implementations."""
 
     def lock(self) -> None:
         """Own the files until `unlock`.

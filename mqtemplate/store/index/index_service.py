@@ -41,8 +41,8 @@ class IndexService:
     - The service reads the log from the end of the last index file. No producer waits for it. A step takes a
       millisecond, then it pauses, longer while the log grows. A query first indexes the rest, so each result is
       complete.
-    - The index files themselves tell how far the log is indexed. After a crash the unflushed rest is read again, so the
-      older keys of a file that was not full are not lost.
+    - The headers of the index files contain how far the log is indexed. After a crash the unflushed rest is read again,
+      so the older keys of a file that was not full are not lost.
     - A record may be in the index twice, and another key may have the same hash. The caller checks the record.
     - Lock order: the mutex here, then the store's lock. One thread at a time reads the log or follows a chain.
 
@@ -132,8 +132,7 @@ class IndexService:
         self.flushed_timestamp = self._files[-1].header.end_timestamp if self._files else 0
 
     def _agrees_with_log(self, file: IndexFile) -> bool:
-        """Return True if the first and the last record of the header are in the log, as far as they were not
-        deleted."""
+        """Return True if the log has the first and the last record of the header. Deleted records count as present."""
         header = file.header
         ends = (
             (header.begin_physical_offset, header.begin_timestamp),
@@ -142,7 +141,7 @@ class IndexService:
         for physical_offset, timestamp in ends:
             if physical_offset >= self._log.start:
                 head = self._log.head_at(physical_offset)
-                # `IndexFile.keep_before` knows the time of the last record to the second only
+                # after `IndexFile.keep_before` the time of the last record is exact to the second only
                 if head is None or not 0 <= head.store_timestamp - timestamp < 1_000:
                     return False
         return 1 < header.index_count <= self._units_total and ends[0][0] <= ends[1][0]
@@ -152,8 +151,10 @@ class IndexService:
             self._files.pop().delete()
 
     def _indexed_end(self, *, was_clean: bool) -> int:
-        """Return the offset from which to read the log. The last record is read again if not all its keys may be
-        there."""
+        """Return the offset from which to read the log.
+
+        The last record is read again if not all its keys may be in the file.
+        """
         position = 0
         if self._files:
             last = self._files[-1]
@@ -263,7 +264,7 @@ class IndexService:
     def candidates(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _MAX_TIME_MS) -> Iterator[int]:
         """Yield the physical offsets of all records that may have *key* and were stored about ``begin_ms..end_ms``.
 
-        The newest comes first. Memory does not grow with their number. Some may be other records whose keys have the
+        The newest is first. Memory does not grow with their number. Some may be other records whose keys have the
         same hash, or that were stored some seconds outside the span. The caller checks the record.
 
         Args:

@@ -89,8 +89,10 @@ class KeyReader:
         return 1
 
     def _skip_damage(self, end: int) -> None:
-        """Continue with the next whole record. It may be before `position`, if the size of the last record is
-        damaged."""
+        """Continue with the next whole record.
+
+        It may be before `position`, if the size of the last record is damaged.
+        """
         damaged = self.position
         following = self._log.find_record_after(damaged if self._last_start < 0 else self._last_start)
         self.move_to(end if following is None else min(following, end))
