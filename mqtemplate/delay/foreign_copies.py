@@ -1,68 +1,62 @@
-"""Copies that RocketMQ released while the folder was its own: they do not say which record they were copied from.
+"""Copies that RocketMQ released while it used the store directory: they do not name the record they were copied from.
 
-Ours do (`release.released_source`). RocketMQ writes down how far it is every ten seconds (levels) or every second
-(timers), so after a kill of it, or without that file, only its copies in the log tell what it handed over.
+Copies of this package do, see `release.released_source`. RocketMQ writes its progress every ten seconds (levels) or
+every second (timers). After a kill of RocketMQ, or without its progress file, only the copies in the log show what it
+released.
 """
 
 from __future__ import annotations
 
-from array import array
 from hashlib import blake2b
 
 import numpy as np
 
+from mqtemplate.delay.offset_set import OffsetSet
 from mqtemplate.record.codec import StoredRecord, find_property
 
 _KEPT_PROPERTIES = (b"UNIQ_KEY", b"REAL_TOPIC", b"REAL_QID", b"DELAY", b"TIMER_OUT_MS")
-"""What RocketMQ leaves on a copy as it was on the record that waited, and what tells one message from another."""
+"""Properties that RocketMQ copies unchanged, and that distinguish one delayed message from another."""
 
 
 class ForeignCopies:
-    """Recognises a waiting record that RocketMQ handed over, by what its copy has in common with it.
+    """Recognises delayed records that RocketMQ released, by what a record and its copy have in common.
 
-    - A copy is a record under its real topic that asked for a level or a time, without our link to a source.
-    - Kept is a number of 64 bits for each copy. Two messages of equal number are one sender's message stored twice;
+    - A copy is a record under its real topic that had a delay, without our link to a source.
+    - Each copy is kept as a hash of 64 bits. Two messages with one hash are one producer's message stored twice;
       one copy counts for both.
-    - First every record of the log is shown to `replay`, then `contains` is asked.
+    - `replay` gets every record of the log first; `contains` is called afterwards.
 
     Attributes:
         last_timestamp: Store timestamp of the newest copy (ms); -1 without one.
     """
 
     def __init__(self) -> None:
-        self._hashes: array[int] = array("q")
-        self._sorted: np.ndarray | None = None
+        self._hashes = OffsetSet()
         self.last_timestamp = -1
 
     def __len__(self) -> int:
         return len(self._hashes)
 
-    def replay(self, record: StoredRecord) -> None:
-        """Take *record* in if it is such a copy; the same one may come twice."""
+    def replay(self, record: StoredRecord) -> bool:
+        """Add *record* if it is such a copy. Return True if it is. The same record may be replayed twice."""
         properties = record.properties_bytes
         if b"REAL_TOPIC\x01" not in properties or record.prepared_transaction_offset > 0:
-            return
+            return False
         if find_property(properties, b"REAL_TOPIC") != record.topic:
-            return
-        if b"DELAY\x01" in properties or b"TIMER_OUT_MS\x01" in properties:
-            self._hashes.append(_hash_of(record))
-            self._sorted = None
-            self.last_timestamp = max(self.last_timestamp, record.store_timestamp)
+            return False
+        if b"DELAY\x01" not in properties and b"TIMER_OUT_MS\x01" not in properties:
+            return False
+        self._hashes.add(_hash_of(record))
+        self.last_timestamp = max(self.last_timestamp, record.store_timestamp)
+        return True
 
     def contains(self, record: StoredRecord) -> bool:
-        """Whether a copy of *record*, which lies in a system topic, was seen."""
-        if not self._hashes:
-            return False
-        if self._sorted is None:
-            self._sorted = np.unique(np.frombuffer(self._hashes, np.int64))
-            self._hashes = array("q", self._sorted.tobytes())
-        wanted = _hash_of(record)
-        place = int(np.searchsorted(self._sorted, wanted))
-        return place < len(self._sorted) and int(self._sorted[place]) == wanted
+        """Return True if a copy of *record*, a record of a system topic, was replayed."""
+        return bool(len(self._hashes)) and bool(self._hashes.contains(np.array([_hash_of(record)]))[0])
 
 
 def _hash_of(record: StoredRecord) -> int:
-    """What a waiting record and its copy agree in: properties, body, and when and how often it was sent."""
+    """Hash what a delayed record and its copy share: properties, body, times of birth and of reconsumption."""
     parts = [find_property(record.properties_bytes, name) or "" for name in _KEPT_PROPERTIES]
     parts += [str(record.reconsume_times), str(record.born_timestamp), str(record.body_crc)]
     return int.from_bytes(blake2b("\x02".join(parts).encode(), digest_size=8).digest(), "big", signed=True)

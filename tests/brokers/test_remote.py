@@ -346,7 +346,7 @@ def test_what_no_cluster_can_do_says_why_and_what_to_do_instead(cluster: LocalCl
             broker.cancel(key="4466")
         with pytest.raises(MessageError, match="one of the two"):
             broker.cancel()
-        with pytest.raises(MessageError, match="is no handle of a waiting message"):
+        with pytest.raises(MessageError, match="is not a handle of a pending message"):
             broker.cancel("4466")
 
 

@@ -31,5 +31,7 @@ def test_rocketmq_finds_its_five_words_in_ours() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "4466", "djIgYSBiIDEgYw==", "djEgYSBiIHggYw==", "djEgYQ==", "\N{SNOWMAN}"])
 def test_what_is_no_handle_is_refused(text: str) -> None:
-    with pytest.raises(MessageError, match=r"is no handle of a waiting message .*; pass SendResult.handle as it came"):
+    with pytest.raises(
+        MessageError, match=r"is not a handle of a pending message .*; pass SendResult.handle unchanged"
+    ):
         decode_handle(text)

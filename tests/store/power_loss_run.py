@@ -28,10 +28,10 @@ from mqtemplate.errors import MQTemplateError
 from mqtemplate.record.codec import RecordDraft, encode_properties
 from mqtemplate.store import FlushDiskType, FolderStoreFiles
 from mqtemplate.store.files.disk import Disk
-from tests.delay.waiting_room import Arrived, WaitingRoom
+from tests.delay.delay_engine import Arrived, DelayEngine
 from tests.store.power_loss_disk import Image, PowerLossDisk, RestartedDisk, subsets, write_image
 
-TIMERS = {"slots_total": 200, "roll_window_slots": 100, "timer_log_file_size": 536}
+TIMERS = {"slots_total": 200, "roll_window_slots": 100, "log_file_size": 536}
 LEVELS = "1s 5s 10s"
 LEVEL_MS = (1_000, 5_000, 10_000)
 LONGEST_MS = 400_000
@@ -118,12 +118,12 @@ class Life:
             write_image(begins.image, store)
             self.promises, self.clock = begins.promises, VirtualClock(begins.now_ms)
         self.disk = PowerLossDisk(store, chance.choice((4_096, 512)), self.on_event, f"boot-{next(_boots)}")
-        self.room: WaitingRoom | None = None
+        self.room: DelayEngine | None = None
 
     # --- the life ------------------------------------------------------------------------------
 
-    def open_on(self, disk: Disk, root: Path, clock: VirtualClock) -> WaitingRoom:
-        return WaitingRoom(
+    def open_on(self, disk: Disk, root: Path, clock: VirtualClock) -> DelayEngine:
+        return DelayEngine(
             store_files=FolderStoreFiles(root, disk),
             levels=LEVELS,
             timers=TIMERS,
@@ -133,7 +133,7 @@ class Life:
             queue_file_size=100,
         )
 
-    def open(self) -> WaitingRoom:
+    def open(self) -> DelayEngine:
         self.room = None
         self.room = self.open_on(self.disk, self.disk.root, self.clock)
         return self.room
@@ -147,7 +147,7 @@ class Life:
         self.on_event()
         room.crash()
 
-    def do(self, room: WaitingRoom, name: str, argument: Any) -> WaitingRoom:
+    def do(self, room: DelayEngine, name: str, argument: Any) -> DelayEngine:
         match name:
             case "send":
                 for delay in argument:
@@ -166,7 +166,7 @@ class Life:
                 return self.open()
         return room
 
-    def send(self, room: WaitingRoom, delay: dict[str, int]) -> None:
+    def send(self, room: DelayEngine, delay: dict[str, int]) -> None:
         promises, now_ms = self.promises, self.clock.now_ms()
         body = b"%05d" % promises.sent + bytes(self.chance.randrange(300))
         promises.sent += 1
@@ -175,7 +175,7 @@ class Life:
         promises.acknowledged[body] = now_ms + (LEVEL_MS[level - 1] if level else delay.get("TIMER_DELAY_MS", 0))
         promises.ends[body] = put.end
 
-    def note_seen(self, room: WaitingRoom) -> None:
+    def note_seen(self, room: DelayEngine) -> None:
         """What consumers were shown."""
         for place, message in enumerate(room.arrived()):
             if message.record.physical_offset + message.record.total_size <= room.store.confirm_offset:

@@ -44,7 +44,7 @@ class RemoteRecall:
         """
         if (handle is None) == (key is None):
             raise MessageError(
-                "name what waits by its handle or by key, one of the two; SendResult.handle is the first"
+                "name the pending message by its handle or by key, one of the two; SendResult.handle is the first"
             )
         if handle is None:
             raise UnsupportedError(

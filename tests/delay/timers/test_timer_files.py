@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqtemplate.delay.timers.files import TimerFiles, TimerSettings
+from mqtemplate.delay.timers.files import TimerFiles
+from mqtemplate.delay.timers.settings import DEFAULT_SLOTS_TOTAL, TimerSettings
 from mqtemplate.delay.timers.timer_checkpoint import (
     TimerCheckpoint,
     Writer,
@@ -21,11 +22,11 @@ from mqtemplate.delay.timers.timer_unit import (
     MAGIC_DONE,
     TIMER_UNIT_DTYPE,
     TIMER_UNIT_SIZE,
-    are_sound,
+    are_valid,
     seal_units,
     unpack_unit,
 )
-from mqtemplate.delay.timers.timer_wheel import DEFAULT_SLOTS_TOTAL, Slot, TimerWheel, wheel_file_size
+from mqtemplate.delay.timers.timer_wheel import Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import ConfigurationError, StoreFormatError
 from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue
 
@@ -102,15 +103,15 @@ def test_the_next_live_slot_is_found_over_the_rings_end(ticks: int) -> None:
     assert wheel.next_live(start_ms) == start_ms + ticks * 1_000
 
 
-def test_the_oldest_live_slot_is_found_after_any_time() -> None:
+def test_the_next_live_slot_is_found_after_any_time() -> None:
     """However long nobody looked: what waits since then is delivered, not abandoned."""
     wheel = small_wheel()
     link(wheel, 50_000, 0)
     link(wheel, 70_000, 52)
 
-    assert wheel.oldest_live(60_000) == 70_000
-    assert wheel.oldest_live(10_000) == 50_000
-    assert wheel.oldest_live(71_000) is None
+    assert wheel.next_live(60_000) == 70_000
+    assert wheel.next_live(10_000) == 50_000
+    assert wheel.next_live(71_000) is None
 
 
 def test_many_units_are_linked_as_one_after_the_other() -> None:
@@ -221,7 +222,7 @@ def test_a_unit_tells_its_exact_due_time_and_whether_it_is_damaged() -> None:
     """Whichever bit of it is wrong. Upstream's units have no check, and are taken as they are."""
     made = units([WRITE_MS], [1_000])
     made["tail"] = WRITE_MS + 37
-    assert are_sound(units([WRITE_MS], [1_000])).all(), "upstream's"
+    assert are_valid(units([WRITE_MS], [1_000])).all(), "upstream's"
 
     seal_units(made)
 
@@ -229,12 +230,12 @@ def test_a_unit_tells_its_exact_due_time_and_whether_it_is_damaged() -> None:
     unit = unpack_unit(data)
     assert unit is not None
     assert (unit.deliver_ms, unit.slot_ms) == (WRITE_MS + 37, WRITE_MS)
-    assert are_sound(made).all()
+    assert are_valid(made).all()
     for bit in range(len(data) * 8):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         assert unpack_unit(bytes(damaged)) is None
-        assert not are_sound(np.frombuffer(bytes(damaged), TIMER_UNIT_DTYPE)).any()
+        assert not are_valid(np.frombuffer(bytes(damaged), TIMER_UNIT_DTYPE)).any()
 
 
 def test_a_full_file_ends_with_upstreams_blank() -> None:
@@ -315,7 +316,7 @@ def test_a_chain_that_leads_back_into_itself_is_not_walked_for_ever() -> None:
     log = TimerLog(MappedFileQueue(None, 600))
     append(log, units([WRITE_MS], [0], [0]))
 
-    with pytest.raises(TimerLogDamageError, match="is no part of the slot"):
+    with pytest.raises(TimerLogDamageError, match="does not belong to the slot"):
         log.chain(0, WRITE_MS)
     with pytest.raises(TimerLogDamageError, match="a chain of units is damaged"):
         log.chains(np.array([0]))
@@ -384,13 +385,13 @@ def test_the_checkpoint_has_upstreams_bytes() -> None:
 def test_the_checkpoint_tells_who_wrote_it_and_heals_a_bit() -> None:
     """Ours stands there twice, with a check; RocketMQ changes the front only, and more than one bit of it."""
     file = MappedFile(None, 4_096)
-    assert read_timer_checkpoint(file)[1] is Writer.NOBODY
+    assert read_timer_checkpoint(file)[1] is Writer.UNKNOWN
     ours = TimerCheckpoint(1_795_253_586_000, 260, 5, 5, 0, 0x1A1FD73CAD7, 0xD2, 0, 1_000, -7)
     write_timer_checkpoint(file, ours)
 
     for bit in range(168 * 8):
         file.view[bit // 8] ^= 1 << bit % 8
-        assert read_timer_checkpoint(file) in ((ours, Writer.OURS), (read_timer_checkpoint(file)[0], Writer.NOBODY))
+        assert read_timer_checkpoint(file) in ((ours, Writer.OURS), (read_timer_checkpoint(file)[0], Writer.UNKNOWN))
         file.view[bit // 8] ^= 1 << bit % 8
     file.view[0:16] = bytes.fromhex("000001a1fd73c850 0000000000000138")
     file.view[40:48] = bytes(8)
@@ -521,7 +522,7 @@ def test_the_timer_logs_file_size_is_named_where_another_one_is_found(tmp_path: 
 
     with pytest.raises(
         StoreFormatError,
-        match="files have 600 bytes, but mapped-file-size-timer-log is 4194304; open the folder with mapped-file-siz",
+        match="files have 600 bytes, but mapped-file-size-timer-log is 4194304; open the directory with mapped-file",
     ):
         TimerFiles(FolderStoreFiles(tmp_path), TimerSettings(slots_total=100, roll_window_slots=40))
 
@@ -532,7 +533,9 @@ def test_a_folder_keeps_its_precision(tmp_path: Path) -> None:
     save(files)
     files.close()
 
-    with pytest.raises(StoreFormatError, match="written with timer-precision-ms 1000, now it is 100; open the folder"):
+    with pytest.raises(
+        StoreFormatError, match="written with timer-precision-ms 1000, now it is 100; open the directory"
+    ):
         TimerFiles(FolderStoreFiles(tmp_path), TimerSettings(precision_ms=100, slots_total=100, roll_window_slots=40))
 
 
