@@ -48,9 +48,24 @@ class DelayStore(ABC):
         """See `Service`."""
         self._wake = wake
 
-    @abstractmethod
     def start(self) -> None:
-        """Continue where the last process stopped. Calling it again is harmless."""
+        """Continue where the last process stopped, and watch for new messages. Calling it again is harmless.
+
+        Call it right after the store was loaded, before any message is put.
+        """
+        if self._is_started:
+            return
+        self._is_started = True
+        self._releaser.end = self._store.end_offset
+        self._recover()
+        self._store.watch(self.source_topic, self._on_new_messages)
+
+    @abstractmethod
+    def _recover(self) -> None:
+        """Derive the state from the files and from the replayed records."""
+
+    def _on_new_messages(self) -> None:
+        self._wake()
 
     def step(self) -> int | None:
         """Release due messages, a bounded number. Return the time of the next call (epoch ms)."""
@@ -96,9 +111,16 @@ class DelayStore(ABC):
 
     # --- all messages --------------------------------------------------------------------------
 
-    @abstractmethod
     def count_pending(self) -> int:
         """Return the number of pending messages."""
+        with self.lock:
+            if self._is_started:
+                self.catch_up()
+            return self._count()
+
+    @abstractmethod
+    def _count(self) -> int:
+        """With the lock: return the number of pending messages, new ones left out."""
 
     @abstractmethod
     def pending(self, after_ms: int, before_ms: int) -> Iterator[PendingPiece]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.delay import DelayLevels, Diverted, TimerLimits, divert, slot_of, strip_broker_properties
+from mqtemplate.delay.divert import Diverted, TimerLimits, divert, strip_broker_properties
+from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.errors import DelayError
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from mqtemplate.delay import RecallHandle, decode_handle, encode_handle
+from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
 from mqtemplate.errors import MessageError
 
 UPSTREAMS = base64.urlsafe_b64encode(b"v1 orders broker-a 1767225600001 7F000001ABCD").decode()

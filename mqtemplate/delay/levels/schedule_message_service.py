@@ -100,11 +100,7 @@ class ScheduleMessageService(DelayStore):
         """Note which delayed message *record* replaced, if any; see `LogFollower`."""
         self._replay.replay(record)
 
-    def start(self) -> None:
-        """Correct the positions by the log and the queues, and watch for new messages."""
-        if self._is_started:
-            return
-        self._is_started = True
+    def _recover(self) -> None:
         for queue_id in self._store.queue_ids(SCHEDULE_TOPIC):
             level = level_of_queue(queue_id)
             queue = self._store.consume_queue(SCHEDULE_TOPIC, queue_id)
@@ -114,12 +110,11 @@ class ScheduleMessageService(DelayStore):
         if len(self._replay):
             _log.info("delay.recovered", service=self.name, positions=self.positions)
         self._replay = LevelReplay(self._store)
-        self._releaser.end = self._replay_offset = self._store.end_offset
-        self._store.watch(SCHEDULE_TOPIC, self._on_new_messages)
+        self._replay_offset = self._store.end_offset
 
     def _on_new_messages(self) -> None:
         self._may_have_new_level = True
-        self._wake()
+        super()._on_new_messages()
 
     # --- release -------------------------------------------------------------------------------
 
@@ -196,11 +191,8 @@ class ScheduleMessageService(DelayStore):
         """See `DelayStore`. RocketMQ cannot recall messages with a level. It only skips units that are marked."""
         self._queues[level_of_queue(record.queue_id)].mark_cancelled(record.queue_offset)
 
-    def count_pending(self) -> int:
-        with self.lock:
-            if self._is_started:
-                self.catch_up()
-            return sum(queue.pending_count for queue in self._queues.values())
+    def _count(self) -> int:
+        return sum(queue.pending_count for queue in self._queues.values())
 
     def pending(self, after_ms: int, before_ms: int) -> Iterator[PendingPiece]:
         with self.lock:

@@ -116,7 +116,7 @@ class TimerBacklog:
         units["previous_pos"] = links.previous
         # The log first: recovery can cut units that no slot knows, but not follow a slot to missing units.
         self.files.log.append(units, positions)
-        self.files.wheel.link(links)
+        self.files.wheel.put(links.slots)
         if is_late.any() and self.read_ms not in self.open:
             self._must_open_ms = self.read_ms  # its time may be in the future, if the clock was set back
         self.balance += int((magic & MAGIC_DELETE == 0).sum())

@@ -17,7 +17,7 @@ from mqtemplate.delay.timers.timer_checkpoint import (
 )
 from mqtemplate.delay.timers.timer_log import TimerLog, TimerLogDamageError
 from mqtemplate.delay.timers.timer_unit import MAGIC_DELETE, TIMER_UNIT_SIZE, are_valid, slots_of
-from mqtemplate.delay.timers.timer_wheel import Slot, TimerWheel, wheel_file_size
+from mqtemplate.delay.timers.timer_wheel import SLOT_DTYPE, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
@@ -136,7 +136,7 @@ class TimerFiles:
         for slot, earlier in earlier_slots:
             wheel.clear(slot)
             if earlier.last_pos >= 0:
-                wheel.restore(earlier)
+                wheel.put(np.array([tuple(earlier)], SLOT_DTYPE))
         log.truncate(end)
         return True
 
@@ -196,7 +196,7 @@ class TimerFiles:
         previous = units["previous_pos"][is_live]
         if ((links.previous != previous) & (previous >= self.log.start)).any():
             return False  # following the stored chain would miss units
-        self.wheel.link(links)
+        self.wheel.put(links.slots)
         return True
 
     def cut_after(self, physical_end: int) -> int:

@@ -47,9 +47,6 @@ class NearTerm:
         self._taken_late: list[DueRecord] = []  # late messages between `take` and `drop`
         self._dropped: list[np.ndarray] = []  # positions of dropped units
 
-    def __len__(self) -> int:
-        return len(self._rows) - self._at - self._gone_count + len(self._late_positions)
-
     # --- adding --------------------------------------------------------------------------------
 
     def add_slot(self, rows: np.ndarray) -> None:

@@ -93,15 +93,7 @@ class TimerMessageStore(DelayStore):
         """Note which delayed message *record* replaced, if any; see `LogFollower`."""
         self._replay.replay(record)
 
-    def start(self) -> None:
-        """Continue where the last process stopped, and watch for new messages.
-
-        Call it right after the store was loaded, before any message is put.
-        """
-        if self._is_started:
-            return
-        self._is_started = True
-        self._releaser.end = self._store.end_offset
+    def _recover(self) -> None:
         cursor = 0 if self._files is None else self._start_files(self._files)
         progress = self._progress
         progress.start(cursor, self._store.consume_queue(TIMER_TOPIC, 0))
@@ -112,10 +104,6 @@ class TimerMessageStore(DelayStore):
                 already_released=len(self._replay),
                 to_enqueue=progress.to_catch_up,
             )
-        self._store.watch(TIMER_TOPIC, self._on_new_messages)
-
-    def _on_new_messages(self) -> None:
-        self._wake()
 
     def _start_files(self, files: TimerFiles) -> int:
         """Create the backlog. Return the queue offset of the first message that is not on the wheel."""
@@ -270,12 +258,8 @@ class TimerMessageStore(DelayStore):
     def mark_cancelled(self, record: StoredRecord) -> None:
         """See `DelayStore`. Nothing to do: RocketMQ finds the delete marker in the slot."""
 
-    def count_pending(self) -> int:
-        """See `DelayStore`. The first call reads every unit of the timer log."""
-        with self.lock:
-            if self._is_started:
-                self.catch_up()
-            return 0 if self._pending is None else self._pending.count()
+    def _count(self) -> int:
+        return 0 if self._pending is None else self._pending.count()
 
     def pending(self, after_ms: int, before_ms: int) -> Iterator[PendingPiece]:
         with self.lock:

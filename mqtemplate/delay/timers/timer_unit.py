@@ -60,23 +60,11 @@ class TimerUnit(NamedTuple):
         return self.tail & MAX_DELIVER_MS
 
 
-_UNIT = struct.Struct(">iqiqiqiiq")
+_FORMAT = "iqiqiqiiq"  # i: 4 bytes, q: 8 bytes, for struct and for numpy
+_UNIT = struct.Struct(f">{_FORMAT}")
 TIMER_UNIT_SIZE = _UNIT.size
-assert TIMER_UNIT_SIZE == 52
-TIMER_UNIT_DTYPE = np.dtype(
-    [
-        ("size", ">i4"),
-        ("previous_pos", ">i8"),
-        ("magic", ">i4"),
-        ("write_time_ms", ">i8"),
-        ("delay_ms", ">i4"),
-        ("physical_offset", ">i8"),
-        ("record_size", ">i4"),
-        ("topic_hash", ">i4"),
-        ("tail", ">i8"),
-    ]
-)
-assert TIMER_UNIT_DTYPE.itemsize == TIMER_UNIT_SIZE
+TIMER_UNIT_DTYPE = np.dtype([(name, f">{kind}") for name, kind in zip(TimerUnit._fields, _FORMAT, strict=True)])
+assert TIMER_UNIT_SIZE == TIMER_UNIT_DTYPE.itemsize == 52
 MAX_UNIT_DELAY_MS = (1 << 31) - 1
 """The longest ``delay_ms``: it has four signed bytes."""
 

@@ -34,15 +34,16 @@ class Slot(NamedTuple):
     magic: int
 
 
-_SLOT = struct.Struct(">qqqii")
+_FORMAT = "qqqii"  # q: 8 bytes, i: 4 bytes, for struct and for numpy
+_SLOT = struct.Struct(f">{_FORMAT}")
 SLOT_SIZE = _SLOT.size
-assert SLOT_SIZE == 32
-SLOT_DTYPE = np.dtype([("time", ">i8"), ("first_pos", ">i8"), ("last_pos", ">i8"), ("num", ">i4"), ("magic", ">i4")])
-assert SLOT_DTYPE.itemsize == SLOT_SIZE
+SLOT_DTYPE = np.dtype([(name, f">{kind}") for name, kind in zip(Slot._fields, _FORMAT, strict=True)])
+assert SLOT_SIZE == SLOT_DTYPE.itemsize == 32
 
 _PAGE_SIZE = 4_096
 _PAGE_SLOTS = _PAGE_SIZE // SLOT_SIZE
 _BLOCK_SLOTS = 4_096
+_END_OF_TIME_MS = 1 << 62
 _LOADED_PAGES = 512  # pages that are read and summed at once
 
 # Odd factors: a product modulo 2 ** 64 with an odd number loses no bit, so each wrong bit changes the sum.
@@ -131,39 +132,21 @@ class TimerWheel:
         return slot if slot.time == time else None
 
     def next_live(self, from_ms: int) -> int | None:
-        """Return the time of the first live slot at or after *from_ms*; None if there is none."""
-        found = next(self._live(from_ms), None)
+        """Return the time of the first live slot at or after *from_ms*, however far away; None if there is none."""
+        found = next(self.live(from_ms, _END_OF_TIME_MS), None)
         return None if found is None else int(found["time"][0]) * self._precision_ms
 
     def live(self, from_ms: int, before_ms: int) -> Iterator[np.ndarray]:
         """Yield the live slots of a span of time in order, in arrays of some thousand slots, as `SLOT_DTYPE`."""
-        before = -(-before_ms // self._precision_ms)
-        for slots in self._live(from_ms):
-            if slots["time"][-1] >= before:
-                yield slots[slots["time"] < before]
-                return
-            yield slots
-
-    def _live(self, from_ms: int) -> Iterator[np.ndarray]:
+        start, end = from_ms // self._precision_ms, -(-before_ms // self._precision_ms)
         # Only blocks in which something was linked are read. Reading all of an almost empty wheel would touch thousands
         # of pages, and take tens of milliseconds (measured).
-        start = from_ms // self._precision_ms
         for block in sorted(block for block in self._blocks if block >= start // _BLOCK_SLOTS):
-            begin = max(start, block * _BLOCK_SLOTS)
-            slots = self._slots_of(begin, (block + 1) * _BLOCK_SLOTS - begin)
+            ticks = np.arange(max(start, block * _BLOCK_SLOTS), min(end, (block + 1) * _BLOCK_SLOTS))
+            slots = self._slots()[ticks % self._ring]
+            slots = slots[slots["time"] == ticks]
             if len(slots):
                 yield slots
-
-    def _slots_of(self, start: int, count: int) -> np.ndarray:
-        """Return the live slots of *count* ticks."""
-        pieces = []
-        while count:
-            at = start % self._ring
-            here = min(count, self._ring - at)
-            slots = self._slots(at, here)
-            pieces.append(slots[slots["time"] == np.arange(start, start + here)])
-            start, count = start + here, count - here
-        return np.concatenate(pieces)
 
     def first_position(self, from_ms: int) -> int | None:
         """Return the timer log offset of the first unit of all slots at or after *from_ms*; None without units."""
@@ -213,13 +196,14 @@ class TimerWheel:
         previous[order] = before
         return Links(previous, slots)
 
-    def link(self, links: Links) -> None:
-        """Execute a plan."""
-        self._put(links.slots)
-
-    def restore(self, slot: Slot) -> None:
-        """Set a slot back to an earlier state."""
-        self._put(np.array([tuple(slot)], SLOT_DTYPE))
+    def put(self, slots: np.ndarray) -> None:
+        """Set slots to a new state: one that `plan` returned, or an earlier one."""
+        at = slots["time"] % self._ring
+        self._slots()[at] = slots
+        pages = (at // _PAGE_SLOTS).tolist()
+        self._touched.update(pages)
+        self._pages.update(zip(pages, slots["time"].tolist(), strict=True))
+        self._blocks.update(np.unique(slots["time"] // _BLOCK_SLOTS).tolist())
 
     def clear(self, slot: Slot) -> None:
         """Reset a slot to the state in which nothing was ever linked."""
@@ -233,14 +217,6 @@ class TimerWheel:
         self._blocks.clear()
         self._touched.update(np.flatnonzero(self._sums).tolist(), self._pages)
         self._pages.clear()
-
-    def _put(self, slots: np.ndarray) -> None:
-        at = slots["time"] % self._ring
-        self._slots()[at] = slots
-        pages = (at // _PAGE_SLOTS).tolist()
-        self._touched.update(pages)
-        self._pages.update(zip(pages, slots["time"].tolist(), strict=True))
-        self._blocks.update(np.unique(slots["time"] // _BLOCK_SLOTS).tolist())
 
     def forget_before(self, slot_ms: int) -> None:
         """Free the memory of pages that are past and equal to the file."""

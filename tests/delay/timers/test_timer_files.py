@@ -53,7 +53,7 @@ def append(log: TimerLog, made: np.ndarray) -> list[int]:
 def link(wheel: TimerWheel, slot_ms: int, position: int, count: int = 1) -> int:
     """Link one unit; gives the one before it."""
     links = wheel.plan(np.array([slot_ms]), np.array([position]), np.array([count]))
-    wheel.link(links)
+    wheel.put(links.slots)
     return int(links.previous[0])
 
 
@@ -129,7 +129,7 @@ def test_many_units_are_linked_as_one_after_the_other() -> None:
         for slot_ms, position, count in zip(slots_ms.tolist(), positions.tolist(), counts.tolist(), strict=True)
     ]
     links = together.plan(slots_ms, positions, counts)
-    together.link(links)
+    together.put(links.slots)
 
     assert links.previous.tolist() == previous == [-1, 1_000, 0, 104, -1, 52]
     for slot_ms in (3_000, 7_000, 50_000, 250_000):
@@ -409,7 +409,7 @@ def fill(files: TimerFiles, slots_ms: list[int], first: int = 0) -> None:
     links = files.wheel.plan(np.array(slots_ms), positions, np.ones(len(made), np.int64))
     made["previous_pos"] = links.previous
     files.log.append(made, positions)
-    files.wheel.link(links)
+    files.wheel.put(links.slots)
 
 
 def save(files: TimerFiles, read_ms: int = 0) -> None:
