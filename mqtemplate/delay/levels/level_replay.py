@@ -10,7 +10,6 @@ from mqtemplate.delay.foreign_copies import ForeignCopies
 from mqtemplate.delay.levels.level_queue import is_marked
 from mqtemplate.delay.offset_set import OffsetSet, contains
 from mqtemplate.delay.release import released_source
-from mqtemplate.errors import CorruptRecordError
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
@@ -37,7 +36,8 @@ class LevelReplay:
     def replay(self, record: StoredRecord) -> None:
         """Note a record of the log. The same record may be replayed twice."""
         if record.prepared_transaction_offset <= 0:
-            self._foreign.replay(record)
+            if record.topic != TIMER_TOPIC:
+                self._foreign.replay(record)
             return
         source = released_source(record)
         if source is None or (record.topic == TIMER_TOPIC and b"__STEERED\x01" not in record.properties_bytes):
@@ -71,18 +71,12 @@ class LevelReplay:
         for _, units in _pieces(queue, position):
             is_open = ~(is_marked(units) | contains(sources, units["physical_offset"]))
             for physical_offset, size, due_ms in units[is_open].tolist():
-                if self._was_copied(physical_offset, size):
+                if self._foreign.contains_at(self._store, physical_offset, size):
                     found.append(physical_offset)
                 elif due_ms > self._foreign.last_timestamp:
                     # RocketMQ releases in queue order, and stops at the first unit that is not due.
                     return np.array(found, np.int64)
         return np.array(found, np.int64)
-
-    def _was_copied(self, physical_offset: int, size: int) -> bool:
-        try:
-            return self._foreign.contains(self._store.read(physical_offset, size))
-        except CorruptRecordError:
-            return False  # the release reports it when it is due
 
 
 def _pieces(queue: ConsumeQueue, start: int) -> Iterator[tuple[int, np.ndarray]]:

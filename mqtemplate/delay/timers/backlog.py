@@ -12,17 +12,7 @@ from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerTopicReader
 from mqtemplate.delay.timers.near_term import NEAR_DTYPE, NearTerm
 from mqtemplate.delay.timers.settings import TimerSettings
-from mqtemplate.delay.timers.timer_unit import (
-    MAGIC_DELETE,
-    MAGIC_DONE,
-    MAGIC_ROLL,
-    MAX_DELIVER_MS,
-    MAX_UNIT_DELAY_MS,
-    TIMER_UNIT_DTYPE,
-    TIMER_UNIT_SIZE,
-    TimerUnit,
-    slots_of,
-)
+from mqtemplate.delay.timers.timer_unit import Magic, TimerUnit, create_units, slots_of
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.message_store import MessageStore
 
@@ -104,24 +94,24 @@ class TimerBacklog:
         write_ms = self._settings.slot_at(now_ms)
         slots_ms, magic = self._slots(arrivals, write_ms)
         # Our own delete markers are for RocketMQ. In a closed slot it does not look for them.
-        kept = ~((magic & MAGIC_DONE != 0) & (slots_ms < self.read_ms))
+        kept = ~((magic & Magic.DONE != 0) & (slots_ms < self.read_ms))
         arrivals, slots_ms, magic = arrivals[kept], slots_ms[kept], magic[kept]
         if not len(arrivals):
             return
         is_late = slots_ms < self.read_ms
         slots_ms[is_late] = self.read_ms
-        units = self._units(arrivals, slots_ms, magic, write_ms)
+        units = create_units(arrivals, slots_ms, magic, write_ms, self._settings.precision_ms)
         positions = self.files.log.next_positions(len(units))
-        links = self.files.wheel.plan(slots_ms, positions, np.where(magic & MAGIC_DELETE, -1, 1))
+        links = self.files.wheel.plan(slots_ms, positions, np.where(magic & Magic.DELETE, -1, 1))
         units["previous_pos"] = links.previous
         # The log first: recovery can cut units that no slot knows, but not follow a slot to missing units.
         self.files.log.append(units, positions)
         self.files.wheel.put(links.slots)
         if is_late.any() and self.read_ms not in self.open:
             self._must_open_ms = self.read_ms  # its time may be in the future, if the clock was set back
-        self.balance += int((magic & MAGIC_DELETE == 0).sum())
+        self.balance += int((magic & Magic.DELETE == 0).sum())
         is_open = np.isin(slots_ms, list(self.open))
-        for index in np.flatnonzero(is_open & (magic & MAGIC_DONE == 0)).tolist():
+        for index in np.flatnonzero(is_open & (magic & Magic.DONE == 0)).tolist():
             self._add_late(units[index], int(positions[index]), int(arrivals["deliver_ms"][index]))
         if not is_open.all():
             first = int(slots_ms[~is_open].min())
@@ -133,33 +123,16 @@ class TimerBacklog:
         parked_ms = parking_slots(slots_ms, arrivals["physical_offset"], write_ms, self._settings)
         is_parked = parked_ms >= 0
         slots_ms[is_parked] = parked_ms[is_parked]
-        magic[is_parked] |= MAGIC_ROLL
+        magic[is_parked] |= Magic.ROLL
         # RocketMQ finds our delete marker only in the slot that it names. Parked, it is useless: -1 is a closed slot.
-        slots_ms[is_parked & (magic & MAGIC_DONE != 0)] = -1
+        slots_ms[is_parked & (magic & Magic.DONE != 0)] = -1
         return slots_ms, magic
-
-    def _units(self, arrivals: np.ndarray, slots_ms: np.ndarray, magic: np.ndarray, write_ms: int) -> np.ndarray:
-        units = np.empty(len(arrivals), TIMER_UNIT_DTYPE)
-        # The slot may be before the write time, if the message is late, or more than `MAX_UNIT_DELAY_MS` after it, if
-        # the clock was set back. Then the write time is adjusted: only its sum with the delay has a meaning.
-        max_delay_ms = self._settings.slot_at(MAX_UNIT_DELAY_MS)
-        writes_ms = np.maximum(np.minimum(write_ms, slots_ms), slots_ms - max_delay_ms)
-        units["size"] = TIMER_UNIT_SIZE
-        units["magic"] = magic
-        units["write_time_ms"] = writes_ms
-        units["delay_ms"] = slots_ms - writes_ms
-        units["physical_offset"] = arrivals["physical_offset"]
-        units["record_size"] = arrivals["size"]
-        units["topic_hash"] = arrivals["topic_hash"]
-        fits = (arrivals["deliver_ms"] >= 0) & (arrivals["deliver_ms"] <= MAX_DELIVER_MS)
-        units["tail"] = np.where(fits, arrivals["deliver_ms"], 0)
-        return units
 
     def _add_late(self, unit: np.void, position: int, deliver_ms: int) -> None:
         """Add a message whose slot is open already."""
         _, _, magic, write_ms, delay_ms, physical_offset, size, _, _ = unit.tolist()
-        slot_ms, rolls = write_ms + delay_ms, bool(magic & MAGIC_ROLL)
-        if magic & MAGIC_DELETE:
+        slot_ms, rolls = write_ms + delay_ms, bool(magic & Magic.ROLL)
+        if magic & Magic.DELETE:
             if not rolls:
                 self._add_deleted(physical_offset, size, slot_ms)
                 return
@@ -195,7 +168,7 @@ class TimerBacklog:
         pieces = []
         if slot is not None:
             for positions, units in self.files.log.units_of_slot(slot.first_pos, slot.last_pos, slot.num, slot_ms):
-                chosen = units["magic"] & MAGIC_DONE == 0
+                chosen = units["magic"] & Magic.DONE == 0
                 pieces.append(self._read_units(positions[chosen], units[chosen], slot_ms))
         self.open[slot_ms] = log_end
         self.near.add_slot(np.concatenate(pieces) if pieces else np.empty(0, NEAR_DTYPE))
@@ -206,18 +179,18 @@ class TimerBacklog:
         """Return the messages among units of a slot that opens, as `NEAR_DTYPE`. Note its markers and done units."""
         done = self.is_done(units)
         # A parked marker is no marker of this slot. It is rolled like a message.
-        is_marker = (units["magic"] & (MAGIC_DELETE | MAGIC_ROLL)) == MAGIC_DELETE
+        is_marker = (units["magic"] & (Magic.DELETE | Magic.ROLL)) == Magic.DELETE
         for physical_offset, size in units[["physical_offset", "record_size"]][is_marker & ~done].tolist():
             self._add_deleted(physical_offset, size, slot_ms)
         self._dropped = np.concatenate([self._dropped, positions[done & ~is_marker]])
         is_row = ~(is_marker | done)
         positions, units = positions[is_row], units[is_row]
-        self._parked_markers.update(units["physical_offset"][units["magic"] & MAGIC_DELETE != 0].tolist())
+        self._parked_markers.update(units["physical_offset"][units["magic"] & Magic.DELETE != 0].tolist())
         rows = np.zeros(len(units), NEAR_DTYPE)
         rows["physical_offset"] = units["physical_offset"]
         rows["size"] = units["record_size"]
         rows["enqueue_ms"] = units["write_time_ms"]
-        rows["rolls"] = (units["magic"] & MAGIC_ROLL) != 0
+        rows["rolls"] = (units["magic"] & Magic.ROLL) != 0
         times = self._reader.due_times(units)
         rows["is_poison"] = times == NO_TIME_MS
         times = np.where(rows["is_poison"], slot_ms, times)
@@ -285,7 +258,7 @@ class TimerBacklog:
 
     def due_in_slot_ms(self, unit: TimerUnit, record: StoredRecord) -> int:
         """Return the time at which a message leaves its slot: its ``due_ms`` in the near term."""
-        if unit.magic & MAGIC_ROLL:
+        if unit.magic & Magic.ROLL:
             return unit.slot_ms + self._settings.precision_ms
         deliver_ms = self._reader.deliver_time(record)
         return unit.slot_ms if deliver_ms is None else deliver_ms
@@ -299,14 +272,14 @@ class TimerBacklog:
         self._removed[record.physical_offset] = position
         if unit.slot_ms in self.open:
             self.near.remove(self.due_in_slot_ms(unit, record), record.physical_offset)
-        if not unit.magic & MAGIC_DELETE:
+        if not unit.magic & Magic.DELETE:
             self.balance -= 1
 
     def remove_replaced(self, physical_offsets: np.ndarray) -> None:
         """At a start: remove the cancelled and rescheduled messages that the commit log shows."""
         for physical_offset in physical_offsets.tolist() if self.files.log.end else []:
             found = self.files.log.find(physical_offset)
-            if found is not None and not found[1].magic & MAGIC_DONE:
+            if found is not None and not found[1].magic & Magic.DONE:
                 self._removed[physical_offset] = found[0]
 
     # --- marks ---------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from mqtemplate.delay.timers.timer_checkpoint import (
     write_timer_checkpoint,
 )
 from mqtemplate.delay.timers.timer_log import TimerLog, TimerLogDamageError
-from mqtemplate.delay.timers.timer_unit import MAGIC_DELETE, TIMER_UNIT_SIZE, are_valid, slots_of
+from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_SIZE, Magic, are_valid, slots_of
 from mqtemplate.delay.timers.timer_wheel import SLOT_DTYPE, Slot, TimerWheel, wheel_file_size
-from mqtemplate.errors import StoreFormatError
+from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
 
@@ -44,6 +44,7 @@ class TimerFiles:
     Attributes:
         checkpoint: The last checkpoint on disk.
         writer: Broker that wrote it.
+        is_condemned: The files were found damaged while in use.
 
     Raises:
         StoreFormatError: The files were created with other settings.
@@ -57,6 +58,7 @@ class TimerFiles:
         self._checkpoint_file = store_files.open_mapped(TIMER_CHECKPOINT_FILE, TIMER_CHECKPOINT_SIZE)
         self.checkpoint, self.writer = read_timer_checkpoint(self._checkpoint_file)
         self._flushed_to = 0  # position in the log
+        self.is_condemned = False
         try:
             self._check_precision()
             wheel_file = store_files.open_mapped(TIMER_WHEEL_FILE, wheel_file_size(settings.slots_total))
@@ -75,11 +77,6 @@ class TimerFiles:
                 f"the timers were written with timer-precision-ms {written}, now it is {self.settings.precision_ms}; "
                 "open the directory with the value it was created with"
             )
-
-    @staticmethod
-    def exist(store_files: StoreFiles) -> bool:
-        """Return True if there is a checkpoint. Wheel and log are useless without one."""
-        return store_files.exists(TIMER_CHECKPOINT_FILE)
 
     @classmethod
     def create_empty(cls, store_files: StoreFiles, settings: TimerSettings) -> TimerFiles:
@@ -116,6 +113,7 @@ class TimerFiles:
 
     def condemn(self) -> None:
         """Delete the checkpoint, so that the files are rebuilt when they are opened the next time."""
+        self.is_condemned = True
         self._store_files.delete(TIMER_CHECKPOINT_FILE)
 
     def _take_back(self, end: int) -> bool:
@@ -148,7 +146,7 @@ class TimerFiles:
             slot_ms = slot.time * self.settings.precision_ms
             if unit is None or unit.slot_ms != slot_ms or unit.previous_pos >= position:
                 raise TimerLogDamageError(f"timerwheel: the slot of {slot_ms} contradicts the unit at {position}")
-            position, count = unit.previous_pos, count + (-1 if unit.magic & MAGIC_DELETE else 1)
+            position, count = unit.previous_pos, count + (-1 if unit.magic & Magic.DELETE else 1)
         return slot._replace(last_pos=position, num=slot.num - count)
 
     def _end_of_units(self, start: int) -> int:
@@ -191,7 +189,7 @@ class TimerFiles:
         if not is_live.any():
             return True
         positions = np.arange(start, start + len(units) * TIMER_UNIT_SIZE, TIMER_UNIT_SIZE)[is_live]
-        counts = np.where(units["magic"] & MAGIC_DELETE, -1, 1)[is_live]
+        counts = np.where(units["magic"] & Magic.DELETE, -1, 1)[is_live]
         links = self.wheel.plan(slots_ms[is_live], positions, counts)
         previous = units["previous_pos"][is_live]
         if ((links.previous != previous) & (previous >= self.log.start)).any():
@@ -199,8 +197,12 @@ class TimerFiles:
         self.wheel.put(links.slots)
         return True
 
-    def cut_after(self, physical_end: int) -> int:
-        """Return the end of the log that leaves no unit of a record at or after *physical_end*."""
+    def cut_after(self, physical_end: int) -> None:
+        """Remove the units of records at or after *physical_end*, which the commit log lost in a power failure.
+
+        Raises:
+            StoreError: Wheel and log disagree. The files are closed, and rebuilt at the next start.
+        """
         end = self.log.end
         while (position := self.log.last_position(end)) >= 0:
             unit = self.log.read(position)
@@ -208,7 +210,13 @@ class TimerFiles:
             if unit is not None and unit.physical_offset + unit.record_size <= physical_end:
                 break
             end = position
-        return end
+        if end != self.log.end and not self.cut(end):
+            self.close()
+            self.condemn()
+            raise StoreError(
+                "the timer log has units of records that the commit log lost, and they cannot be removed; the wheel is "
+                "rebuilt from the commit log when the store directory is opened again"
+            )
 
     # --- writing -------------------------------------------------------------------------------
 

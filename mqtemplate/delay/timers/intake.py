@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from mqtemplate.delay.timers.settings import slot_of
-from mqtemplate.delay.timers.timer_unit import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_DONE, deliver_times
+from mqtemplate.delay.timers.timer_unit import Magic, deliver_times
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import Property
@@ -213,16 +213,16 @@ class TimerTopicReader:
     ) -> _Row | None:
         properties = b"\x02" + properties  # so that the first property starts like the others
         deliver_ms = self._deliver_time(properties, store_timestamp)
-        magic = MAGIC_DEFAULT
+        magic = Magic.DEFAULT
         if _DEL_UNIQKEY in properties:
-            magic |= MAGIC_DELETE
+            magic |= Magic.DELETE
             # RocketMQ's markers have BORN_TIMESTAMP. They stay in force also after retention has copied them forward,
             # which sets the two other fields as in our markers.
             if prepared > 0 and b"\x02BORN_TIMESTAMP\x01" not in properties:
                 replaced_level = find_property(properties, b"__STEERED")
                 if replaced_level not in (None, "0"):
                     return None  # the message had a level, and was never on the wheel
-                magic |= MAGIC_DEFAULT if replaced_level is None else MAGIC_DONE
+                magic |= Magic.DEFAULT if replaced_level is None else Magic.DONE
         at = properties.find(_REAL_TOPIC)
         topic = b"" if at < 0 else properties[at + len(_REAL_TOPIC) : properties.find(b"\x02", at + 1)]
         return physical_offset, size, NO_TIME_MS if deliver_ms is None else deliver_ms, magic, topic

@@ -14,13 +14,7 @@ from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerTopicReader
 from mqtemplate.delay.timers.recalls import TimerRecalls
 from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
-from mqtemplate.delay.timers.timer_unit import (
-    MAGIC_DELETE,
-    MAGIC_DONE,
-    MAGIC_ROLL,
-    TIMER_UNIT_DTYPE,
-    slots_of,
-)
+from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_DTYPE, Magic, slots_of
 from mqtemplate.record.codec import StoredRecord
 
 _PIECE_COUNT = 16_384  # messages in one piece
@@ -50,10 +44,10 @@ class PendingTimers:
         if found is None:
             return None
         unit, backlog = found[1], self._backlog
-        if unit.magic & (MAGIC_DONE | MAGIC_DELETE) or unit.slot_ms < backlog.read_ms:
+        if unit.magic & (Magic.DONE | Magic.DELETE) or unit.slot_ms < backlog.read_ms:
             return None
         deliver_ms = self._reader.deliver_time(record) or 0
-        final_ms = slot_of(deliver_ms, self._precision_ms) if unit.magic & MAGIC_ROLL else unit.slot_ms
+        final_ms = slot_of(deliver_ms, self._precision_ms) if unit.magic & Magic.ROLL else unit.slot_ms
         if self._recalls.is_recalled(final_ms, record, backlog.read_ms):
             return None
         if unit.slot_ms in backlog.open:
@@ -113,7 +107,7 @@ class PendingTimers:
         Args:
             with_markers: Include RocketMQ's delete markers, and the messages they name.
         """
-        units = self._pending_units(units, MAGIC_DONE if with_markers else MAGIC_DONE | MAGIC_DELETE)
+        units = self._pending_units(units, Magic.DONE if with_markers else Magic.DONE | Magic.DELETE)
         if not with_markers:
             recalled = self._recalls.recalled(self._backlog.read_ms)
             units = units[~contains(recalled["physical_offset"], units["physical_offset"])]
@@ -132,7 +126,7 @@ class PendingTimers:
         is_pending = ~backlog.is_done(units)
         # An open slot is in the near term, except its delete markers that are not parked.
         is_open = np.isin(slots_of(units), list(backlog.open))
-        is_open &= units["magic"] & (MAGIC_DELETE | MAGIC_ROLL) != MAGIC_DELETE
+        is_open &= units["magic"] & (Magic.DELETE | Magic.ROLL) != Magic.DELETE
         if is_open.any():
             is_pending &= ~is_open | contains(backlog.near.physical_offsets(), units["physical_offset"])
         return np.asarray(units[is_pending])
@@ -147,7 +141,7 @@ class PendingTimers:
         return self._base_count + backlog.balance - self._count([recalled])
 
     def _count(self, pieces: Iterable[np.ndarray]) -> int:
-        return sum([len(self._pending_units(units, MAGIC_DONE | MAGIC_DELETE)) for units in pieces])
+        return sum([len(self._pending_units(units, Magic.DONE | Magic.DELETE)) for units in pieces])
 
     # --- files ---------------------------------------------------------------------------------
 

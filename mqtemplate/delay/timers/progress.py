@@ -62,7 +62,6 @@ class TimerProgress:
         self._lock = lock
         self._saving = threading.Lock()  # held by the thread that writes the files
         self._catch_up_to = 0
-        self._is_condemned = False
         self.cursor = 0
         self.is_rebuilt = False
         self.replay_offset: int | None = 0
@@ -75,10 +74,6 @@ class TimerProgress:
     def mark_rebuilt(self) -> None:
         """Note that the files were rebuilt: the whole log must be replayed until they are complete."""
         self.is_rebuilt = True
-
-    def condemn(self) -> None:
-        """Stop writing: the files are damaged."""
-        self._is_condemned = True
 
     def start(self, cursor: int, queue: ConsumeQueue) -> None:
         """Start at *cursor*, corrected to the bounds of the timer topic's queue."""
@@ -107,7 +102,7 @@ class TimerProgress:
 
     def persist(self, backlog: TimerBacklog | None) -> int | None:
         """Write what changed; see `LogFollower`. Without timers there is no backlog."""
-        if self._is_condemned:
+        if backlog is not None and backlog.files.is_condemned:
             return 0
         if self.is_rebuilt and self.to_catch_up:
             return self.replay_offset  # files with half of the topic are useless

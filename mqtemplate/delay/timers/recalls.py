@@ -10,14 +10,7 @@ import numpy as np
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import TimerTopicReader
 from mqtemplate.delay.timers.settings import slot_of
-from mqtemplate.delay.timers.timer_unit import (
-    MAGIC_DELETE,
-    MAGIC_DONE,
-    MAGIC_ROLL,
-    TIMER_UNIT_SIZE,
-    are_valid,
-    slots_of,
-)
+from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_SIZE, Magic, are_valid, slots_of
 from mqtemplate.record.codec import StoredRecord, find_property
 
 RECALLED_DTYPE = np.dtype([("physical_offset", "i8"), ("position", "i8"), ("final_ms", "i8")])
@@ -73,7 +66,7 @@ class TimerRecalls:
             first = self._wheel.first_position(read_ms)
             self._start = self._markers_end = self._recalled_end = self._log.end if first is None else first
         self._keys = {final_ms: ids for final_ms, ids in self._keys.items() if final_ms >= read_ms}
-        for _, units in self._units(self._markers_end, read_ms, MAGIC_DELETE):
+        for _, units in self._units(self._markers_end, read_ms, Magic.DELETE):
             self._add_markers(units[are_valid(units)])
         self._markers_end = self._log.end
         return self._keys
@@ -82,10 +75,10 @@ class TimerRecalls:
         """Yield positions and units that are not done and not in a closed slot, piece by piece.
 
         Args:
-            bit: `MAGIC_DELETE` for markers, 0 for messages.
+            bit: `Magic.DELETE` for markers, 0 for messages.
         """
         for position, units in self._log.pieces(start, self._log.end):
-            indexes = np.flatnonzero(units["magic"] & (MAGIC_DELETE | MAGIC_DONE) == bit)
+            indexes = np.flatnonzero(units["magic"] & (Magic.DELETE | Magic.DONE) == bit)
             indexes = indexes[slots_of(units[indexes]) >= read_ms]
             if len(indexes):
                 yield position + indexes * TIMER_UNIT_SIZE, units[indexes]
@@ -120,7 +113,7 @@ class TimerRecalls:
     def _final_slots(self, units: np.ndarray) -> np.ndarray:
         """Return the slots from which messages are released, parked or not."""
         slots_ms = slots_of(units)
-        is_parked = units["magic"] & MAGIC_ROLL != 0
+        is_parked = units["magic"] & Magic.ROLL != 0
         slots_ms[is_parked] = slot_of(self._reader.due_times(units[is_parked]), self._precision_ms)
         return slots_ms
 

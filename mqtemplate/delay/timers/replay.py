@@ -7,7 +7,6 @@ import numpy as np
 from mqtemplate.delay.foreign_copies import ForeignCopies
 from mqtemplate.delay.offset_set import OffsetSet
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC, released_source
-from mqtemplate.errors import CorruptRecordError
 from mqtemplate.record.codec import StoredRecord, find_property
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
@@ -31,15 +30,13 @@ class TimerReplay:
         self.forget()
 
     def __len__(self) -> int:
-        return len(self._sources) + len(self._foreign) + len(self._foreign_rolls)
+        return len(self._sources) + len(self._foreign)
 
     def forget(self) -> None:
         """Forget all records: no pending message is among their sources any more."""
         self._sources = OffsetSet()
         self.changed = OffsetSet()
         self._foreign = ForeignCopies()
-        self._foreign_rolls = ForeignCopies()
-        self._foreign_rolls_end = 0  # physical offset after the last of those
         self.first_offset: int | None = None
         self.last_timestamp = -1
 
@@ -47,8 +44,8 @@ class TimerReplay:
         """Note a record of the log. The same record may be replayed twice."""
         source = released_source(record)
         if source is None:
-            if b"TIMER_OUT_MS\x01" in record.properties_bytes:
-                self._replay_foreign(record)
+            if b"TIMER_OUT_MS\x01" in record.properties_bytes and self._foreign.replay(record):
+                self._note(record)
             return
         properties = record.properties_bytes
         is_change = find_property(properties, b"__STEERED") is not None
@@ -56,15 +53,6 @@ class TimerReplay:
             self.changed.add(source)
         if is_change or record.topic in (TIMER_TOPIC, DEAD_LETTER_TOPIC) or b"TIMER_OUT_MS\x01" in properties:
             self._sources.add(source)
-            self._note(record)
-
-    def _replay_foreign(self, record: StoredRecord) -> None:
-        roll_count = _roll_count(record)
-        if record.topic == TIMER_TOPIC and roll_count:  # it replaced the record with one roll less
-            if self._foreign_rolls.replay(_as_copy(record, roll_count - 1)):
-                self._note(record)
-            self._foreign_rolls_end = record.physical_offset + 1
-        elif self._foreign.replay(record):
             self._note(record)
 
     def _note(self, record: StoredRecord) -> None:
@@ -83,33 +71,8 @@ class TimerReplay:
             slots_ms: The slot of each record. RocketMQ releases no message before its slot.
         """
         done = self.is_linked(physical_offsets)
-        may_be_copied = ~done & (
-            (slots_ms <= self._foreign.last_timestamp) | (physical_offsets < self._foreign_rolls_end)
-        )
+        foreign = self._foreign
+        may_be_copied = ~done & ((slots_ms <= foreign.last_timestamp) | (physical_offsets < foreign.rolls_end))
         for index in np.flatnonzero(may_be_copied).tolist():
-            done[index] = self._was_copied(int(physical_offsets[index]), int(sizes[index]))
+            done[index] = foreign.contains_at(self._store, int(physical_offsets[index]), int(sizes[index]))
         return done
-
-    def _was_copied(self, physical_offset: int, size: int) -> bool:
-        try:
-            record = self._store.read(physical_offset, size)
-        except CorruptRecordError:
-            return False  # the release reports it when it is due
-        was_rolled = physical_offset < self._foreign_rolls_end and self._foreign_rolls.contains(
-            _as_copy(record, _roll_count(record))
-        )
-        return was_rolled or self._foreign.contains(record)
-
-
-def _roll_count(record: StoredRecord) -> int:
-    text = find_property(record.properties_bytes, b"TIMER_ROLL_TIMES") or "0"
-    return int(text) if text.isascii() and text.isdecimal() else 0
-
-
-def _as_copy(record: StoredRecord, roll_count: int) -> StoredRecord:
-    """Return a rolled record in a form that `ForeignCopies` accepts as a copy: in its real topic.
-
-    The number of rolls, as a negative ``reconsume_times``, distinguishes the rolls of one message.
-    """
-    topic = find_property(record.properties_bytes, b"REAL_TOPIC") or ""
-    return record._replace(topic=topic, reconsume_times=-1 - roll_count)

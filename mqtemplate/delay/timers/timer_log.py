@@ -11,9 +11,9 @@ import numpy as np
 
 from mqtemplate.delay.timers.timer_unit import (
     DONE_RECORD_SIZE,
-    MAGIC_DONE,
     TIMER_UNIT_DTYPE,
     TIMER_UNIT_SIZE,
+    Magic,
     TimerUnit,
     are_valid,
     seal_units,
@@ -120,7 +120,7 @@ class TimerLog:
         units = self.gather(positions)
         chosen = (slots_of(units) >= from_ms) & are_valid(units)
         positions, units = positions[chosen], units[chosen]
-        units["magic"] |= MAGIC_DONE
+        units["magic"] |= Magic.DONE
         units["record_size"] = DONE_RECORD_SIZE
         seal_units(units)
         self._overwrite(positions, units)

@@ -23,7 +23,7 @@ from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_checkpoint import Writer
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.delay.timers.timer_metrics import TimerMetrics
-from mqtemplate.delay.timers.timer_unit import MAGIC_DEFAULT
+from mqtemplate.delay.timers.timer_unit import Magic
 from mqtemplate.errors import StoreError
 from mqtemplate.record.codec import RecordDraft, StoredRecord, find_property
 from mqtemplate.record.run import RecordRun
@@ -77,7 +77,7 @@ class TimerMessageStore(DelayStore):
     def replay_from(self) -> int | None:
         """Open the files. Return 0, the whole log, if there are timers but the files cannot be used."""
         store_files = self._store.store_files
-        if TimerFiles.exist(store_files):
+        if store_files.exists(TIMER_CHECKPOINT_FILE):  # wheel and log are useless without a checkpoint
             self._files = TimerFiles(store_files, self._settings)
             if self._files.recover():
                 return None
@@ -112,21 +112,10 @@ class TimerMessageStore(DelayStore):
             self._metrics.clear()
             cursor, read_ms = 0, self._settings.slot_at(self._store.clock.now_ms())
         else:
-            self._cut_after_log(files)
+            files.cut_after(self._store.end_offset)
             cursor, read_ms = self._cursor_after(files), files.checkpoint.last_read_time_ms
         self._create_backlog(files, read_ms).remove_replaced(self._replay.changed.values())
         return cursor
-
-    def _cut_after_log(self, files: TimerFiles) -> None:
-        """Remove timers whose records a power failure took from the commit log."""
-        end = files.cut_after(self._store.end_offset)
-        if end != files.log.end and not files.cut(end):
-            files.close()
-            self._store.store_files.delete(TIMER_CHECKPOINT_FILE)
-            raise StoreError(
-                "the timer log has units of records that the commit log lost, and they cannot be removed; the wheel is "
-                "rebuilt from the commit log when the store directory is opened again"
-            )
 
     def _cursor_after(self, files: TimerFiles) -> int:
         cursor = files.checkpoint.last_timer_queue_offset
@@ -167,7 +156,6 @@ class TimerMessageStore(DelayStore):
     def _condemn(self, exc: TimerLogDamageError) -> StoreError:
         """Stop using damaged files. Return the error to raise."""
         assert self._files is not None
-        self._progress.condemn()
         self._files.condemn()
         return StoreError(
             f"{exc}; timers are not released until the broker is started again: then wheel and timer log are rebuilt "
@@ -199,7 +187,7 @@ class TimerMessageStore(DelayStore):
         offsets, sizes = units["physical_offset"].astype(np.int64), units["size"]
         fresh = ~(self._replay.is_linked(offsets) | (sizes == PRE_BLANK_SIZE_MARK))
         arrivals, topics = self._reader.read(offsets[fresh].tolist(), sizes[fresh].tolist())
-        counted = arrivals["magic"] == MAGIC_DEFAULT
+        counted = arrivals["magic"] == Magic.DEFAULT
         if len(self._replay):
             columns = (arrivals[name] for name in ("physical_offset", "size", "slot_ms"))
             is_new = ~self._replay.is_replaced(*columns)

@@ -8,14 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAGIC_DEFAULT = 1
-MAGIC_ROLL = 2
-MAGIC_DELETE = 4
-MAGIC_DONE = 8
-"""Ours: the unit's message is not pending here. RocketMQ accepts the bit and gives it no meaning."""
-_MAGIC_MASK = 0xF
+
+class Magic:
+    """Bits of ``TimerUnit.magic``. Source: RocketMQ ``TimerMessageStore.Magic.DEFAULT``, ….
+
+    ``DONE`` is ours: the message is not pending here. RocketMQ accepts the bit and gives it no meaning.
+    """
+
+    DEFAULT = 1
+    ROLL = 2
+    DELETE = 4
+    DONE = 8
+    MASK = 0xF
+
+
 DONE_RECORD_SIZE = 1
-"""Ours, written beside `MAGIC_DONE`: RocketMQ reads no record of one byte, so it skips the unit like a lost message."""
+"""Ours, written beside `Magic.DONE`: RocketMQ reads no record of one byte, so it skips the unit like a lost message."""
 
 
 class TimerUnit(NamedTuple):
@@ -65,8 +73,6 @@ _UNIT = struct.Struct(f">{_FORMAT}")
 TIMER_UNIT_SIZE = _UNIT.size
 TIMER_UNIT_DTYPE = np.dtype([(name, f">{kind}") for name, kind in zip(TimerUnit._fields, _FORMAT, strict=True)])
 assert TIMER_UNIT_SIZE == TIMER_UNIT_DTYPE.itemsize == 52
-MAX_UNIT_DELAY_MS = (1 << 31) - 1
-"""The longest ``delay_ms``: it has four signed bytes."""
 
 _DELIVER_BITS = 44
 MAX_DELIVER_MS = (1 << _DELIVER_BITS) - 1
@@ -84,7 +90,7 @@ _FACTOR_ARRAY = np.array(_FACTORS, np.uint64)
 def unpack_unit(data: bytes | mmap, at: int = 0) -> TimerUnit | None:
     """Return the unit at *at*; None if there is none, or a damaged one."""
     unit = TimerUnit._make(_UNIT.unpack_from(data, at))
-    if unit.size != TIMER_UNIT_SIZE or unit.magic & ~_MAGIC_MASK:
+    if unit.size != TIMER_UNIT_SIZE or unit.magic & ~Magic.MASK:
         return None
     if unit.tail:  # RocketMQ's units have no check
         # The same sum as in `_checks`. For a single unit numpy takes ten times as long.
@@ -106,6 +112,27 @@ def slots_of(units: np.ndarray) -> np.ndarray:
     return np.asarray(units["write_time_ms"].astype(np.int64) + units["delay_ms"])
 
 
+def create_units(
+    arrivals: np.ndarray, slots_ms: np.ndarray, magic: np.ndarray, write_ms: int, precision_ms: int
+) -> np.ndarray:
+    """Return the units of messages, given as `ARRIVAL_DTYPE`, without their ``previous_pos`` and check."""
+    units = np.empty(len(arrivals), TIMER_UNIT_DTYPE)
+    # The slot may be before the write time, if the message is late, or more than four signed bytes after it, if the
+    # clock was set back. Then the write time is adjusted: only its sum with the delay has a meaning.
+    max_delay_ms = ((1 << 31) - 1) // precision_ms * precision_ms
+    writes_ms = np.maximum(np.minimum(write_ms, slots_ms), slots_ms - max_delay_ms)
+    units["size"] = TIMER_UNIT_SIZE
+    units["magic"] = magic
+    units["write_time_ms"] = writes_ms
+    units["delay_ms"] = slots_ms - writes_ms
+    units["physical_offset"] = arrivals["physical_offset"]
+    units["record_size"] = arrivals["size"]
+    units["topic_hash"] = arrivals["topic_hash"]
+    fits = (arrivals["deliver_ms"] >= 0) & (arrivals["deliver_ms"] <= MAX_DELIVER_MS)
+    units["tail"] = np.where(fits, arrivals["deliver_ms"], 0)
+    return units
+
+
 def seal_units(units: np.ndarray) -> None:
     """Write the check of each unit beside the due time in ``tail``."""
     deliver = deliver_times(units)
@@ -115,7 +142,7 @@ def seal_units(units: np.ndarray) -> None:
 
 def are_valid(units: np.ndarray) -> np.ndarray:
     """Return for each unit whether it is one and undamaged. RocketMQ's units have no check; their form is compared."""
-    has_form = (units["size"] == TIMER_UNIT_SIZE) & (units["magic"] & ~_MAGIC_MASK == 0)
+    has_form = (units["size"] == TIMER_UNIT_SIZE) & (units["magic"] & ~Magic.MASK == 0)
     found = units["tail"].astype(np.int64).view(np.uint64) >> np.uint64(_DELIVER_BITS)
     return np.asarray(has_form & ((found == _checks(units)) | (units["tail"] == 0)))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mqtemplate.delay.timers.backlog import TimerBacklog
-from mqtemplate.delay.timers.timer_unit import DONE_RECORD_SIZE, MAGIC_DONE
+from mqtemplate.delay.timers.timer_unit import DONE_RECORD_SIZE, Magic
 from mqtemplate.store import FlushDiskType
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
@@ -57,7 +57,7 @@ def test_what_is_handed_over_is_marked_at_the_checkpoint(engine: DelayEngine) ->
 
     assert engine.bodies() == [b"100", b"400"]
     assert before is not None
-    assert not before.magic & MAGIC_DONE
+    assert not before.magic & Magic.DONE
     assert left_to_rocketmq(engine) == ["900"]
 
 
@@ -201,7 +201,7 @@ def test_a_file_that_went_takes_its_marks_along(engine: DelayEngine) -> None:
 
     assert gone == 1
     log = backlog_of(engine).files.log
-    marked = [bool(unit.magic & MAGIC_DONE) for at in range(log.start, log.end, 52) if (unit := log.read(at))]
+    marked = [bool(unit.magic & Magic.DONE) for at in range(log.start, log.end, 52) if (unit := log.read(at))]
     assert marked == [True] * 20 + [False] * 30
 
 
@@ -216,5 +216,5 @@ def test_the_marks_of_a_large_slot_are_written_piece_by_piece(open_engine: OpenE
     engine.store.take_checkpoint()
 
     log = backlog_of(engine).files.log
-    done = np.concatenate([units["magic"] & MAGIC_DONE != 0 for _, units in log.pieces(0, log.end)])
+    done = np.concatenate([units["magic"] & Magic.DONE != 0 for _, units in log.pieces(0, log.end)])
     assert done.tolist() == [number % 2 == 0 for number in range(10_000)]

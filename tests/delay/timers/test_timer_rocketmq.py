@@ -12,7 +12,7 @@ import pytest
 
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint, Writer
-from mqtemplate.delay.timers.timer_unit import MAGIC_DONE, TIMER_UNIT_DTYPE
+from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_DTYPE, Magic
 from mqtemplate.record.codec import RecordDraft, encode_properties
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
@@ -197,9 +197,9 @@ def test_a_marker_of_ours_is_one_to_rocketmq_and_nothing_to_us(open_engine: Open
     assert found is not None
     assert marker is not None
     assert marker.slot_ms == found[1].slot_ms
-    assert marker.magic == 1 | 4 | MAGIC_DONE
+    assert marker.magic == 1 | 4 | Magic.DONE
     engine.store.take_checkpoint()
-    assert [unit.magic & MAGIC_DONE for _, unit in [backlog.files.log.find(target.physical_offset) or found]] == [8]
+    assert [unit.magic & Magic.DONE for _, unit in [backlog.files.log.find(target.physical_offset) or found]] == [8]
 
 
 @pytest.mark.feature("D20")
