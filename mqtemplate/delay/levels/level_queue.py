@@ -48,14 +48,11 @@ class DueUnits(NamedTuple):
     """Units from a segment's cursor on that are due, in order.
 
     Attributes:
-        due_ms: Due time of each unit.
-        sizes: Bytes of each record; 0 for a unit that is not pending.
+        rows: Array of `PENDING_DTYPE`. The size of a unit that is not pending is 0.
     """
 
     segment: Segment
-    due_ms: np.ndarray
-    physical_offsets: np.ndarray
-    sizes: np.ndarray
+    rows: np.ndarray
 
 
 class Marks(NamedTuple):
@@ -115,7 +112,7 @@ class LevelQueue:
             lost = self._forget_before(queue.min_offset)
         if self._read_to < queue.max_offset:
             first_new = max(len(self._segments) - 1, 0)
-            while len(units := queue.units(self._read_to, _SCAN_COUNT)):
+            for _, units in unit_pieces(queue, self._read_to):
                 self._append(units)
             self._refresh(self._segments[first_new:])
         return lost
@@ -136,22 +133,17 @@ class LevelQueue:
     def _forget_before(self, min_offset: int) -> int:
         """Drop the units that were deleted from the queue. Return how many of them were pending."""
         before = self.pending_count + max(min_offset - self._read_to, 0)
+        queue = self._queue
         self._segments = [segment for segment in self._segments if segment.end > min_offset]
         self._read_to = max(self._read_to, min_offset)
         for segment in self._segments:
             if segment.cursor < min_offset:
                 segment.cursor = min_offset
-                segment.done_count = self._count_done(min_offset, segment.end)
+                done = [self._is_done(units, start) for start, units in unit_pieces(queue, min_offset, segment.end)]
+                segment.done_count = int(sum(map(np.count_nonzero, done)))
         self._removed = {queue_offset for queue_offset in self._removed if queue_offset >= min_offset}
         self._refresh(self._segments)
         return before - self.pending_count
-
-    def _count_done(self, start: int, end: int) -> int:
-        count = 0
-        for first in range(start, end, _SCAN_COUNT):
-            units = read_units(self._queue, first, min(first + _SCAN_COUNT, end))
-            count += int(np.count_nonzero(self._is_done(units, first)))
-        return count
 
     # --- due units -----------------------------------------------------------------------------
 
@@ -162,16 +154,14 @@ class LevelQueue:
         for segment in self._segments:
             if segment.due_ms <= now_ms:
                 units = read_units(self._queue, segment.cursor, min(segment.cursor + max_count, segment.end))
-                due_ms = units["tags_code"].astype(np.int64)
-                count = int(np.searchsorted(due_ms, now_ms, "right"))
-                sizes = np.where(self._is_done(units, segment.cursor), 0, units["size"])
-                physical_offsets = units["physical_offset"].astype(np.int64)
-                yield DueUnits(segment, due_ms[:count], physical_offsets[:count], sizes[:count])
+                rows = _rows_of(units)
+                rows["size"][self._is_done(units, segment.cursor)] = 0
+                yield DueUnits(segment, rows[: int(np.searchsorted(rows["due_ms"], now_ms, "right"))])
 
     def advance(self, units: DueUnits, count: int) -> None:
         """Count the first *count* of *units* as done."""
         units.segment.cursor += count
-        units.segment.done_count -= int(np.count_nonzero(units.sizes[:count] == 0))
+        units.segment.done_count -= int(np.count_nonzero(units.rows["size"][:count] == 0))
         self._refresh([units.segment])
 
     def _refresh(self, segments: Sequence[Segment]) -> None:
@@ -190,13 +180,12 @@ class LevelQueue:
         return units[0][2] if units else 0  # 0 is due at once, and then `catch_up` counts the message as lost
 
     def _skip_done(self, segment: Segment) -> None:
-        while segment.done_count and segment.cursor < segment.end:
-            units = self._queue.units(segment.cursor, min(segment.end - segment.cursor, _SCAN_COUNT))
-            done = self._is_done(units, segment.cursor)
+        for start, units in unit_pieces(self._queue, segment.cursor, segment.end):
+            done = self._is_done(units, start)
             count = len(done) if done.all() else int(np.argmin(done))
             segment.cursor += count
             segment.done_count -= count
-            if count < len(done) or not len(done):
+            if count < len(done) or not segment.done_count:
                 return
 
     def _is_done(self, units: np.ndarray, start: int) -> np.ndarray:
@@ -254,12 +243,7 @@ class LevelQueue:
             if segment.start >= end:
                 break
             is_pending[max(segment.start - start, 0) : max(segment.cursor - start, 0)] = False
-        units = units[is_pending]
-        rows = np.zeros(len(units), PENDING_DTYPE)
-        rows["due_ms"], rows["physical_offset"], rows["size"] = (
-            units["tags_code"], units["physical_offset"], units["size"],
-        )  # fmt: skip
-        return rows
+        return _rows_of(units[is_pending])
 
     def rows_between(self, physical_start: int, physical_end: int) -> np.ndarray:
         """Return the pending messages whose records are in this part of the commit log, as `PENDING_DTYPE`."""
@@ -295,15 +279,28 @@ class LevelQueue:
         self._removed -= marks.removed
 
 
+def unit_pieces(queue: ConsumeQueue, start: int, end: int = NEVER_MS) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield units from *start* up to *end*, piece by piece, each with the queue offset of its first unit."""
+    while len(units := queue.units(start, min(end - start, _SCAN_COUNT))):
+        yield start, units
+        start += len(units)
+
+
 def read_units(queue: ConsumeQueue, start: int, end: int) -> np.ndarray:
     """Read units from *start* up to *end* across files; none if the first was deleted."""
-    pieces = []
-    while start < end and len(units := queue.units(start, end - start)):
-        pieces.append(units)
-        start += len(units)
+    pieces = [units for _, units in unit_pieces(queue, start, end)]
     if len(pieces) == 1:
-        return pieces[0]
-    return np.concatenate(pieces) if pieces else np.empty(0, CQ_UNIT_DTYPE)
+        return pieces[0]  # no copy: the usual case
+    return np.concatenate([np.empty(0, CQ_UNIT_DTYPE), *pieces])
+
+
+def _rows_of(units: np.ndarray) -> np.ndarray:
+    """Return units as `PENDING_DTYPE`."""
+    rows = np.zeros(len(units), PENDING_DTYPE)
+    rows["due_ms"] = units["tags_code"]
+    rows["physical_offset"] = units["physical_offset"]
+    rows["size"] = units["size"]
+    return rows
 
 
 def mark_all(queue: ConsumeQueue, start: int, end: int) -> None:

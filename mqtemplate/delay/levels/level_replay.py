@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from mqtemplate.delay.foreign_copies import ForeignCopies
-from mqtemplate.delay.levels.level_queue import is_marked
+from mqtemplate.delay.levels.level_queue import is_marked, unit_pieces
 from mqtemplate.delay.offset_set import OffsetSet, contains
 from mqtemplate.delay.release import released_source
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
-
-_CHUNK = 65_536
 
 
 class LevelReplay:
@@ -55,7 +51,7 @@ class LevelReplay:
         sources = self._sources.values()
         if len(self._foreign):
             sources = np.union1d(sources, self._foreign_sources(queue, position, sources))
-        for start, units in _pieces(queue, position):
+        for start, units in unit_pieces(queue, position):
             marked = is_marked(units)
             done = marked | contains(sources, units["physical_offset"])
             if start == position:
@@ -68,7 +64,7 @@ class LevelReplay:
     def _foreign_sources(self, queue: ConsumeQueue, position: int, sources: np.ndarray) -> np.ndarray:
         """Return the physical offsets of messages that RocketMQ released."""
         found: list[int] = []
-        for _, units in _pieces(queue, position):
+        for _, units in unit_pieces(queue, position):
             is_open = ~(is_marked(units) | contains(sources, units["physical_offset"]))
             for physical_offset, size, due_ms in units[is_open].tolist():
                 if self._foreign.contains_at(self._store, physical_offset, size):
@@ -77,10 +73,3 @@ class LevelReplay:
                     # RocketMQ releases in queue order, and stops at the first unit that is not due.
                     return np.array(found, np.int64)
         return np.array(found, np.int64)
-
-
-def _pieces(queue: ConsumeQueue, start: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield all units from queue offset *start* on, piece by piece, each with the queue offset of its first unit."""
-    while len(units := queue.units(start, _CHUNK)):
-        yield start, units
-        start += len(units)

@@ -132,30 +132,25 @@ class ScheduleMessageService(DelayStore):
         return None if next_due_ms == NEVER_MS else next_due_ms
 
     def _release(self, due_units: Sequence[tuple[LevelQueue, DueUnits]], now_ms: int) -> None:
-        due_ms, physical_offsets, sizes, counts = self._first_of([units for _, units in due_units])
-        rows = zip(due_ms.tolist(), physical_offsets.tolist(), sizes.tolist(), strict=True)
-        # A size of 0 stands for a unit that is not pending.
-        self._releaser.release([DueRecord(*row) for row in rows if row[2]], now_ms, due_ms[sizes > 0])
+        rows, counts = self._first_of([units for _, units in due_units])
+        rows = rows[rows["size"] > 0]  # a size of 0 stands for a unit that is not pending
+        self._releaser.release([DueRecord(*row[:3]) for row in rows.tolist()], now_ms, rows["due_ms"])
         for (queue, units), count in zip(due_units, counts, strict=True):
             if count:
                 queue.advance(units, count)
 
-    def _first_of(self, due: Sequence[DueUnits]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
-        """Select the units that are due first, as many as fit into one append.
-
-        Of units with one due time, the one stored first is first.
+    def _first_of(self, due: Sequence[DueUnits]) -> tuple[np.ndarray, list[int]]:
+        """Select the units that are due first, as many as fit into one append; the one stored first of equal ones.
 
         Returns:
-            Due times, physical offsets, sizes; and how many of each of *due* were selected.
+            Their rows, and how many of each of *due* were selected.
         """
-        due_ms, physical_offsets, sizes = (
-            np.concatenate(columns) for columns in zip(*(units[1:] for units in due), strict=True)
-        )
-        order = np.lexsort((physical_offsets, due_ms))[:MAX_RELEASE_COUNT]
-        order = order[: self._releaser.count_fitting(sizes[order].tolist())]
-        ends = np.cumsum([len(units.sizes) for units in due])
+        rows = np.concatenate([units.rows for units in due])
+        order = np.lexsort((rows["physical_offset"], rows["due_ms"]))[:MAX_RELEASE_COUNT]
+        order = order[: self._releaser.count_fitting(rows["size"][order].tolist())]
+        ends = np.cumsum([len(units.rows) for units in due])
         counts = np.bincount(np.searchsorted(ends, order, "right"), minlength=len(due))
-        return due_ms[order], physical_offsets[order], sizes[order], counts.tolist()
+        return rows[order], counts.tolist()
 
     # --- pending messages ----------------------------------------------------------------------
 

@@ -41,11 +41,9 @@ def release(level: LevelQueue, now_ms: int, max_count: int = 1_000) -> list[int]
     """Pass over what is due, the first due first, as the service does; gives the places (unit numbers)."""
     rows = []
     for units in list(level.due(now_ms, max_count)):
-        rows += list(
-            zip(units.due_ms.tolist(), (units.physical_offsets // 100).tolist(), units.sizes.tolist(), strict=True)
-        )
-        level.advance(units, len(units.sizes))
-    return [place for _, place, size in sorted(rows) if size]
+        rows += units.rows[["due_ms", "physical_offset", "size"]].tolist()
+        level.advance(units, len(units.rows))
+    return [offset // 100 for _, offset, size in sorted(rows) if size]
 
 
 def places(rows: np.ndarray) -> list[int]:
@@ -82,7 +80,7 @@ def test_units_are_read_over_the_ends_of_files() -> None:
 
     [units] = level.due(NEVER_MS - 1, 1_000)
 
-    assert units.due_ms.tolist() == list(range(3 * PER_FILE))
+    assert units.rows["due_ms"].tolist() == list(range(3 * PER_FILE))
 
 
 def test_a_batch_is_bounded() -> None:
