@@ -220,6 +220,11 @@ class TimerFiles:
 
     # --- writing -------------------------------------------------------------------------------
 
+    def has_state(self, checkpoint: TimerCheckpoint) -> bool:
+        """Return True if the checkpoint on disk describes the same state as *checkpoint*."""
+        written = self.checkpoint
+        return checkpoint == written._replace(timestamp=checkpoint.timestamp, counter=checkpoint.counter)
+
     def save(self, checkpoint: TimerCheckpoint, changes: list[tuple[int, bytes]]) -> None:
         """Write and flush log and wheel, then the checkpoint.
 

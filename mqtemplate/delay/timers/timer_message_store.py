@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import compress
@@ -17,10 +18,9 @@ from mqtemplate.delay.timers.backlog import TimerBacklog
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TimerFiles
 from mqtemplate.delay.timers.intake import TimerTopicReader
 from mqtemplate.delay.timers.pending_timers import PendingTimers
-from mqtemplate.delay.timers.progress import TimerProgress
 from mqtemplate.delay.timers.replay import TimerReplay
 from mqtemplate.delay.timers.settings import TimerSettings
-from mqtemplate.delay.timers.timer_checkpoint import Writer
+from mqtemplate.delay.timers.timer_checkpoint import NO_MASTER, TimerCheckpoint, Writer
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.delay.timers.timer_metrics import TimerMetrics
 from mqtemplate.delay.timers.timer_unit import Magic
@@ -36,6 +36,8 @@ _log = structlog.stdlib.get_logger("mqtemplate.delay")
 _ENQUEUE_COUNT = 256  # messages put on the wheel in one step: about 2 ms in which none is released (measured)
 _CATCH_UP_COUNT = 4_096  # the same while none may be released yet
 _READ_AHEAD_MS = 100  # a slot is read this long before it starts
+_FLUSH_TIMEOUT_MS = 60_000
+_MARKED_AT_ONCE = 1_024  # units marked under one lock: less than a millisecond in which no message is released
 
 
 class TimerMessageStore(DelayStore):
@@ -51,7 +53,7 @@ class TimerMessageStore(DelayStore):
     when its last millisecond has passed and all its messages are released.
 
     - A message is released at its due time or later, never before, whatever the clock does.
-    - `TimerBacklog` has the messages on the wheel. `TimerProgress` has the part of the timer topic that is on it.
+    - `TimerBacklog` has the messages on the wheel. Messages of the timer topic before the cursor are on it.
     - The commit log shows what was released (`release`). Wheel and log are derived from it: `TimerFiles` brings them to
       one state at a start, and if that fails, they are rebuilt from the topic.
     """
@@ -65,7 +67,11 @@ class TimerMessageStore(DelayStore):
         self._reader = TimerTopicReader(store, self._settings.precision_ms)
         self._replay = TimerReplay(store)
         self._metrics = TimerMetrics(store.store_files)
-        self._progress = TimerProgress(store, self._releaser, self._replay, self._metrics, self.lock)
+        self._cursor = 0  # queue offset in the timer topic: earlier messages are on the wheel, or need not be
+        self._catch_up_to = 0  # the end of the topic at the start: no slot opens before the cursor is there
+        self._is_rebuilt = False  # the files were rebuilt at this start
+        self._replay_offset: int | None = 0  # start of the part of the log that a recovery has to replay
+        self._saving = threading.Lock()  # held by the thread that writes the files
         # These three exist together, from the first timer of the store directory on.
         self._files: TimerFiles | None = None
         self._backlog: TimerBacklog | None = None
@@ -85,7 +91,7 @@ class TimerMessageStore(DelayStore):
         elif not self._store.queue_ids(TIMER_TOPIC):
             return None
         self._files = TimerFiles.create_empty(store_files, self._settings)
-        self._progress.mark_rebuilt()
+        self._is_rebuilt = True
         _log.warning("timers.rebuilt", reason="their files are missing, damaged, or contradict each other")
         return 0
 
@@ -95,20 +101,17 @@ class TimerMessageStore(DelayStore):
 
     def _recover(self) -> None:
         cursor = 0 if self._files is None else self._start_files(self._files)
-        progress = self._progress
-        progress.start(cursor, self._store.consume_queue(TIMER_TOPIC, 0))
-        if len(self._replay) or progress.to_catch_up:
-            _log.info(
-                "delay.recovered",
-                service=self.name,
-                already_released=len(self._replay),
-                to_enqueue=progress.to_catch_up,
-            )
+        queue, first = self._store.consume_queue(TIMER_TOPIC, 0), self._replay.first_offset
+        self._cursor, self._catch_up_to = min(max(cursor, queue.min_offset), queue.max_offset), queue.max_offset
+        self._replay_offset = 0 if self._is_rebuilt else self._store.end_offset if first is None else first
+        released, to_enqueue = len(self._replay), self._catch_up_to - self._cursor
+        if released or to_enqueue:
+            _log.info("delay.recovered", service=self.name, already_released=released, to_enqueue=to_enqueue)
 
     def _start_files(self, files: TimerFiles) -> int:
         """Create the backlog. Return the queue offset of the first message that is not on the wheel."""
         self._metrics.load()
-        if self._progress.is_rebuilt or files.writer is Writer.UNKNOWN:
+        if self._is_rebuilt or files.writer is Writer.UNKNOWN:
             self._metrics.clear()
             cursor, read_ms = 0, self._settings.slot_at(self._store.clock.now_ms())
         else:
@@ -146,11 +149,11 @@ class TimerMessageStore(DelayStore):
         if backlog is None:
             return None
         # Before the topic is caught up, a message with an earlier due time may still be missing.
-        if is_blocked or not self._progress.to_catch_up:
+        if is_blocked or self._cursor >= self._catch_up_to:
             backlog.open_slots(now_ms, _READ_AHEAD_MS, MAX_RELEASE_COUNT)
             self._release(backlog, now_ms)
             backlog.close_slots(now_ms)
-        has_more = self._progress.cursor < self._store.consume_queue(TIMER_TOPIC, 0).max_offset
+        has_more = self._cursor < self._store.consume_queue(TIMER_TOPIC, 0).max_offset
         return now_ms if has_more else self._next_call(backlog, now_ms)
 
     def _condemn(self, exc: TimerLogDamageError) -> StoreError:
@@ -175,15 +178,15 @@ class TimerMessageStore(DelayStore):
 
     def _enqueue(self, now_ms: int) -> bool:
         """Put new messages of the timer topic on the wheel. Return False if overdue ones must leave it first."""
-        queue, progress = self._store.consume_queue(TIMER_TOPIC, 0), self._progress
-        if progress.cursor >= queue.max_offset:
+        queue = self._store.consume_queue(TIMER_TOPIC, 0)
+        if self._cursor >= queue.max_offset:
             return True
         backlog = self._backlog or self._create_files(now_ms)
         backlog.close_empty_slots(now_ms)
         if backlog.is_full(now_ms):
             return False
-        cursor = max(progress.cursor, queue.min_offset)
-        units = queue.units(cursor, _CATCH_UP_COUNT if progress.to_catch_up else _ENQUEUE_COUNT)
+        cursor = max(self._cursor, queue.min_offset)
+        units = queue.units(cursor, _CATCH_UP_COUNT if cursor < self._catch_up_to else _ENQUEUE_COUNT)
         offsets, sizes = units["physical_offset"].astype(np.int64), units["size"]
         fresh = ~(self._replay.is_linked(offsets) | (sizes == PRE_BLANK_SIZE_MARK))
         arrivals, topics = self._reader.read(offsets[fresh].tolist(), sizes[fresh].tolist())
@@ -193,7 +196,7 @@ class TimerMessageStore(DelayStore):
             is_new = ~self._replay.is_replaced(*columns)
             arrivals, counted = arrivals[is_new], counted & is_new
         backlog.take_in(arrivals, now_ms)
-        progress.advance_to(cursor + len(units))
+        self._cursor = cursor + len(units)
         counts = Counter(compress(topics, counted))
         counts.pop("", None)
         self._metrics.add(counts, now_ms)
@@ -203,7 +206,7 @@ class TimerMessageStore(DelayStore):
         """Create the files for the first timer of the store directory."""
         self._files = files = TimerFiles(self._store.store_files, self._settings)
         backlog = self._create_backlog(files, self._settings.slot_at(now_ms))
-        files.save(self._progress.checkpoint(backlog), [])
+        files.save(self._checkpoint(backlog), [])
         return backlog
 
     def _release(self, backlog: TimerBacklog, now_ms: int) -> None:
@@ -225,7 +228,7 @@ class TimerMessageStore(DelayStore):
     def catch_up(self) -> None:
         self.start()
         end = self._store.consume_queue(TIMER_TOPIC, 0).max_offset
-        while self._progress.cursor < end:
+        while self._cursor < end:
             now_ms = self._store.clock.now_ms()
             if not self._enqueue(now_ms):
                 self._work(now_ms)  # overdue messages have to leave the wheel first
@@ -261,6 +264,75 @@ class TimerMessageStore(DelayStore):
             self.catch_up()
             return NO_ROWS if self._pending is None else self._pending.rows_between(physical_start, physical_end)
 
+    # --- checkpoint ----------------------------------------------------------------------------
+
+    def persist(self) -> int | None:
+        """Write wheel, log and ``timercheck`` if they changed; see `LogFollower`."""
+        backlog = self._backlog
+        if not self._is_started or (self._is_rebuilt and self._cursor < self._catch_up_to):
+            return self._replay_offset  # files with a part of the topic are useless
+        if backlog is not None and backlog.files.is_condemned:
+            return 0
+        with self._saving:
+            with self.lock:
+                replay_offset, release_end = self._replay_start(), self._releaser.end
+                # The changes first: the checkpoint has a checksum that covers them.
+                changes = [] if backlog is None else backlog.files.wheel.changes()
+                state = None if backlog is None else (backlog, backlog.unmarked(), self._checkpoint(backlog))
+            # A copy that a power failure can still take must not count as released.
+            if not self._store.group_commit.wait(release_end, _FLUSH_TIMEOUT_MS):
+                if backlog is not None:
+                    backlog.files.wheel.touch(changes)
+                return self._replay_offset
+            if state is not None:
+                self._save(*state, changes)
+            self._replay_offset = replay_offset
+            return replay_offset
+
+    def _replay_start(self) -> int:
+        """Return from where a recovery must replay the log if the files are written now."""
+        # Releases from an open slot are after the end that the log had when the slot opened.
+        open_slots = {} if self._backlog is None else self._backlog.open
+        start = min(open_slots.values(), default=self._store.end_offset)
+        first = self._replay.first_offset
+        if first is None:
+            return start
+        read_ms = 0 if self._backlog is None else self._backlog.read_ms
+        if self._cursor >= self._catch_up_to and (self._is_rebuilt or read_ms > self._replay.last_timestamp):
+            self._replay.forget()  # all slots of its sources are closed
+            return start
+        return min(start, first)
+
+    def _checkpoint(self, backlog: TimerBacklog) -> TimerCheckpoint:
+        """Return the checkpoint that describes the files after `TimerWheel.changes` are written."""
+        files = backlog.files
+        return TimerCheckpoint(
+            last_read_time_ms=backlog.read_ms,
+            last_timer_log_flush_pos=files.log.end,
+            last_timer_queue_offset=self._cursor,
+            master_timer_queue_offset=NO_MASTER,
+            timestamp=self._store.clock.now_ms(),
+            counter=files.checkpoint.counter + 1,
+            precision_ms=self._settings.precision_ms,
+            wheel_checksum=files.wheel.checksum,
+        )
+
+    def _save(
+        self, backlog: TimerBacklog, unmarked: np.ndarray, checkpoint: TimerCheckpoint, changes: list[tuple[int, bytes]]
+    ) -> None:
+        files = backlog.files
+        if not len(unmarked) and not changes and files.has_state(checkpoint):
+            return
+        for start in range(0, len(unmarked), _MARKED_AT_ONCE):
+            with self.lock:
+                files.log.mark_done(unmarked[start : start + _MARKED_AT_ONCE], checkpoint.last_read_time_ms)
+        with self.lock:
+            backlog.forget_marked(unmarked)
+        files.save(checkpoint, changes)
+        self._metrics.write(self._store.clock.now_ms())
+        with self.lock:
+            files.wheel.forget_before(backlog.read_ms)
+
     # --- files ---------------------------------------------------------------------------------
 
     def delete_before(self, physical_start: int) -> int:
@@ -271,10 +343,6 @@ class TimerMessageStore(DelayStore):
         """
         with self.lock:
             return 0 if self._pending is None else self._pending.delete_before(physical_start)
-
-    def persist(self) -> int | None:
-        """Write wheel, log and ``timercheck`` if they changed; see `LogFollower`."""
-        return self._progress.persist(self._backlog) if self._is_started else self._progress.replay_offset
 
     def close(self) -> None:
         """Close the files. Call `persist` first."""

@@ -62,11 +62,6 @@ class TimerUnit(NamedTuple):
         """Slot that the unit is linked to."""
         return self.write_time_ms + self.delay_ms
 
-    @property
-    def deliver_ms(self) -> int:
-        """Due time; 0 if only the record has it."""
-        return self.tail & MAX_DELIVER_MS
-
 
 _FORMAT = "iqiqiqiiq"  # i: 4 bytes, q: 8 bytes, for struct and for numpy
 _UNIT = struct.Struct(f">{_FORMAT}")
@@ -103,7 +98,7 @@ def unpack_unit(data: bytes | mmap, at: int = 0) -> TimerUnit | None:
 
 
 def deliver_times(units: np.ndarray) -> np.ndarray:
-    """Return `TimerUnit.deliver_ms` of each unit."""
+    """Return the due time of each unit; 0 if only the record has it."""
     return np.asarray(units["tail"].astype(np.int64) & MAX_DELIVER_MS)
 
 

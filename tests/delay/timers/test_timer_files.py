@@ -22,6 +22,7 @@ from mqtemplate.delay.timers.timer_unit import (
     TIMER_UNIT_SIZE,
     Magic,
     are_valid,
+    deliver_times,
     seal_units,
     unpack_unit,
 )
@@ -228,7 +229,7 @@ def test_a_unit_tells_its_exact_due_time_and_whether_it_is_damaged() -> None:
     data = made.tobytes()
     unit = unpack_unit(data)
     assert unit is not None
-    assert (unit.deliver_ms, unit.slot_ms) == (WRITE_MS + 37, WRITE_MS)
+    assert (deliver_times(made).tolist(), unit.slot_ms) == ([WRITE_MS + 37], WRITE_MS)
     assert are_valid(made).all()
     for bit in range(len(data) * 8):
         damaged = bytearray(data)

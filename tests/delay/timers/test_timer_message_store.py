@@ -17,6 +17,7 @@ from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDE
 from mqtemplate.delay.timers.intake import TimerTopicReader
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
+from mqtemplate.delay.timers.timer_unit import MAX_DELIVER_MS
 from mqtemplate.errors import StoreFullError
 from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.services import ServiceThread
@@ -73,7 +74,7 @@ def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(engine:
     newest, oldest = files.log.read(52), files.log.read(0)
     assert newest is not None
     assert oldest is not None
-    assert (newest.physical_offset, newest.previous_pos, newest.deliver_ms) == (
+    assert (newest.physical_offset, newest.previous_pos, newest.tail & MAX_DELIVER_MS) == (
         second.physical_offset,
         0,
         start + 5_200,
