@@ -173,15 +173,11 @@ class DelayController:
             self._store.confirm(end, topics)
             # A mark of a moved message must not outlive its copy. A cancelled message has no copy to lose.
             if change.deliver_ms is None or self._store.group_commit.flushed >= end:
-                self._mark_cancelled(changed)
+                for record in changed:
+                    with (delay_store := self._delay_stores[record.topic]).lock:
+                        delay_store.mark_cancelled(record)
             (self._cancelled if change.deliver_ms is None else self._rescheduled).add(len(changed))
         return ScheduleChange(change.status, len(changed), tuple(handles))
-
-    def _mark_cancelled(self, records: Iterable[StoredRecord]) -> None:
-        for record in records:
-            delay_store = self._delay_stores[record.topic]
-            with delay_store.lock:
-                delay_store.mark_cancelled(record)
 
     def _handle(self, draft: RecordDraft, due_ms: int, physical_offset: int) -> str:
         topic = find_property(draft.properties, b"REAL_TOPIC") or ""
@@ -247,24 +243,15 @@ class DelayController:
         Returns:
             False if a message there is due or unreadable: then the part is still needed.
         """
-        return all(
-            self._copy_all_forward(delay_store, physical_start, physical_end)
-            for delay_store in self._delay_stores.values()
-        )
+        return all(self._copy_all_forward(each, physical_start, physical_end) for each in self._delay_stores.values())
 
     def pending_bytes(self, physical_start: int, physical_end: int) -> int:
         """Return how many bytes of this part of the log belong to pending messages."""
-        total = 0
-        for delay_store in self._delay_stores.values():
-            with delay_store.lock:
-                delay_store.catch_up()
-                total += int(delay_store.pending_between(physical_start, physical_end)["size"].sum())
-        return total
+        rows = [each.pending_between(physical_start, physical_end) for each in self._delay_stores.values()]
+        return sum(int(each["size"].sum()) for each in rows)
 
     def _copy_all_forward(self, delay_store: DelayStore, physical_start: int, physical_end: int) -> bool:
-        with delay_store.lock:
-            delay_store.catch_up()
-            rows = delay_store.pending_between(physical_start, physical_end)
+        rows = delay_store.pending_between(physical_start, physical_end)
         # A due message is released soon, and then its file can go. On a full disk it cannot be released: then it is
         # copied as well, since deleting this file makes the room that the release needs.
         if len(rows) and self._store.refusal is None and rows["due_ms"].min() <= self._store.clock.now_ms():

@@ -11,7 +11,7 @@ from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerTopicReader
 from mqtemplate.delay.timers.near_term import NEAR_DTYPE, NearTerm
-from mqtemplate.delay.timers.settings import TimerSettings
+from mqtemplate.delay.timers.settings import TimerSettings, slot_of
 from mqtemplate.delay.timers.timer_unit import Magic, TimerUnit, create_units, slots_of
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.message_store import MessageStore
@@ -111,8 +111,9 @@ class TimerBacklog:
             self._must_open_ms = self.read_ms  # its time may be in the future, if the clock was set back
         self.balance += int((magic & Magic.DELETE == 0).sum())
         is_open = np.isin(slots_ms, list(self.open))
-        for index in np.flatnonzero(is_open & (magic & Magic.DONE == 0)).tolist():
-            self._add_late(units[index], int(positions[index]), int(arrivals["deliver_ms"][index]))
+        enters = is_open & (magic & Magic.DONE == 0)
+        if enters.any():
+            self.near.add_late(self._near_rows(positions[enters], units[enters], np.zeros(enters.sum(), np.bool_)))
         if not is_open.all():
             first = int(slots_ms[~is_open].min())
             self.next_slot_ms = first if self.next_slot_ms is None else min(self.next_slot_ms, first)
@@ -127,22 +128,6 @@ class TimerBacklog:
         # RocketMQ finds our delete marker only in the slot that it names. Parked, it is useless: -1 is a closed slot.
         slots_ms[is_parked & (magic & Magic.DONE != 0)] = -1
         return slots_ms, magic
-
-    def _add_late(self, unit: np.void, position: int, deliver_ms: int) -> None:
-        """Add a message whose slot is open already."""
-        _, _, magic, write_ms, delay_ms, physical_offset, size, _, _ = unit.tolist()
-        slot_ms, rolls = write_ms + delay_ms, bool(magic & Magic.ROLL)
-        if magic & Magic.DELETE:
-            if not rolls:
-                self._add_deleted(physical_offset, size, slot_ms)
-                return
-            self._parked_markers.add(physical_offset)
-        is_poison = deliver_ms == NO_TIME_MS
-        due_ms = slot_ms + self._settings.precision_ms if rolls else slot_ms if is_poison else deliver_ms
-        self.near.add(DueRecord(due_ms, physical_offset, size, write_ms, rolls, is_poison), position)
-
-    def _add_deleted(self, physical_offset: int, size: int, slot_ms: int) -> None:
-        self._deleted.setdefault(slot_ms, set()).update(self._reader.delete_keys(physical_offset, size))
 
     # --- slots ---------------------------------------------------------------------------------
 
@@ -169,19 +154,21 @@ class TimerBacklog:
         if slot is not None:
             for positions, units in self.files.log.units_of_slot(slot.first_pos, slot.last_pos, slot.num, slot_ms):
                 chosen = units["magic"] & Magic.DONE == 0
-                pieces.append(self._read_units(positions[chosen], units[chosen], slot_ms))
+                positions, units = positions[chosen], units[chosen]
+                pieces.append(self._near_rows(positions, units, self.is_done(units)))
         self.open[slot_ms] = log_end
         self.near.add_slot(np.concatenate(pieces) if pieces else np.empty(0, NEAR_DTYPE))
         while self.next_slot_ms in self.open:
             self.next_slot_ms = self.files.wheel.next_live(self.next_slot_ms + self._settings.precision_ms)
 
-    def _read_units(self, positions: np.ndarray, units: np.ndarray, slot_ms: int) -> np.ndarray:
-        """Return the messages among units of a slot that opens, as `NEAR_DTYPE`. Note its markers and done units."""
-        done = self.is_done(units)
+    def _near_rows(self, positions: np.ndarray, units: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Return the messages among units of open slots, as `NEAR_DTYPE`. Note the markers, and the units that are done."""
         # A parked marker is no marker of this slot. It is rolled like a message.
         is_marker = (units["magic"] & (Magic.DELETE | Magic.ROLL)) == Magic.DELETE
-        for physical_offset, size in units[["physical_offset", "record_size"]][is_marker & ~done].tolist():
-            self._add_deleted(physical_offset, size, slot_ms)
+        markers = units[is_marker & ~done]
+        fields = markers["physical_offset"].tolist(), markers["record_size"].tolist(), slots_of(markers).tolist()
+        for physical_offset, size, slot_ms in zip(*fields, strict=True):
+            self._deleted.setdefault(slot_ms, set()).update(self._reader.delete_keys(physical_offset, size))
         self._dropped = np.concatenate([self._dropped, positions[done & ~is_marker]])
         is_row = ~(is_marker | done)
         positions, units = positions[is_row], units[is_row]
@@ -191,11 +178,11 @@ class TimerBacklog:
         rows["size"] = units["record_size"]
         rows["enqueue_ms"] = units["write_time_ms"]
         rows["rolls"] = (units["magic"] & Magic.ROLL) != 0
-        times = self._reader.due_times(units)
+        slots_ms, times = slots_of(units), self._reader.due_times(units)
         rows["is_poison"] = times == NO_TIME_MS
-        times = np.where(rows["is_poison"], slot_ms, times)
+        times = np.where(rows["is_poison"], slots_ms, times)
         # A parked message is rolled at the end of its slot.
-        rows["due_ms"] = np.where(rows["rolls"], slot_ms + self._settings.precision_ms, times)
+        rows["due_ms"] = np.where(rows["rolls"], slots_ms + self._settings.precision_ms, times)
         rows["position"] = positions
         return rows
 
@@ -241,7 +228,7 @@ class TimerBacklog:
     def _is_deleted(self, item: DueRecord) -> bool:
         if item.rolls:
             return False
-        own_ms = item.due_ms if item.is_poison else self._settings.slot_of(item.due_ms)
+        own_ms = item.due_ms if item.is_poison else slot_of(item.due_ms, self._settings.precision_ms)
         ids = self._deleted.get(max(own_ms, self.read_ms))  # a late message is linked to the slot at `read_ms`
         return ids is not None and self._reader.unique_key(item.physical_offset, item.size) in ids
 
@@ -249,10 +236,9 @@ class TimerBacklog:
         """Forget messages that `take` returned: they are released."""
         self.near.drop(taken)
         self.balance -= len(taken)
-        if self._parked_markers:
-            gone = self._parked_markers.intersection(item.physical_offset for item in taken)
-            self._parked_markers -= gone
-            self.balance += len(gone)
+        if taken and taken[-1].physical_offset in self._parked_markers:  # `take` ends a batch with it
+            self._parked_markers.remove(taken[-1].physical_offset)
+            self.balance += 1
 
     # --- single messages -----------------------------------------------------------------------
 

@@ -66,10 +66,11 @@ class NearTerm:
         self._rows, self._at, self._gone_count = rows, 0, 0
         self._due_ms = np.ascontiguousarray(rows["due_ms"])
 
-    def add(self, item: DueRecord, position: int) -> None:
-        """Add one late message whose unit is at *position*."""
-        heapq.heappush(self._late, item)
-        self._late_positions[item.physical_offset] = position
+    def add_late(self, rows: np.ndarray) -> None:
+        """Add messages whose slots are open already."""
+        for item, position in zip(rows[_RECORD_FIELDS].tolist(), rows["position"].tolist(), strict=True):
+            heapq.heappush(self._late, DueRecord._make(item))
+            self._late_positions[item[1]] = position
 
     # --- taking --------------------------------------------------------------------------------
 

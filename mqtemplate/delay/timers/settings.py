@@ -69,7 +69,3 @@ class TimerSettings:
     def slot_at(self, time_ms: int) -> int:
         """Return the slot that a clock time is in: the last multiple of the precision that is not after it."""
         return time_ms // self.precision_ms * self.precision_ms
-
-    def slot_of(self, deliver_ms: int) -> int:
-        """Return the slot of a deliver time, see `slot_of`."""
-        return slot_of(deliver_ms, self.precision_ms)

@@ -92,7 +92,9 @@ class TimerLog:
             if start >= self._files.end:
                 self._files.append_file(start - start % self._files.file_size)
                 if start != position:
-                    self._write_blank(position)
+                    file, file_start = self._file_at(position)
+                    remaining = self._files.file_size - (position - file_start)
+                    file.write(position - file_start, _BLANK.pack(remaining, 0, MAGIC_BLANK))
             taken = min(count, (self._units_end - start % self._files.file_size) // TIMER_UNIT_SIZE)
             position = start + taken * TIMER_UNIT_SIZE
             pieces.append(np.arange(start, position, TIMER_UNIT_SIZE))
@@ -324,10 +326,3 @@ class TimerLog:
         """Return *position*, or the start of the next file if no unit and blank fit at *position*."""
         within = position % self._files.file_size
         return position if within < self._units_end else position - within + self._files.file_size
-
-    def _write_blank(self, position: int) -> None:
-        found = self._files.find(position)
-        if found is not None:
-            file, start = found
-            at = position - start
-            file.write(at, _BLANK.pack(self._files.file_size - at, 0, MAGIC_BLANK))

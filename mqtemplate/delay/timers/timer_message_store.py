@@ -166,9 +166,7 @@ class TimerMessageStore(DelayStore):
         )
 
     def _next_call(self, backlog: TimerBacklog, now_ms: int) -> int | None:
-        times = []
-        if (due_ms := backlog.near.next_due_ms) is not None:
-            times.append(due_ms)
+        times = [] if (due_ms := backlog.near.next_due_ms) is None else [due_ms]
         if backlog.next_slot_ms is not None:
             times.append(backlog.next_slot_ms - _READ_AHEAD_MS)
         if backlog.open:
