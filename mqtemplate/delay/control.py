@@ -17,7 +17,7 @@ from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, handle_of
-from mqtemplate.delay.record_lookup import KeyIndex, RecordLookup, has_key, is_marker
+from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.delay.release import copy_of
 from mqtemplate.errors import MessageError
 from mqtemplate.java_hash import tags_code
@@ -64,16 +64,11 @@ class DelayController:
     """
 
     def __init__(
-        self,
-        store: MessageStore,
-        delay_stores: Sequence[DelayStore],
-        index: KeyIndex,
-        limits: TimerLimits,
-        broker_name: str,
+        self, store: MessageStore, delay_stores: Sequence[DelayStore], limits: TimerLimits, broker_name: str
     ) -> None:
         self._store = store
         self._delay_stores = {delay_store.source_topic: delay_store for delay_store in delay_stores}
-        self._lookup = RecordLookup(store, index)
+        self._lookup = RecordLookup(store)
         self._limits = limits
         self._broker_name = broker_name
         self._cancelled = store.metrics.counter("delay.cancelled")
@@ -126,23 +121,16 @@ class DelayController:
 
     def _final_status(self, named: Sequence[StoredRecord], key: str, topic: str | None) -> ScheduleChangeStatus:
         """Return the status of a message none of whose delayed records is pending."""
-        if named:
-            newest = max(named, key=lambda record: record.physical_offset)
-            if is_marker(newest) and newest.body != _MOVED and not self._came_too_late(newest, key):
-                return ScheduleChangeStatus.CANCELLED
-            return ScheduleChangeStatus.ALREADY_DELIVERED
-        if topic is not None and self._is_stored(topic, key):
-            return ScheduleChangeStatus.ALREADY_DELIVERED
-        return ScheduleChangeStatus.UNKNOWN
-
-    def _came_too_late(self, marker: StoredRecord, key: str) -> bool:
-        """Return True if the message of a delete marker was delivered.
-
-        RocketMQ stores a marker without looking for its message first. We append one only for a pending message.
-        """
-        if marker.prepared_transaction_offset > 0:
-            return False
-        return self._is_stored(find_property(marker.properties_bytes, b"REAL_TOPIC") or "", key)
+        if not named:
+            is_delivered = topic is not None and self._is_stored(topic, key)
+            return ScheduleChangeStatus.ALREADY_DELIVERED if is_delivered else ScheduleChangeStatus.UNKNOWN
+        newest = max(named, key=lambda record: record.physical_offset)
+        is_cancelled = is_marker(newest) and newest.body != _MOVED
+        # We append a marker only for a pending message. RocketMQ does not look for it first, so a marker may be too
+        # late.
+        if is_cancelled and newest.prepared_transaction_offset <= 0:
+            is_cancelled = not self._is_stored(find_property(newest.properties_bytes, b"REAL_TOPIC") or "", key)
+        return ScheduleChangeStatus.CANCELLED if is_cancelled else ScheduleChangeStatus.ALREADY_DELIVERED
 
     def _is_stored(self, topic: str, key: str) -> bool:
         return any(has_key(record, key) for record in self._lookup.by_key(topic, key))

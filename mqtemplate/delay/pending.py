@@ -13,7 +13,7 @@ import numpy as np
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
 from mqtemplate.delay.recall_handle import handle_of
-from mqtemplate.delay.record_lookup import KeyIndex, RecordLookup, has_key, is_marker
+from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.errors import MessageError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import Property
@@ -47,12 +47,11 @@ class PendingView:
         self,
         store: MessageStore,
         delay_stores: Sequence[DelayStore],
-        index: KeyIndex,
         topics: Callable[[], Iterable[str]],
         broker_name: str,
     ) -> None:
         self._delay_stores = delay_stores
-        self._lookup = RecordLookup(store, index)
+        self._lookup = RecordLookup(store)
         self._topics = topics
         self._broker_name = broker_name
 
@@ -67,30 +66,17 @@ class PendingView:
         for piece in self._pieces(query, after.due_ms):
             if len(found) > max_count and found[-1][0].due_ms < piece.floor_ms:
                 break
-            self._collect(piece.rows, query, after, max_count + 1, found)
+            for position in _positions(piece.rows[np.lexsort((piece.rows["physical_offset"], piece.rows["due_ms"]))]):
+                if len(found) > max_count and position > found[-1][0]:
+                    break
+                record = self._match(position, query) if position[:2] > after[:2] else None
+                if record is not None:
+                    insort(found, (position, record), key=lambda item: item[0])
+                    del found[max_count + 1 :]
         shown = found[:max_count]
         messages = tuple(self._message(position, record) for position, record in shown)
         last = shown[-1][0] if len(found) > max_count else None
         return PendingPage(messages, None if last is None else f"{last.due_ms}-{last.physical_offset}")
-
-    def _collect(
-        self,
-        rows: np.ndarray,
-        query: PendingQuery,
-        after: _Position,
-        max_found: int,
-        found: list[tuple[_Position, StoredRecord]],
-    ) -> None:
-        """Insert matching rows into *found*, which stays sorted and has at most *max_found* entries."""
-        for position in _positions(rows[np.lexsort((rows["physical_offset"], rows["due_ms"]))]):
-            if len(found) >= max_found and position > found[-1][0]:
-                return
-            if position[:2] <= after[:2]:
-                continue
-            record = self._lookup.at(position.physical_offset, position.size)
-            if record is not None and _matches(record, query):
-                insort(found, (position, record), key=lambda item: item[0])
-                del found[max_found:]
 
     def _message(self, position: _Position, record: StoredRecord) -> PendingMessage:
         properties = record.properties
@@ -122,7 +108,7 @@ class PendingView:
         for piece in self._pieces(query, -1):
             rows = piece.rows
             if needs_records or (query.topic is not None and not rows["topic_hash"].all()):
-                rows = rows[[self._is_match(position, query) for position in _positions(rows)]]
+                rows = rows[[self._match(position, query) is not None for position in _positions(rows)]]
             starts, sizes = np.unique(rows["due_ms"] // bucket_ms * bucket_ms, return_counts=True)
             counts.update(dict(zip(starts.tolist(), sizes.tolist(), strict=True)))
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
@@ -134,11 +120,11 @@ class PendingView:
         wanted = java_string_hash(topic)
         return any(other != topic and java_string_hash(other) == wanted for other in self._topics())
 
-    def _is_match(self, position: _Position, query: PendingQuery) -> bool:
-        record = self._lookup.at(position.physical_offset, position.size)
-        return record is not None and _matches(record, query)
-
     # --- pages and counts ----------------------------------------------------------------------
+
+    def _match(self, position: _Position, query: PendingQuery) -> StoredRecord | None:
+        record = self._lookup.at(position.physical_offset, position.size)
+        return record if record is not None and _matches(record, query) else None
 
     def _pieces(self, query: PendingQuery, from_ms: int) -> Iterator[PendingPiece]:
         """Yield what is pending in the query's span of time, floors ascending."""

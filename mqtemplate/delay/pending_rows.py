@@ -10,6 +10,8 @@ PENDING_DTYPE = np.dtype([("due_ms", "i8"), ("physical_offset", "i8"), ("size", 
 """One pending message. ``topic_hash`` is the Java hash of its real topic, or 0 where only the record has the topic."""
 
 NO_ROWS = np.empty(0, PENDING_DTYPE)
+NEVER_MS = 1 << 62
+"""A time later than any other: the due time of a queue without pending messages."""
 
 
 class PendingPiece(NamedTuple):

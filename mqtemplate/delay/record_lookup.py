@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.record.codec import StoredRecord, find_property
 from mqtemplate.store.message_store import MessageStore
 
 _MAX_RECORDS_OF_KEY = 100_000
-_END_OF_TIME_MS = 1 << 62
-
-
-class KeyIndex(Protocol):
-    """Index of the records that have a key."""
-
-    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int) -> list[int]:
-        """Return the physical offsets of records of *topic* that may have *key*, the newest first."""
 
 
 class RecordLookup:
     """Reads records by physical offset or by key, and skips unreadable ones: their release reports them."""
 
-    def __init__(self, store: MessageStore, index: KeyIndex) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self._index = index
 
     def at(self, physical_offset: int, size: int = 0) -> StoredRecord | None:
         """Return the record at an offset; None if it is unreadable.
@@ -42,7 +32,7 @@ class RecordLookup:
 
     def by_key(self, topic: str, key: str) -> Iterator[StoredRecord]:
         """Yield the records of *topic* that may have *key*, the newest first. The index stores hashes of keys only."""
-        for physical_offset in self._index.find(topic, key, 0, _END_OF_TIME_MS, _MAX_RECORDS_OF_KEY):
+        for physical_offset in self._store.index.find(topic, key, max_count=_MAX_RECORDS_OF_KEY):
             record = self.at(physical_offset)
             if record is not None and record.topic == topic:
                 yield record

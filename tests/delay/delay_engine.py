@@ -19,7 +19,6 @@ from mqtemplate.delay import (
     handle_of,
     tags_code_of,
 )
-from mqtemplate.delay.record_lookup import KeyIndex
 from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
 from mqtemplate.store import (
     FlushDiskType,
@@ -47,25 +46,6 @@ class Arrived:
     @property
     def properties(self) -> dict[str, str]:
         return self.record.properties
-
-
-class ScannedKeys:
-    """A `KeyIndex` that reads the whole topic."""
-
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
-
-    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int) -> list[int]:
-        found = []
-        for queue_id in self._store.queue_ids(topic):
-            queue = self._store.consume_queue(topic, queue_id)
-            for position in range(queue.min_offset, queue.max_offset):
-                offset = queue.unit(position).physical_offset
-                record = self._store.read_at(offset)
-                properties = {} if record is None else record.properties
-                if key in (properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split()):
-                    found.append(offset)
-        return sorted(found, reverse=True)[:max_count]
 
 
 class DelayEngine:
@@ -115,15 +95,11 @@ class DelayEngine:
 
     @cached_property
     def control(self) -> DelayController:
-        return DelayController(self.store, [self.schedule, self.timer], self._index, self.limits, "broker-a")
+        return DelayController(self.store, [self.schedule, self.timer], self.limits, "broker-a")
 
     @cached_property
     def view(self) -> PendingView:
-        return PendingView(self.store, [self.schedule, self.timer], self._index, lambda: ["orders"], "broker-a")
-
-    @property
-    def _index(self) -> KeyIndex:
-        return getattr(self.store, "index", None) or ScannedKeys(self.store)
+        return PendingView(self.store, [self.schedule, self.timer], lambda: ["orders"], "broker-a")
 
     # --- producer ------------------------------------------------------------------------------
 

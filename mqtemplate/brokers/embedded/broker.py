@@ -114,8 +114,8 @@ class EmbeddedBroker(Broker):
         self.drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)
         self.sender = Sender(self.store, self.routes, self.drafts, settings.listen_host)
         delay_stores: list[DelayStore] = [self._schedule, self._timer]
-        self._delay_control = DelayController(self.store, delay_stores, self.store.index, limits, self.name)
-        self._pending = PendingView(self.store, delay_stores, self.store.index, self.topics.names, self.name)
+        self._delay_control = DelayController(self.store, delay_stores, limits, self.name)
+        self._pending = PendingView(self.store, delay_stores, self.topics.names, self.name)
         self._keep_what_waits()
         self.offsets = ConsumerOffsets(self._store_files, clock, flush=self.store.flush)
         self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}

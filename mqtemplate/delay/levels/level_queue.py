@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.delay.pending_rows import PENDING_DTYPE
+from mqtemplate.delay.pending_rows import NEVER_MS, PENDING_DTYPE
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.layout import CQ_UNIT_DTYPE, DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK
 
 _SCAN_COUNT = 65_536
 """Units in one read of the queue."""
-NEVER_MS = (1 << 63) - 1
-"""Due time of a queue or segment without pending messages."""
 
 
 class Segment:

@@ -10,9 +10,9 @@ import numpy as np
 import structlog
 
 from mqtemplate.delay.delay_store import DelayStore
-from mqtemplate.delay.levels.level_queue import NEVER_MS, DueUnits, LevelQueue
+from mqtemplate.delay.levels.level_queue import DueUnits, LevelQueue
 from mqtemplate.delay.levels.level_replay import LevelReplay
-from mqtemplate.delay.pending_rows import NO_ROWS, PendingEntry, PendingPiece
+from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
 from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.releaser import MAX_RELEASE_COUNT
 from mqtemplate.delay.timers.settings import slot_of

@@ -38,7 +38,7 @@ class TimerBacklog:
 
     Attributes:
         open: Open slot -> end of the commit log when it opened. Releases from the slot are after it.
-        next_slot_ms: The first live slot that is not open.
+        next_slot_ms: The first live slot that is not open; `NEVER_MS` without one.
         balance: Number of messages taken in since construction, minus those that left. Delete markers do not count.
     """
 
@@ -75,8 +75,7 @@ class TimerBacklog:
 
     def _first_slot(self, now_ms: int) -> int:
         """Return the first slot with messages, or the slot of *now_ms* if that is earlier."""
-        next_slots = [] if self.next_slot_ms is None else [self.next_slot_ms]
-        return min([*self.open, self._settings.slot_at(now_ms), *next_slots])
+        return min([*self.open, self._settings.slot_at(now_ms), self.next_slot_ms])
 
     def close_empty_slots(self, now_ms: int) -> None:
         """Count past slots without messages as closed."""
@@ -115,8 +114,7 @@ class TimerBacklog:
         if enters.any():
             self.near.add_late(self._near_rows(positions[enters], units[enters], np.zeros(enters.sum(), np.bool_)))
         if not is_open.all():
-            first = int(slots_ms[~is_open].min())
-            self.next_slot_ms = first if self.next_slot_ms is None else min(self.next_slot_ms, first)
+            self.next_slot_ms = min(self.next_slot_ms, int(slots_ms[~is_open].min()))
 
     def _slots(self, arrivals: np.ndarray, write_ms: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the slots of new messages and the bits of their units. Messages beyond the window are parked."""
@@ -141,11 +139,11 @@ class TimerBacklog:
             self._open_slot(self._must_open_ms)
         self._must_open_ms = None
         newest_ms = self._settings.slot_at(now_ms + ahead_ms)
-        while (slot_ms := self.next_slot_ms) is not None and slot_ms <= newest_ms:
-            is_overdue = slot_ms + self._settings.precision_ms < now_ms
+        while self.next_slot_ms <= newest_ms:
+            is_overdue = self.next_slot_ms + self._settings.precision_ms < now_ms
             if is_overdue and self.near.due_count(now_ms, max_count) >= max_count:
                 return
-            self._open_slot(slot_ms)
+            self._open_slot(self.next_slot_ms)
 
     def _open_slot(self, slot_ms: int) -> None:
         log_end = self._store.end_offset  # before reading: what is released while reading counts as after the opening
@@ -162,7 +160,7 @@ class TimerBacklog:
             self.next_slot_ms = self.files.wheel.next_live(self.next_slot_ms + self._settings.precision_ms)
 
     def _near_rows(self, positions: np.ndarray, units: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Return the messages among units of open slots, as `NEAR_DTYPE`. Note the markers, and the units that are done."""
+        """Return the messages among units of open slots, as `NEAR_DTYPE`. Note the markers and the done units."""
         # A parked marker is no marker of this slot. It is rolled like a message.
         is_marker = (units["magic"] & (Magic.DELETE | Magic.ROLL)) == Magic.DELETE
         markers = units[is_marker & ~done]
@@ -199,7 +197,7 @@ class TimerBacklog:
         next_due_ms = self.near.next_due_ms
         for slot_ms in sorted(self.open):
             end_ms = slot_ms + self._settings.precision_ms
-            if end_ms > now_ms or (next_due_ms is not None and next_due_ms <= end_ms):
+            if end_ms > now_ms or next_due_ms <= end_ms:
                 break
             del self.open[slot_ms]
             self.read_ms = max(self.read_ms, end_ms)

@@ -7,20 +7,11 @@ from bisect import bisect_right
 
 import numpy as np
 
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.delay.release import DueRecord
 
-NEAR_DTYPE = np.dtype(
-    [
-        ("due_ms", "i8"),
-        ("physical_offset", "i8"),
-        ("size", "i4"),
-        ("enqueue_ms", "i8"),
-        ("position", "i8"),
-        ("rolls", "?"),
-        ("is_poison", "?"),
-        ("is_gone", "?"),
-    ]
-)
+_RECORD_KINDS = ("i8", "i8", "i4", "i8", "?", "?")
+NEAR_DTYPE = np.dtype([*zip(DueRecord._fields, _RECORD_KINDS, strict=True), ("position", "i8"), ("is_gone", "?")])
 """The fields of `DueRecord`, the position of the unit in the timer log, and whether the message was removed: 39 bytes.
 
 For a parked message ``due_ms`` is the time at which it is rolled."""
@@ -75,15 +66,11 @@ class NearTerm:
     # --- taking --------------------------------------------------------------------------------
 
     @property
-    def next_due_ms(self) -> int | None:
-        """Due time of the first message; None if there is none."""
+    def next_due_ms(self) -> int:
+        """Due time of the first message; `NEVER_MS` if there is none."""
         self._put_back()
-        dues = []
-        if self._at < len(self._rows):
-            dues.append(int(self._due_ms[self._at]))
-        if self._late:
-            dues.append(self._late[0].due_ms)
-        return min(dues, default=None)
+        first_ms = int(self._due_ms[self._at]) if self._at < len(self._rows) else NEVER_MS
+        return min(first_ms, self._late[0].due_ms) if self._late else first_ms
 
     def due_count(self, now_ms: int, max_count: int) -> int:
         """Return the number of due messages up to *max_count*, late ones left out."""

@@ -11,12 +11,6 @@ from mqtemplate.errors import ConfigurationError
 
 _Times = TypeVar("_Times", int, np.ndarray)
 
-DEFAULT_SLOTS_TOTAL = 7 * 86_400
-"""Slots in the window: seven days of seconds. Source: ``TimerMessageStore.TIMER_WHEEL_TTL_DAY``."""
-DEFAULT_ROLL_WINDOW_SLOTS = 172_800
-"""Two days of seconds. Source: ``MessageStoreConfig.timerRollWindowSlot``."""
-DEFAULT_LOG_FILE_SIZE = 4 << 20
-
 
 def slot_of(deliver_ms: _Times, precision_ms: int) -> _Times:
     """Return the slot of a deliver time, or of each: the last multiple of the precision *before* it.
@@ -38,9 +32,9 @@ class TimerSettings:
     """
 
     precision_ms: int = 1_000
-    slots_total: int = DEFAULT_SLOTS_TOTAL
-    roll_window_slots: int = DEFAULT_ROLL_WINDOW_SLOTS
-    log_file_size: int = DEFAULT_LOG_FILE_SIZE
+    slots_total: int = 7 * 86_400  # seven days of seconds: RocketMQ's TimerMessageStore.TIMER_WHEEL_TTL_DAY
+    roll_window_slots: int = 2 * 86_400  # RocketMQ's MessageStoreConfig.timerRollWindowSlot
+    log_file_size: int = 4 << 20
 
     def __post_init__(self) -> None:
         if not 1 <= self.precision_ms <= 10_000:

@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 
 from mqtemplate.delay.delay_store import DelayStore
-from mqtemplate.delay.pending_rows import NO_ROWS, PendingEntry, PendingPiece
+from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC
 from mqtemplate.delay.releaser import MAX_RELEASE_COUNT, count_copies
 from mqtemplate.delay.timers.backlog import TimerBacklog
@@ -166,13 +166,11 @@ class TimerMessageStore(DelayStore):
         )
 
     def _next_call(self, backlog: TimerBacklog, now_ms: int) -> int | None:
-        times = [] if (due_ms := backlog.near.next_due_ms) is None else [due_ms]
-        if backlog.next_slot_ms is not None:
-            times.append(backlog.next_slot_ms - _READ_AHEAD_MS)
+        next_ms = min(backlog.near.next_due_ms, backlog.next_slot_ms - _READ_AHEAD_MS)
         if backlog.open:
             # A complete slot is closed although nothing is due, so that the progress is written.
-            times.append(max(min(backlog.open) + self._settings.precision_ms, now_ms + 1))
-        return min(times, default=None)
+            next_ms = min(next_ms, max(min(backlog.open) + self._settings.precision_ms, now_ms + 1))
+        return None if next_ms >= NEVER_MS - _READ_AHEAD_MS else next_ms
 
     def _enqueue(self, now_ms: int) -> bool:
         """Put new messages of the timer topic on the wheel. Return False if overdue ones must leave it first."""

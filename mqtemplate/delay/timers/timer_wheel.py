@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.store.files.mapped_file import MappedFile
 
 
@@ -43,7 +44,6 @@ assert SLOT_SIZE == SLOT_DTYPE.itemsize == 32
 _PAGE_SIZE = 4_096
 _PAGE_SLOTS = _PAGE_SIZE // SLOT_SIZE
 _BLOCK_SLOTS = 4_096
-_END_OF_TIME_MS = 1 << 62
 _LOADED_PAGES = 512  # pages that are read and summed at once
 
 # Odd factors: a product modulo 2 ** 64 with an odd number loses no bit, so each wrong bit changes the sum.
@@ -131,10 +131,10 @@ class TimerWheel:
         slot = Slot._make(_SLOT.unpack_from(self._memory, time % self._ring * SLOT_SIZE))
         return slot if slot.time == time else None
 
-    def next_live(self, from_ms: int) -> int | None:
-        """Return the time of the first live slot at or after *from_ms*, however far away; None if there is none."""
-        found = next(self.live(from_ms, _END_OF_TIME_MS), None)
-        return None if found is None else int(found["time"][0]) * self._precision_ms
+    def next_live(self, from_ms: int) -> int:
+        """Return the time of the first live slot at or after *from_ms*, however far away; `NEVER_MS` without one."""
+        found = next(self.live(from_ms, NEVER_MS), None)
+        return NEVER_MS if found is None else int(found["time"][0]) * self._precision_ms
 
     def live(self, from_ms: int, before_ms: int) -> Iterator[np.ndarray]:
         """Yield the live slots of a span of time in order, in arrays of some thousand slots, as `SLOT_DTYPE`."""

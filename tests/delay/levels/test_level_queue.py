@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.delay.levels.level_queue import NEVER_MS, LevelQueue
+from mqtemplate.delay.levels.level_queue import LevelQueue
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.store import ConsumeQueue, MemoryStoreFiles
 from mqtemplate.store.layout import DONE_SIZE_MARK
 

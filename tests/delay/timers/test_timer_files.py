@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.delay.timers.files import TimerFiles
-from mqtemplate.delay.timers.settings import DEFAULT_SLOTS_TOTAL, TimerSettings
+from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_checkpoint import (
     TimerCheckpoint,
     Writer,
@@ -31,6 +32,7 @@ from mqtemplate.errors import ConfigurationError, StoreFormatError
 from mqtemplate.store import FolderStoreFiles, MappedFile, MappedFileQueue
 
 WRITE_MS = 0x1A1FD727C48
+DEFAULT_SLOTS_TOTAL = TimerSettings().slots_total
 SMALL = TimerSettings(slots_total=100, roll_window_slots=40, log_file_size=600)
 
 
@@ -98,7 +100,7 @@ def test_the_next_live_slot_is_found_over_the_rings_end(ticks: int) -> None:
     wheel = small_wheel()
     start_ms = 1_170_000
 
-    assert wheel.next_live(start_ms) is None
+    assert wheel.next_live(start_ms) == NEVER_MS
     link(wheel, start_ms + ticks * 1_000, 0)
     assert wheel.next_live(start_ms) == start_ms + ticks * 1_000
 
@@ -111,7 +113,7 @@ def test_the_next_live_slot_is_found_after_any_time() -> None:
 
     assert wheel.next_live(60_000) == 70_000
     assert wheel.next_live(10_000) == 50_000
-    assert wheel.next_live(71_000) is None
+    assert wheel.next_live(71_000) == NEVER_MS
 
 
 def test_many_units_are_linked_as_one_after_the_other() -> None:
