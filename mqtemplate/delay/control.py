@@ -2,8 +2,8 @@
 
 A delayed message is replaced by exactly one record, which names it in ``prepared_transaction_offset``. A release
 replaces it by its copy in the real topic, a cancel by a delete marker, a reschedule by a copy with another time. All
-three are appended under the lock of the delay store. So one of them comes first, and the others find that the message
-is gone.
+three are appended under the lock of the delay store. So one of them is first, and the others find that the message is
+gone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, handle_of
@@ -36,7 +36,6 @@ _NO_KEY = "-"
 """Key of a delete marker that deletes nothing in RocketMQ."""
 
 _COPIED_AT_ONCE = 100  # messages copied forward under one lock: some milliseconds in which none is released
-_FLUSH_TIMEOUT_MS = 60_000
 _DELAYED_TOPICS = (TIMER_TOPIC, SCHEDULE_TOPIC)
 
 
@@ -240,8 +239,8 @@ class DelayController:
 
     def _copy_all_forward(self, delay_store: DelayStore, physical_start: int, physical_end: int) -> bool:
         rows = delay_store.pending_between(physical_start, physical_end)
-        # A due message is released soon, and then its file can go. On a full disk it cannot be released: then it is
-        # copied as well, since deleting this file makes the room that the release needs.
+        # A due message is released soon, and then its file can be deleted. On a full disk it cannot be released: then
+        # it is copied as well, since deleting this file frees the space that the release needs.
         if len(rows) and self._store.refusal is None and rows["due_ms"].min() <= self._store.clock.now_ms():
             return False
         offsets = np.sort(rows["physical_offset"])
@@ -250,7 +249,7 @@ class DelayController:
             for piece in np.split(offsets, range(_COPIED_AT_ONCE, len(offsets), _COPIED_AT_ONCE))
             if len(piece)
         ]
-        self._store.group_commit.wait(self._store.end_offset, _FLUSH_TIMEOUT_MS)
+        self._store.group_commit.wait(self._store.end_offset, FLUSH_TIMEOUT_MS)
         return all(moved)
 
     def _move_between(self, delay_store: DelayStore, physical_start: int, physical_end: int) -> bool:
@@ -265,7 +264,7 @@ class DelayController:
             # One by one: all of them together could be larger than a file of the log.
             for record, due_ms in zip(readable, rows["due_ms"].tolist(), strict=True):
                 draft = self._forward(record, due_ms)
-                self._store.put_all([draft], though_full=True)  # it makes room
+                self._store.put_all([draft], though_full=True)  # it frees disk space in the end
                 delay_store.remove(record)
                 topics.add(draft.topic)
         self._store.notify(topics)

@@ -17,6 +17,7 @@ from mqtemplate.store.message_store import MessageStore
 
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
+FLUSH_TIMEOUT_MS = 60_000
 _RETRY_MS = 1_000  # when the disk was full
 
 

@@ -61,8 +61,6 @@ class ForeignCopies:
 
     def contains(self, record: StoredRecord) -> bool:
         """Return True if a copy of *record*, a record of a system topic, was replayed."""
-        if not len(self._hashes):
-            return False
         hashes = [_hash_of(record)]
         if record.physical_offset < self.rolls_end:
             hashes.append(_hash_of(record, _roll_count(record)))

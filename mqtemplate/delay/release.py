@@ -28,7 +28,7 @@ DEAD_LETTER_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"
 """Topic of delayed messages that cannot be delivered to their real topic."""
 
 _KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
-_MAX_TAIL_BYTES = 200  # a longer tail of properties is unlikely to come again, so it is not cached
+_MAX_TAIL_BYTES = 200  # a longer tail of properties is unlikely to occur again, so it is not cached
 _MAX_QUEUE_ID = 0x7FFF_FFFF
 
 
@@ -133,7 +133,7 @@ def _with_stamps(properties: bytes, stamps: bytes) -> bytes:
         # RocketMQ accepts slightly more: its records do not end with our check.
         if len(properties) > MAX_PROPERTIES_BYTES:
             raise PoisonError(f"its properties take {len(properties)} bytes, {MAX_PROPERTIES_BYTES} can be copied")
-        return properties  # stamps are for information only, so a full record goes without them
+        return properties  # stamps are for information only, so a full record has none
     separator = b"" if properties.endswith(b"\x02") or not properties else b"\x02"
     return properties + separator + stamps
 

@@ -125,7 +125,7 @@ class Releaser:
     # --- copies --------------------------------------------------------------------------------
 
     def copies(self, due: Sequence[DueRecord], now_ms: int) -> list[RecordDraft | RecordRun]:
-        """Return the copies of these records, in their order. Many alike neighbours become one `RecordRun`."""
+        """Return the copies of these records, in their order. Many alike records in a row become one `RecordRun`."""
         copies: list[RecordDraft | RecordRun] = []
         # Only records of one size can have one shape. Rolled and poison records are always copied one by one.
         sizes = np.array([0 if item.rolls or item.is_poison else item.size for item in due], np.int64)

@@ -105,9 +105,7 @@ class LevelQueue:
     def catch_up(self) -> int:
         """Read new units. Return how many pending messages were deleted with their files since the last call."""
         queue = self._queue
-        lost = 0
-        if queue.min_offset > self.position:
-            lost = self._forget_before(queue.min_offset)
+        lost = self._forget_before(queue.min_offset) if queue.min_offset > self.position else 0
         if self._read_to < queue.max_offset:
             first_new = max(len(self._segments) - 1, 0)
             for _, units in unit_pieces(queue, self._read_to):

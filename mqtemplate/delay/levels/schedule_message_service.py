@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.levels.level_queue import DueUnits, LevelQueue
 from mqtemplate.delay.levels.level_replay import LevelReplay
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
@@ -24,7 +24,6 @@ from mqtemplate.topics import SCHEDULE_TOPIC
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
 DELAY_OFFSET_FILE = "config/delayOffset.json"
-_FLUSH_TIMEOUT_MS = 60_000
 _PIECE_COUNT = 16_384  # units in one piece of `pending`
 
 
@@ -223,7 +222,7 @@ class ScheduleMessageService(DelayStore):
             positions, end, release_end = self.positions, self._store.end_offset, self._releaser.end
             marks = [(queue, queue.marks()) for queue in self._queues.values()]
         # A copy that a power failure can still take must not count as released.
-        if not self._store.group_commit.wait(release_end, _FLUSH_TIMEOUT_MS):
+        if not self._store.group_commit.wait(release_end, FLUSH_TIMEOUT_MS):
             return self._replay_offset
         for queue, done in marks:
             queue.mark(done)

@@ -103,7 +103,7 @@ class TimerBacklog:
         positions = self.files.log.next_positions(len(units))
         links = self.files.wheel.plan(slots_ms, positions, np.where(magic & Magic.DELETE, -1, 1))
         units["previous_pos"] = links.previous
-        # The log first: recovery can cut units that no slot knows, but not follow a slot to missing units.
+        # The log first: recovery can cut units that no slot refers to, but not follow a slot to missing units.
         self.files.log.append(units, positions)
         self.files.wheel.put(links.slots)
         if is_late.any() and self.read_ms not in self.open:
@@ -118,7 +118,7 @@ class TimerBacklog:
 
     def _slots(self, arrivals: np.ndarray, write_ms: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the slots of new messages and the bits of their units. Messages beyond the window are parked."""
-        slots_ms, magic = arrivals["slot_ms"].copy(), arrivals["magic"].copy()
+        slots_ms, magic = self._reader.slots_of(arrivals), arrivals["magic"].copy()
         parked_ms = parking_slots(slots_ms, arrivals["physical_offset"], write_ms, self._settings)
         is_parked = parked_ms >= 0
         slots_ms[is_parked] = parked_ms[is_parked]
@@ -161,7 +161,7 @@ class TimerBacklog:
 
     def _near_rows(self, positions: np.ndarray, units: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Return the messages among units of open slots, as `NEAR_DTYPE`. Note the markers and the done units."""
-        # A parked marker is no marker of this slot. It is rolled like a message.
+        # A parked marker does not belong to this slot. It is rolled like a message.
         is_marker = (units["magic"] & (Magic.DELETE | Magic.ROLL)) == Magic.DELETE
         markers = units[is_marker & ~done]
         fields = markers["physical_offset"].tolist(), markers["record_size"].tolist(), slots_of(markers).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,14 +22,7 @@ from mqtemplate.topics import TIMER_TOPIC
 _log = structlog.stdlib.get_logger("mqtemplate.delay")
 
 ARRIVAL_DTYPE = np.dtype(
-    [
-        ("physical_offset", "i8"),
-        ("size", "i4"),
-        ("slot_ms", "i8"),
-        ("deliver_ms", "i8"),
-        ("topic_hash", "i4"),
-        ("magic", "i4"),
-    ]
+    [("physical_offset", "i8"), ("size", "i4"), ("deliver_ms", "i8"), ("topic_hash", "i4"), ("magic", "i4")]
 )
 """One message of the timer topic.
 
@@ -113,27 +107,26 @@ class TimerTopicReader:
         arrivals["physical_offset"], arrivals["size"] = offsets, sizes
         arrivals["deliver_ms"], arrivals["magic"] = deliver_ms, magic
         arrivals["topic_hash"] = [hashes[name] for name in names]
-        has_time = arrivals["deliver_ms"] != NO_TIME_MS
-        arrivals["slot_ms"] = np.where(has_time, slot_of(arrivals["deliver_ms"], self._precision_ms), 0)
         return Arrivals(arrivals, [topics[name] for name in names])
+
+    def slots_of(self, arrivals: np.ndarray) -> np.ndarray:
+        """Return the slots of messages, given as `ARRIVAL_DTYPE`; 0 for those without a due time."""
+        times = arrivals["deliver_ms"]
+        return np.where(times == NO_TIME_MS, 0, slot_of(times, self._precision_ms))
 
     def groups(self, physical_offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[int, int, bytes]]:
         """Yield groups of records that are close together in the log: first index, end index, bytes."""
-        first, wanted = 0, 0
+        cuts, wanted = [0], 0
         for index, (physical_offset, size) in enumerate(zip(physical_offsets, sizes, strict=True)):
-            span = physical_offset + size - physical_offsets[first]
+            span = physical_offset + size - physical_offsets[cuts[-1]]
             # One read of a group pays off as long as at least a quarter of its bytes is used.
-            if index > first and (span > _MAX_READ_BYTES or span > 4 * (wanted + size) + 4_096):
-                yield first, index, self._read_group(physical_offsets, sizes, first, index)
-                first, wanted = index, 0
+            if wanted and (span > _MAX_READ_BYTES or span > 4 * (wanted + size) + 4_096):
+                cuts.append(index)
+                wanted = 0
             wanted += size
-        if physical_offsets:
-            end = len(physical_offsets)
-            yield first, end, self._read_group(physical_offsets, sizes, first, end)
-
-    def _read_group(self, physical_offsets: Sequence[int], sizes: Sequence[int], first: int, end: int) -> bytes:
-        start = physical_offsets[first]
-        return self._store.read_bytes(start, physical_offsets[end - 1] + sizes[end - 1] - start)
+        for first, end in pairwise([*cuts, len(physical_offsets)] if physical_offsets else []):
+            start = physical_offsets[first]
+            yield first, end, self._store.read_bytes(start, physical_offsets[end - 1] + sizes[end - 1] - start)
 
     def due_times(self, units: np.ndarray) -> np.ndarray:
         """Return the due times of units; `NO_TIME_MS` for those without one.

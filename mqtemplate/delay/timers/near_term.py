@@ -90,7 +90,7 @@ class NearTerm:
 
     def drop(self, taken: list[DueRecord]) -> None:
         """Forget the leading messages that the last `take` returned."""
-        # *taken* may be shorter than that result. Both are sorted, so its last message tells how many are late ones.
+        # *taken* may be shorter than that result. Both are sorted, so its last message shows how many are late ones.
         late_count = bisect_right(self._taken_late, taken[-1]) if taken else 0
         if late_count:
             positions = [self._late_positions.pop(item.physical_offset) for item in self._taken_late[:late_count]]

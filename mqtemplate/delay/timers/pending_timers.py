@@ -1,4 +1,4 @@
-"""Which timers are pending: on the wheel, and neither released, cancelled nor recalled."""
+"""View of the pending timers: those on the wheel that are not released, cancelled or recalled."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from itertools import compress
 import numpy as np
 import structlog
 
-from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC
 from mqtemplate.delay.releaser import MAX_RELEASE_COUNT, count_copies
@@ -36,7 +36,6 @@ _log = structlog.stdlib.get_logger("mqtemplate.delay")
 _ENQUEUE_COUNT = 256  # messages put on the wheel in one step: about 2 ms in which none is released (measured)
 _CATCH_UP_COUNT = 4_096  # the same while none may be released yet
 _READ_AHEAD_MS = 100  # a slot is read this long before it starts
-_FLUSH_TIMEOUT_MS = 60_000
 _MARKED_AT_ONCE = 1_024  # units marked under one lock: less than a millisecond in which no message is released
 
 
@@ -188,8 +187,8 @@ class TimerMessageStore(DelayStore):
         arrivals, topics = self._reader.read(offsets[fresh].tolist(), sizes[fresh].tolist())
         counted = arrivals["magic"] == Magic.DEFAULT
         if len(self._replay):
-            columns = (arrivals[name] for name in ("physical_offset", "size", "slot_ms"))
-            is_new = ~self._replay.is_replaced(*columns)
+            slots_ms = self._reader.slots_of(arrivals)
+            is_new = ~self._replay.is_replaced(arrivals["physical_offset"], arrivals["size"], slots_ms)
             arrivals, counted = arrivals[is_new], counted & is_new
         backlog.take_in(arrivals, now_ms)
         self._cursor = cursor + len(units)
@@ -276,7 +275,7 @@ class TimerMessageStore(DelayStore):
                 changes = [] if backlog is None else backlog.files.wheel.changes()
                 state = None if backlog is None else (backlog, backlog.unmarked(), self._checkpoint(backlog))
             # A copy that a power failure can still take must not count as released.
-            if not self._store.group_commit.wait(release_end, _FLUSH_TIMEOUT_MS):
+            if not self._store.group_commit.wait(release_end, FLUSH_TIMEOUT_MS):
                 if backlog is not None:
                     backlog.files.wheel.touch(changes)
                 return self._replay_offset

@@ -29,8 +29,7 @@ class TimerMetrics:
     def __init__(self, store_files: StoreFiles) -> None:
         self._store_files = store_files
         self._version = DataVersion()
-        self._counts: Counter[str] = Counter()
-        self._changed_ms: dict[str, int] = {}
+        self._counts: dict[str, dict[str, int]] = {}  # as in the file: topic -> "count" and "timeStamp"
         self._is_changed = False
         self._written_ms = -1
 
@@ -40,20 +39,19 @@ class TimerMetrics:
             table = read_table(self._store_files, TIMER_METRICS_FILE)
             self._version = DataVersion.of(table)
             for topic, pair in (table.get("timingCount") or {}).items():
-                self._counts[topic], self._changed_ms[topic] = int(pair["count"]), int(pair["timeStamp"])
+                self._counts[topic] = {name: int(pair[name]) for name in ("count", "timeStamp")}
         except (StoreError, ValueError, KeyError, TypeError, AttributeError) as exc:
             _log.warning("timer_metrics.ignored", reason=str(exc))
 
     def clear(self) -> None:
         """Reset all numbers to zero."""
         self._counts.clear()
-        self._changed_ms.clear()
 
     def add(self, counts: Counter[str], now_ms: int, sign: int = 1) -> None:
         """Add *counts*, which map a topic to a number of timers; with a *sign* of -1 subtract them."""
         for topic, count in counts.items():
-            self._counts[topic] += sign * count
-            self._changed_ms[topic] = now_ms
+            before = self._counts[topic]["count"] if topic in self._counts else 0
+            self._counts[topic] = {"count": before + sign * count, "timeStamp": now_ms}
             self._is_changed = True
 
     def write(self, now_ms: int) -> None:
@@ -61,9 +59,6 @@ class TimerMetrics:
         if not self._is_changed or 0 <= now_ms - self._written_ms < _INTERVAL_MS or len(self._counts) > _MOST_TOPICS:
             return
         self._is_changed, self._written_ms = False, now_ms
-        counts = {
-            topic: {"count": max(count, 0), "timeStamp": self._changed_ms[topic]}
-            for topic, count in dict(self._counts).items()
-        }
+        counts = {topic: pair | {"count": max(pair["count"], 0)} for topic, pair in dict(self._counts).items()}
         table: dict[str, Any] = {"dataVersion": self._version.next(now_ms), "timingCount": counts}
         self._store_files.write_bytes(TIMER_METRICS_FILE, json.dumps(table, separators=(",", ":")).encode())
