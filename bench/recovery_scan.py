@@ -61,7 +61,7 @@ def _draft(number: int, chance: random.Random, bodies: list[bytes], tags: list[s
 def recover(folder: Path, what: str, count: int) -> None:
     before = resident_mib(anonymous_only=True)
     store = open_store(folder)
-    followers = [ScheduleMessageService(store, _LEVELS), TimerMessageStore(store)]
+    followers = [ScheduleMessageService(store), TimerMessageStore(store)]
     start = time.perf_counter()
     store.load(followers)
     seconds = time.perf_counter() - start

@@ -1,14 +1,14 @@
-"""The waiting room: delay levels and timers, and what is due goes back to the log."""
+"""Delayed messages: delay levels and timers over the store, and the release of messages that are due."""
 
-from mqtemplate.delay.control import DelayController, handle_of
+from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
-from mqtemplate.delay.divert import Diverted, TimerLimits, divert, slot_of, strip_broker_properties
+from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
 from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS, DelayLevels, tags_code_of
 from mqtemplate.delay.pending import PendingView
-from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
+from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC
-from mqtemplate.delay.timers.files import TimerSettings
+from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 
 __all__ = [
@@ -17,18 +17,13 @@ __all__ = [
     "DelayController",
     "DelayLevels",
     "DelayStore",
-    "Diverted",
     "PendingView",
-    "RecallHandle",
     "ScheduleMessageService",
     "TimerLimits",
     "TimerMessageStore",
     "TimerSettings",
-    "decode_handle",
     "divert",
-    "encode_handle",
     "handle_of",
-    "slot_of",
     "strip_broker_properties",
     "tags_code_of",
 ]

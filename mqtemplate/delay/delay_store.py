@@ -1,71 +1,136 @@
-"""What the two delay services have in common for whoever looks at what waits, or takes something out of it."""
+"""Interface and common half of the two delay services."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import structlog
 
+from mqtemplate.delay.pending_rows import PendingEntry, PendingPiece
+from mqtemplate.delay.releaser import Releaser
+from mqtemplate.errors import StoreFullError
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.store.message_store import MessageStore
 
-WAITING_DTYPE = np.dtype([("due_ms", "i8"), ("physical_offset", "i8"), ("size", "i4"), ("topic_hash", "i4")])
-"""One message that waits. ``topic_hash`` is the Java hash of its real topic, or 0 where only its record tells."""
+_log = structlog.stdlib.get_logger("mqtemplate.delay")
 
-
-class WaitingPiece(NamedTuple):
-    """Some messages that wait.
-
-    Attributes:
-        floor_ms: No row of this piece or of a later one is due before it.
-        rows: An array of `WAITING_DTYPE`, in any order.
-    """
-
-    floor_ms: int
-    rows: np.ndarray
+FLUSH_TIMEOUT_MS = 60_000
+_RETRY_MS = 1_000  # when the disk was full
 
 
-class DelayStore(Protocol):
-    """A service that keeps messages until they are due.
+class DelayStore(ABC):
+    """A service that stores messages until they are due, and releases them then.
+
+    One thread calls `step`. Any thread may call the other methods.
 
     Attributes:
-        source_topic: The system topic its messages wait in.
-        lock: Held by whoever takes a message out: the release, and whoever steers. Reentrant. What it guards is that
-            a record which takes a waiting one's place is appended, and the waiting one withdrawn, together.
+        name: Name of the service, for log events.
+        source_topic: System topic in which its messages are stored.
+        lock: Held while a message is released, cancelled or moved. It makes two steps atomic: appending the record that
+            replaces a pending one, and removing the pending one. Reentrant.
     """
 
+    name: str
     source_topic: str
-    lock: threading.RLock
 
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.lock = threading.RLock()
+        self._releaser = Releaser(store, self.source_topic, self.name)
+        self._is_started = False
+        self._wake: Callable[[], None] = lambda: None
+
+    # --- the service ---------------------------------------------------------------------------
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """See `Service`."""
+        self._wake = wake
+
+    def start(self) -> None:
+        """Continue where the last process stopped, and watch for new messages. Calling it again is harmless.
+
+        Call it right after the store was loaded, before any message is put.
+        """
+        if self._is_started:
+            return
+        self._is_started = True
+        self._releaser.end = self._store.end_offset
+        self._recover()
+        self._store.watch(self.source_topic, self._on_new_messages)
+
+    @abstractmethod
+    def _recover(self) -> None:
+        """Derive the state from the files and from the replayed records."""
+
+    def _on_new_messages(self) -> None:
+        self._wake()
+
+    def step(self) -> int | None:
+        """Release due messages, a bounded number. Return the time of the next call (epoch ms)."""
+        self.start()
+        now_ms = self._store.clock.now_ms()
+        try:
+            # `DelayController` takes this lock, too. Whichever comes second finds that the message is gone.
+            with self.lock:
+                next_ms = self._release_due(now_ms)
+        except StoreFullError as exc:
+            _log.warning("release.stalled", service=self.name, reason=str(exc))
+            return now_ms + _RETRY_MS
+        self._releaser.confirm(has_more=next_ms is not None and next_ms <= now_ms)
+        return next_ms
+
+    @abstractmethod
+    def _release_due(self, now_ms: int) -> int | None:
+        """With the lock: release a bounded number of messages. Return the time of the next call."""
+
+    # --- single messages -----------------------------------------------------------------------
+
+    @abstractmethod
     def catch_up(self) -> None:
-        """With the lock: take in every message that is in the source topic by now."""
+        """With the lock: read all messages that are in the source topic by now."""
 
-    def is_waiting(self, record: StoredRecord) -> bool:
-        """With the lock, after `catch_up`: whether a record of the source topic is still to be handed over."""
+    @abstractmethod
+    def find(self, record: StoredRecord) -> PendingEntry | None:
+        """With the lock, after `catch_up`: return the entry of a record of the source topic; None if not pending."""
 
-    def due_ms(self, record: StoredRecord) -> int:
-        """When a waiting record is due."""
+    @abstractmethod
+    def remove(self, record: StoredRecord) -> None:
+        """With the lock, after the record that replaces *record* was appended: never release *record*.
 
-    def slot_of(self, record: StoredRecord) -> int:
-        """With the lock: the slot that RocketMQ has to find a delete marker for this record in."""
-
-    def withdraw(self, record: StoredRecord) -> None:
-        """With the lock, once the record that takes its place is in the log: never hand *record* over.
-
-        It lasts: written to the service's files at the next checkpoint, and until then found again by `replay`.
+        The next checkpoint writes that to the service's files. Until then a recovery finds it in the commit log.
         """
 
+    @abstractmethod
     def mark_cancelled(self, record: StoredRecord) -> None:
-        """With the lock, once nothing is lost if the mark outlives what took the place of *record*: write into the
-        files that it is withdrawn, where RocketMQ would find out by nothing else."""
+        """With the lock: mark *record* as cancelled on disk, if RocketMQ has no other way to find out.
 
-    def waiting(self, after_ms: int, before_ms: int) -> Iterator[WaitingPiece]:
-        """What waits now and is due in ``after_ms <= due < before_ms``, floors ascending.
-
-        It takes the lock for each piece, not over all of them: a message that is handed over meanwhile may be shown
-        or not. Memory is that of one piece.
+        Call it only when a power failure can no longer take the record that replaced *record*: the mark may outlive it.
         """
 
-    def waiting_between(self, physical_begin: int, physical_end: int) -> np.ndarray:
-        """What waits now with its record in this part of the commit log, as `WAITING_DTYPE`."""
+    # --- all messages --------------------------------------------------------------------------
+
+    def count_pending(self) -> int:
+        """Return the number of pending messages."""
+        with self.lock:
+            if self._is_started:
+                self.catch_up()
+            return self._count()
+
+    @abstractmethod
+    def _count(self) -> int:
+        """With the lock: return the number of pending messages, new ones left out."""
+
+    @abstractmethod
+    def pending(self, after_ms: int, before_ms: int) -> Iterator[PendingPiece]:
+        """Yield what is pending and due in ``after_ms <= due < before_ms``, floors ascending.
+
+        The lock is held for each piece, not for the whole iteration: a message that is released between two pieces may
+        be yielded or not. Memory is that of one piece.
+        """
+
+    @abstractmethod
+    def pending_between(self, physical_start: int, physical_end: int) -> np.ndarray:
+        """Return the pending messages whose records are in this part of the commit log, as `PENDING_DTYPE`."""

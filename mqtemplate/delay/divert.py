@@ -1,6 +1,7 @@
-"""Where a message goes that asks for a delay: nowhere else, to a level's queue, or to the timer topic.
+"""Decision of where a delayed message is stored: at once in its topic, in a level's queue, or in the timer topic.
 
-Pure: properties in, a decision out. The broker asks at its front door, for whatever clients send and for retries.
+Pure functions: properties in, a decision out. The broker calls them for every message that clients send, and for
+retries.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.errors import DelayError
 from mqtemplate.message import BROKER_PROPERTIES, Property
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -16,12 +18,12 @@ from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerLimits:
-    """What the timers of a broker can keep.
+    """Limits of a broker's timers.
 
     Attributes:
         precision_ms: Length of a wheel slot. Delivery is exact to the millisecond all the same.
-        max_delay_ms: The farthest deliver time, counted from now; a message exactly there is accepted.
-        enabled: Whether there are timers at all.
+        max_delay_ms: The longest delay, counted from now, that is accepted.
+        enabled: False if the broker has no timers.
     """
 
     precision_ms: int = 1_000
@@ -31,26 +33,22 @@ class TimerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Diverted:
-    """A message that waits: how it is stored until it is due.
+    """A delayed message as it is stored until it is due.
 
     Attributes:
-        topic: The system topic it waits in.
-        properties: All it had, and what brings it to its real topic later.
-        delay_ms: For a level: goes into `RecordDraft.delay_ms`. -1 for a timer.
-        deliver_ms: For a timer: when it is due. -1 for a level, which counts from the time of storing.
-        slot_ms: For a timer: its slot of the wheel, which covers ``slot_ms < deliver_ms <= slot_ms + precision``.
+        topic: System topic in which it is stored.
+        properties: The message's properties, and those that lead it to its real topic later.
+        delay_ms: For a level: the value for `RecordDraft.delay_ms`, counted from the store time. -1 for a timer.
     """
 
     topic: str
     queue_id: int
     properties: dict[str, str]
     delay_ms: int = -1
-    deliver_ms: int = -1
-    slot_ms: int = -1
 
 
 _TIMES = (
-    # name, what one unit of it is in ms, whether it counts from now; the first that is there decides
+    # name, length of its unit in ms, True if it counts from now; the first one that is present decides
     (Property.TIMER_DELAY_SEC, 1_000, True),
     (Property.TIMER_DELAY_MS, 1, True),
     (Property.TIMER_DELIVER_MS, 1, False),
@@ -60,10 +58,10 @@ _TIME_NAMES = frozenset(name for name, _, _ in _TIMES)
 
 
 def strip_broker_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
-    """*properties* without those that only the broker may write; the same object where there are none.
+    """Return *properties* without those that only the broker may write; the same object if there are none.
 
-    A client that copies the properties of a delayed message it received must neither lose the delay it asks
-    for nor send the message elsewhere.
+    A client may copy the properties of a delayed message that it received. This must neither cancel the new message's
+    delay nor send it to another topic.
     """
     if BROKER_PROPERTIES.isdisjoint(properties):
         return properties
@@ -73,13 +71,13 @@ def strip_broker_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
 def divert(
     properties: Mapping[str, str], topic: str, queue_id: int, now_ms: int, levels: DelayLevels, limits: TimerLimits
 ) -> Diverted | None:
-    """Decide where a message waits; None: nowhere, it is stored as it is.
+    """Return how a delayed message is stored; None for a message without a delay.
 
-    A level wins over every time. Source: ``HookUtils.handleScheduleMessage``. Ask only for messages of no
-    transaction, or of one that commits.
+    A level wins over every time. Source: ``HookUtils.handleScheduleMessage``. Call it only for messages outside a
+    transaction, and for those of a transaction that commits.
 
     Raises:
-        DelayError: The level or the time cannot be read, or is one that the broker cannot keep.
+        DelayError: The level or the time is not a number, or is not allowed.
     """
     if Property.DELAY in properties:
         level = levels.clamp(_read_level(properties[Property.DELAY], levels))
@@ -88,24 +86,17 @@ def divert(
     for name, unit_ms, from_now in _TIMES:
         if name in properties:
             deliver_ms = _read_number(name, properties[name]) * unit_ms + (now_ms if from_now else 0)
-            return _to_timer(properties, topic, queue_id, now_ms, deliver_ms, limits)
+            return divert_to_timer(properties, topic, queue_id, now_ms, deliver_ms, limits)
     return None
 
 
-def slot_of(deliver_ms: int, precision_ms: int) -> int:
-    """The slot that a deliver time belongs to: the last multiple of the precision *before* it.
-
-    A time on a multiple belongs to the slot before, which is full when that time has come.
-    """
-    return (deliver_ms - 1) // precision_ms * precision_ms
-
-
 def _to_level(properties: Mapping[str, str], topic: str, queue_id: int, level: int, levels: DelayLevels) -> Diverted:
-    kept = _kept(properties, without_times=True)
+    kept = _kept(properties, BROKER_PROPERTIES | _TIME_NAMES)
     delay_ms = levels.delay_ms(level)
+    # `tags_code_of` and `released_draft` rely on this order: delay, real topic, real queue, all at the end.
     kept |= {
         Property.DELAY: str(level),
-        # what was promised: a queue that is rebuilt may meet another table. `tags_code_of` looks for it here
+        # The delay of now: the queue may be rebuilt after the level table has changed.
         Property.LEVEL_DELAY_MS: str(delay_ms),
         Property.REAL_TOPIC: topic,
         Property.REAL_QID: str(queue_id),
@@ -113,37 +104,40 @@ def _to_level(properties: Mapping[str, str], topic: str, queue_id: int, level: i
     return Diverted(SCHEDULE_TOPIC, level - 1, kept, delay_ms=delay_ms)
 
 
-def _to_timer(
+def divert_to_timer(
     properties: Mapping[str, str], topic: str, queue_id: int, now_ms: int, deliver_ms: int, limits: TimerLimits
 ) -> Diverted | None:
+    """Return how a message is stored that is due at *deliver_ms*; None if that time has come.
+
+    Raises:
+        DelayError: The time is too far away, or the broker has no timers.
+    """
     if deliver_ms <= now_ms:
         if Property.TIMER_DEL_UNIQKEY in properties:
             raise DelayError(
-                f"the message to cancel was due {now_ms - deliver_ms} ms ago; only one that waits can be cancelled"
+                f"the message to cancel was due {now_ms - deliver_ms} ms ago; only a pending message can be cancelled"
             )
         return None
     if not limits.enabled:
         raise DelayError(
-            "this broker keeps no timers; set mqtemplate.broker.timer-wheel-enable to true, or use a delay level"
+            "this broker has no timers; set mqtemplate.broker.timer-wheel-enable to true, or use a delay level"
         )
     if deliver_ms - now_ms > limits.max_delay_ms:
         raise DelayError(
             f"the deliver time is {deliver_ms - now_ms} ms from now, allowed are {limits.max_delay_ms} ms "
             f"({limits.max_delay_ms / 86_400_000:g} days); raise mqtemplate.broker.timer-max-delay-sec or send later"
         )
-    slot_ms = slot_of(deliver_ms, limits.precision_ms)
-    kept = _kept(properties, without_times=False)
+    kept = _kept(properties, BROKER_PROPERTIES)
     kept |= {
-        Property.TIMER_DELIVER_MS: str(deliver_ms),  # the slot alone would forget the millisecond
-        Property.TIMER_OUT_MS: str(slot_ms),
+        Property.TIMER_DELIVER_MS: str(deliver_ms),  # RocketMQ's slot alone would lose the millisecond
+        Property.TIMER_OUT_MS: str(slot_of(deliver_ms, limits.precision_ms)),
         Property.REAL_TOPIC: topic,
         Property.REAL_QID: str(queue_id),
     }
-    return Diverted(TIMER_TOPIC, 0, kept, deliver_ms=deliver_ms, slot_ms=slot_ms)
+    return Diverted(TIMER_TOPIC, 0, kept)
 
 
-def _kept(properties: Mapping[str, str], *, without_times: bool) -> dict[str, str]:
-    left_out = BROKER_PROPERTIES | _TIME_NAMES if without_times else BROKER_PROPERTIES
+def _kept(properties: Mapping[str, str], left_out: frozenset[str]) -> dict[str, str]:
     return {name: value for name, value in properties.items() if name not in left_out}
 
 
@@ -158,7 +152,7 @@ def _read_level(text: str, levels: DelayLevels) -> int:
 
 
 def _read_number(name: str, text: str) -> int:
-    """A whole number as Java's ``Long.parseLong`` takes it."""
+    """Parse a whole number as Java's ``Long.parseLong`` does."""
     digits = text[1:] if text[:1] in ("-", "+") else text
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18):
         raise DelayError(f"property {name} is {text!r}, expected a whole number of at most 18 digits")

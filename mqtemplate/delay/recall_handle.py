@@ -1,4 +1,4 @@
-"""The handle of a waiting message: what a sender keeps to cancel or reschedule it."""
+"""The handle of a delayed message: a producer stores it to cancel or reschedule the message."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import binascii
 from typing import NamedTuple
 
 from mqtemplate.errors import MessageError
+from mqtemplate.record.properties import TIMER_OUT_MS, UNIQ_KEY, find_property
 
 _VERSION = "v1"
 
 
 class RecallHandle(NamedTuple):
-    """What a handle says.
+    """The contents of a handle.
 
     Attributes:
         topic: The real topic.
-        deliver_ms: For a timer one more than its slot, as upstream has it; for a level when it was due first.
-        physical_offset: Where the message waited first; -1 in a handle that RocketMQ made.
+        deliver_ms: For a timer one more than its slot, as in RocketMQ; for a level the first due time.
+        physical_offset: Physical offset of the first delayed record; -1 in a handle from RocketMQ.
     """
 
     topic: str
@@ -28,18 +29,18 @@ class RecallHandle(NamedTuple):
 
 
 def encode_handle(handle: RecallHandle) -> str:
-    """URL-safe Base64 of ``v1 topic broker time id``, and, as a sixth word that upstream passes over, the offset.
+    """Encode a handle: URL-safe Base64 of ``v1 topic broker time id offset``.
 
-    Source: ``RecallMessageHandle.HandleV1``.
+    RocketMQ has no offset, and ignores a sixth word. Source: ``RecallMessageHandle.HandleV1``.
     """
     return base64.urlsafe_b64encode(" ".join((_VERSION, *map(str, handle))).encode()).decode()
 
 
 def decode_handle(text: str) -> RecallHandle:
-    """Read a handle, ours or RocketMQ's.
+    """Decode a handle of this broker or of RocketMQ.
 
     Raises:
-        MessageError: It is none.
+        MessageError: *text* is not a handle.
     """
     try:
         words = base64.urlsafe_b64decode(text.encode()).decode().split(" ")
@@ -49,5 +50,18 @@ def decode_handle(text: str) -> RecallHandle:
         return RecallHandle(topic, broker_name, int(deliver_ms), msg_id, int(rest[0]) if rest else -1)
     except (binascii.Error, ValueError) as exc:
         raise MessageError(
-            f"{text!r} is no handle of a waiting message ({exc}); pass SendResult.handle as it came, or key=..."
+            f"{text!r} is not a handle of a pending message ({exc}); pass SendResult.handle unchanged, or key=..."
         ) from exc
+
+
+def handle_of(topic: str, broker_name: str, properties: bytes, due_ms: int, physical_offset: int) -> str:
+    """Return the handle of the delayed message whose record is at *physical_offset*.
+
+    Args:
+        topic: The real topic.
+        properties: The properties of the record.
+    """
+    slot_ms = find_property(properties, TIMER_OUT_MS)
+    time_ms = due_ms if slot_ms is None else int(slot_ms) + 1
+    msg_id = find_property(properties, UNIQ_KEY) or ""
+    return encode_handle(RecallHandle(topic, broker_name, time_ms, msg_id, physical_offset))

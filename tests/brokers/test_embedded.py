@@ -120,7 +120,7 @@ def test_a_queue_of_another_topic_is_refused(broker: EmbeddedBroker) -> None:
 def test_timers_can_be_switched_off() -> None:
     with EmbeddedBroker(None, EmbeddedSettings(timer_wheel_enable=False), VirtualClock()) as broker:
         assert Capability.TIMER not in broker.capabilities
-        with pytest.raises(DelayError, match="keeps no timers; set mqtemplate.broker.timer-wheel-enable to true"):
+        with pytest.raises(DelayError, match="has no timers; set mqtemplate.broker.timer-wheel-enable to true"):
             broker.send(Message("orders", b"x", {"TIMER_DELAY_MS": "10"}))
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, free_port, why_not
+from bench.peer.java_client import JavaClient
+from bench.peer.jvm import why_not
+from bench.peer.rocketmq import NameServer, free_port
 from tests.conformance.java_clients import Case
 from tests.conformance.servers import OurServer, Server, real_server, servers
 

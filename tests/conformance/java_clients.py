@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from bench.peer.rocketmq import JavaClient
+from bench.peer.java_client import JavaClient
 from tests.conformance.servers import Server
 
 __all__ = ["Case", "now_ms"]

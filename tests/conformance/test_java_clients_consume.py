@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient
+from bench.peer.java_client import JavaClient
 from tests.conformance.java_clients import Case
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(180)]

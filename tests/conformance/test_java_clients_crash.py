@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, java_program, why_not
+from bench.peer.java_client import JavaClient
+from bench.peer.jvm import java_program, why_not
 from tests.conformance.servers import OurServer
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(180)]

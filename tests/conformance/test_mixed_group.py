@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient
+from bench.peer.java_client import JavaClient
 from tests.conformance.java_clients import Case
 from tests.conformance.python_member import PythonMember
 

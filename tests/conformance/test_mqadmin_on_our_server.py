@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, free_port, why_not
+from bench.peer.java_client import JavaClient
+from bench.peer.jvm import why_not
+from bench.peer.rocketmq import NameServer, free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.record.codec import parse_record

@@ -9,8 +9,9 @@ from typing import cast
 
 import pytest
 
+from bench.peer.java_client import JavaClient
 from bench.peer.jvm import why_not
-from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, free_port
+from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol import RequestCode

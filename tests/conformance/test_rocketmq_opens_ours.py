@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, PeerMessage, RocketMQ, broker_options
+from bench.peer.java_client import JavaClient, PeerMessage
+from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreLockedError
 from tests.conformance.story import BATCHES, BIG, IPV6, LATER, LONG_TOPIC, ORDERS, READERS, Sent, settings

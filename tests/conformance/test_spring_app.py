@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, SpringApp
+from bench.peer.java_client import JavaClient, SpringApp
 from tests.conformance.java_clients import now_ms
 from tests.conformance.servers import Server
 

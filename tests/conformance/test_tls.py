@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, free_port, why_not
+from bench.peer.java_client import JavaClient
+from bench.peer.jvm import why_not
+from bench.peer.rocketmq import NameServer, free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import RemoteConnectError

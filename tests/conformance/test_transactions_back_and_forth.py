@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
+from bench.peer.java_client import JavaClient
+from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import TransactionState

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer
+from bench.peer.java_client import JavaClient
+from bench.peer.rocketmq import NameServer
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import MessageExt, MessageQueue

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
+from bench.peer.java_client import JavaClient
+from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.store.files.json_files import load_json
 from tests.conformance.story import BATCHES, BIG, LATER, LONG_TOPIC, MUCH_LATER, ORDERS, READERS, Sent, settings
 

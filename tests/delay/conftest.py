@@ -1,4 +1,4 @@
-"""A waiting room in memory, and one in a folder that a test may close, kill and open again."""
+"""A waiting engine in memory, and one in a folder that a test may close, kill and open again."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from tests.delay.waiting_room import WaitingRoom
+from tests.delay.delay_engine import DelayEngine
 
-OpenRoom = Callable[..., WaitingRoom]
-
-
-@pytest.fixture
-def room() -> Iterator[WaitingRoom]:
-    room = WaitingRoom()
-    yield room
-    room.close()
+OpenEngine = Callable[..., DelayEngine]
 
 
 @pytest.fixture
-def open_room(tmp_path: Path) -> Iterator[OpenRoom]:
+def engine() -> Iterator[DelayEngine]:
+    engine = DelayEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def open_engine(tmp_path: Path) -> Iterator[OpenEngine]:
     """Open the folder again and again, at the time the last one left; the last one is closed at the end."""
     clock = VirtualClock()
-    rooms: list[WaitingRoom] = []
+    engines: list[DelayEngine] = []
 
-    def open_(**changes: Any) -> WaitingRoom:
-        rooms.append(WaitingRoom(tmp_path, **({"clock": clock} | changes)))
-        return rooms[-1]
+    def open_(**changes: Any) -> DelayEngine:
+        engines.append(DelayEngine(tmp_path, **({"clock": clock} | changes)))
+        return engines[-1]
 
     yield open_
-    rooms[-1].close()
+    engines[-1].close()

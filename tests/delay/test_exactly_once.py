@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
-from tests.delay.waiting_room import WaitingRoom
+from tests.delay.delay_engine import DelayEngine
 
 LEVEL_MS = {1: 1_000, 2: 5_000, 3: 10_000, 4: 30_000}
 LONGEST_MS = 3 * 3_600_000
@@ -29,21 +29,21 @@ spans = st.one_of(st.integers(0, 50), st.integers(0, 6_000), st.integers(0, LONG
 @settings(max_examples=60)
 def test_any_mix_arrives_once_and_at_its_millisecond(plan: list[tuple[dict[str, int], int]]) -> None:
     """On a virtual clock nothing is late either, so the order is that of the due times."""
-    room = WaitingRoom()
+    engine = DelayEngine()
     due = {}
     for number, (delay, pause_ms) in enumerate(plan):
         body = b"%d" % number
-        room.send(body, **delay)
-        due[body] = room.clock.now_ms() + (delay.get("TIMER_DELAY_MS") or LEVEL_MS[delay["DELAY"]])
-        room.advance(pause_ms)
-    room.advance(LONGEST_MS)
+        engine.send(body, **delay)
+        due[body] = engine.clock.now_ms() + (delay.get("TIMER_DELAY_MS") or LEVEL_MS[delay["DELAY"]])
+        engine.advance(pause_ms)
+    engine.advance(LONGEST_MS)
 
-    arrived = room.arrived()
+    arrived = engine.arrived()
 
     assert {message.body: message.at_ms for message in arrived} == due
     assert len(arrived) == len(due)
     assert [message.at_ms for message in arrived] == sorted(due.values())
-    room.close()
+    engine.close()
 
 
 class Killed(BaseException):
@@ -93,42 +93,42 @@ class Life:
         self.clock = MortalClock()
         self.due: dict[bytes, int] = {}  # of acknowledged messages, by store time for levels
         self.count = 0
-        self.room = self.open()
+        self.engine = self.open()
 
-    def open(self) -> WaitingRoom:
-        return WaitingRoom(self.folder, clock=self.clock, log_file_size=40_000)
+    def open(self) -> DelayEngine:
+        return DelayEngine(self.folder, clock=self.clock, log_file_size=40_000)
 
     def do(self, act: Act) -> None:
         match act.name:
             case "send":
                 self.mortally(lambda: [self.send(delay) for delay in act.argument], act.killed_after)
             case "wait":
-                self.mortally(lambda: self.room.advance(act.argument), act.killed_after)
+                self.mortally(lambda: self.engine.advance(act.argument), act.killed_after)
             case "set clock":
                 self.clock.move_ms(act.argument)
             case "checkpoint":
-                self.mortally(self.room.store.take_checkpoint, act.killed_after)
+                self.mortally(self.engine.store.take_checkpoint, act.killed_after)
             case "close":
-                self.room.close()
-                self.room = self.open()
+                self.engine.close()
+                self.engine = self.open()
             case "kill":
-                self.room.crash()
-                self.room = self.open()
+                self.engine.crash()
+                self.engine = self.open()
 
     def mortally(self, action: Callable[[], object], killed_after: int | None) -> None:
         self.clock.looks_left = killed_after
         try:
             action()
         except Killed:
-            self.room.crash()
-            self.room = self.open()
+            self.engine.crash()
+            self.engine = self.open()
         self.clock.looks_left = None
 
     def send(self, delay: dict[str, int]) -> None:
         body = b"%d" % self.count
         self.count += 1
         now_ms = VirtualClock.now_ms(self.clock)
-        put = self.room.send(body, **delay)
+        put = self.engine.send(body, **delay)
         level = delay.get("DELAY")
         self.due[body] = put.store_timestamp + LEVEL_MS[level] if level else now_ms + delay["TIMER_DELAY_MS"]
 
@@ -142,10 +142,10 @@ def test_kills_at_any_moment_neither_lose_nor_repeat_nor_hurry(plan: list[Act]) 
         for act in plan:
             life.do(act)
         for _ in range(4):
-            life.room.advance(LONGEST_MS)  # enough for a clock that was set back
+            life.engine.advance(LONGEST_MS)  # enough for a clock that was set back
 
-        arrived = life.room.arrived()
-        life.room.close()
+        arrived = life.engine.arrived()
+        life.engine.close()
 
     counts = Counter(message.body for message in arrived)
     assert [body for body in life.due if counts[body] != 1] == []

@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 
 from mqtemplate.errors import MessageError
 from mqtemplate.pending import PendingQuery
-from tests.delay.waiting_room import WaitingRoom
+from tests.delay.delay_engine import DelayEngine
 
 HOUR_MS = 3_600_000
 ALL = PendingQuery()
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> WaitingRoom:
-    return WaitingRoom(tmp_path / "store")
+def engine(tmp_path: Path) -> DelayEngine:
+    return DelayEngine(tmp_path / "store")
 
 
-def shown(room: WaitingRoom, query: PendingQuery = ALL, page_size: int = 100) -> list[str]:
+def shown(engine: DelayEngine, query: PendingQuery = ALL, page_size: int = 100) -> list[str]:
     """The ids of everything that a query shows, page by page."""
     ids: list[str] = []
     cursor = None
     while True:
-        page = room.view.page(query, page_size, cursor)
+        page = engine.view.page(query, page_size, cursor)
         ids += [message.msg_id for message in page.messages]
         assert len(page.messages) <= page_size
         cursor = page.cursor
@@ -34,25 +34,25 @@ def shown(room: WaitingRoom, query: PendingQuery = ALL, page_size: int = 100) ->
             return ids
 
 
-def fill(room: WaitingRoom) -> None:
-    room.send_for(b"far", TIMER_DELAY_MS=5 * HOUR_MS, KEYS="4466")
-    room.send_for(b"minute", DELAY=5, TAGS="paid")
-    room.send_for(b"second", "invoices", TIMER_DELAY_MS=1_500)
-    room.send_for(b"half", TIMER_DELAY_MS=30 * 60_000, TAGS="paid", KEYS="a 4466 b")
-    room.send_for(b"ten", "invoices", DELAY=3)
+def fill(engine: DelayEngine) -> None:
+    engine.send_for(b"far", TIMER_DELAY_MS=5 * HOUR_MS, KEYS="4466")
+    engine.send_for(b"minute", DELAY=5, TAGS="paid")
+    engine.send_for(b"second", "invoices", TIMER_DELAY_MS=1_500)
+    engine.send_for(b"half", TIMER_DELAY_MS=30 * 60_000, TAGS="paid", KEYS="a 4466 b")
+    engine.send_for(b"ten", "invoices", DELAY=3)
 
 
-def test_what_is_due_first_is_shown_first(room: WaitingRoom) -> None:
-    fill(room)
+def test_what_is_due_first_is_shown_first(engine: DelayEngine) -> None:
+    fill(engine)
 
-    assert shown(room) == ["second", "ten", "minute", "half", "far"]
+    assert shown(engine) == ["second", "ten", "minute", "half", "far"]
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3])
-def test_pages_go_on_where_the_one_before_ended(room: WaitingRoom, page_size: int) -> None:
-    fill(room)
+def test_pages_go_on_where_the_one_before_ended(engine: DelayEngine, page_size: int) -> None:
+    fill(engine)
 
-    assert shown(room, page_size=page_size) == ["second", "ten", "minute", "half", "far"]
+    assert shown(engine, page_size=page_size) == ["second", "ten", "minute", "half", "far"]
 
 
 @pytest.mark.parametrize(
@@ -67,84 +67,86 @@ def test_pages_go_on_where_the_one_before_ended(room: WaitingRoom, page_size: in
         (PendingQuery(topic="nothing"), []),
     ],
 )
-def test_a_query_shows_what_agrees_with_all_of_it(room: WaitingRoom, query: PendingQuery, expected: list[str]) -> None:
-    fill(room)
+def test_a_query_shows_what_agrees_with_all_of_it(
+    engine: DelayEngine, query: PendingQuery, expected: list[str]
+) -> None:
+    fill(engine)
 
-    assert shown(room, query) == expected
-    assert room.view.count(query, 60_000).total == len(expected)
+    assert shown(engine, query) == expected
+    assert engine.view.count(query, 60_000).total == len(expected)
 
 
-def test_a_span_of_time_begins_with_its_first_millisecond(room: WaitingRoom) -> None:
-    start = room.clock.now_ms()
+def test_a_span_of_time_begins_with_its_first_millisecond(engine: DelayEngine) -> None:
+    start = engine.clock.now_ms()
     for after_ms in (999, 1_000, 1_999, 2_000):
-        room.send_for(b"%d" % after_ms, TIMER_DELAY_MS=after_ms)
+        engine.send_for(b"%d" % after_ms, TIMER_DELAY_MS=after_ms)
 
-    assert shown(room, PendingQuery(after_ms=start + 1_000, before_ms=start + 2_000)) == ["1000", "1999"]
+    assert shown(engine, PendingQuery(after_ms=start + 1_000, before_ms=start + 2_000)) == ["1000", "1999"]
 
 
-def test_a_message_tells_all_about_itself_and_can_be_steered_by_it(room: WaitingRoom) -> None:
-    now_ms = room.clock.now_ms()
-    room.send_for(b"minute", DELAY=5, TAGS="paid", KEYS="4466")
+def test_a_message_tells_all_about_itself_and_can_be_steered_by_it(engine: DelayEngine) -> None:
+    now_ms = engine.clock.now_ms()
+    engine.send_for(b"minute", DELAY=5, TAGS="paid", KEYS="4466")
 
-    [message] = room.view.page(ALL, 10, None).messages
+    [message] = engine.view.page(ALL, 10, None).messages
 
     assert (message.topic, message.tags, message.keys, message.delay_level) == ("orders", "paid", "4466", 5)
     assert message.deliver_ms == now_ms + 60_000
     assert message.deliver_at.timestamp() * 1_000 == now_ms + 60_000
     assert (message.roll_count, message.body_size, message.store_timestamp) == (0, 6, now_ms)
-    assert room.steering.cancel(message.handle).count == 1
+    assert engine.control.cancel(message.handle).count == 1
 
 
-def test_a_message_that_was_rolled_shows_how_often_and_keeps_its_time(room: WaitingRoom) -> None:
-    due_ms = room.clock.now_ms() + 5 * HOUR_MS
-    room.send_for(b"far", TIMER_DELAY_MS=5 * HOUR_MS)
-    room.advance(3 * HOUR_MS)
+def test_a_message_that_was_rolled_shows_how_often_and_keeps_its_time(engine: DelayEngine) -> None:
+    due_ms = engine.clock.now_ms() + 5 * HOUR_MS
+    engine.send_for(b"far", TIMER_DELAY_MS=5 * HOUR_MS)
+    engine.advance(3 * HOUR_MS)
 
-    [message] = room.view.page(ALL, 10, None).messages
+    [message] = engine.view.page(ALL, 10, None).messages
 
     assert message.roll_count >= 1
     assert message.deliver_ms == due_ms
 
 
-def test_what_was_delivered_cancelled_or_moved_is_not_shown_where_it_was(room: WaitingRoom) -> None:
+def test_what_was_delivered_cancelled_or_moved_is_not_shown_where_it_was(engine: DelayEngine) -> None:
     for name, delay in (("level", {"DELAY": 5}), ("timer", {"TIMER_DELAY_MS": 60_000})):
-        room.send_for(name.encode() + b"-delivered", TIMER_DELAY_MS=1_000)
-        room.steering.cancel(room.send_for(name.encode() + b"-cancelled", **delay))
-        room.steering.reschedule(room.send_for(name.encode() + b"-moved", **delay), room.clock.now_ms() + HOUR_MS)
-        room.send_for(name.encode() + b"-kept", **delay)
-    room.advance(1_000)
+        engine.send_for(name.encode() + b"-delivered", TIMER_DELAY_MS=1_000)
+        engine.control.cancel(engine.send_for(name.encode() + b"-cancelled", **delay))
+        engine.control.reschedule(engine.send_for(name.encode() + b"-moved", **delay), engine.clock.now_ms() + HOUR_MS)
+        engine.send_for(name.encode() + b"-kept", **delay)
+    engine.advance(1_000)
 
-    assert shown(room) == ["level-kept", "timer-kept", "level-moved", "timer-moved"]
+    assert shown(engine) == ["level-kept", "timer-kept", "level-moved", "timer-moved"]
 
 
-def test_counts_are_by_span_of_time(room: WaitingRoom) -> None:
-    start = room.clock.now_ms()  # a full minute
+def test_counts_are_by_span_of_time(engine: DelayEngine) -> None:
+    start = engine.clock.now_ms()  # a full minute
     for seconds in (10, 59, 61, 119, 300):
-        room.send_for(b"%d" % seconds, TIMER_DELAY_MS=seconds * 1_000)
-    room.send_for(b"level", DELAY=5)
+        engine.send_for(b"%d" % seconds, TIMER_DELAY_MS=seconds * 1_000)
+    engine.send_for(b"level", DELAY=5)
 
-    counts = room.view.count(ALL, 60_000)
+    counts = engine.view.count(ALL, 60_000)
 
     assert counts.total == 6
     assert counts.buckets == {start: 2, start + 60_000: 3, start + 300_000: 1}
 
 
-def test_topics_with_one_hash_are_counted_apart(room: WaitingRoom) -> None:
+def test_topics_with_one_hash_are_counted_apart(engine: DelayEngine) -> None:
     """The timer log keeps a hash of the topic; those of these two are equal."""
-    room.view._topics = lambda: ["Aa", "BB"]
-    room.send_for(b"1", "Aa", TIMER_DELAY_MS=1_000)
-    room.send_for(b"2", "BB", TIMER_DELAY_MS=1_000)
+    engine.view._topics = lambda: ["Aa", "BB"]
+    engine.send_for(b"1", "Aa", TIMER_DELAY_MS=1_000)
+    engine.send_for(b"2", "BB", TIMER_DELAY_MS=1_000)
 
-    assert room.view.count(PendingQuery(topic="Aa"), 60_000).total == 1
+    assert engine.view.count(PendingQuery(topic="Aa"), 60_000).total == 1
 
 
-def test_what_makes_no_sense_is_refused(room: WaitingRoom) -> None:
+def test_what_makes_no_sense_is_refused(engine: DelayEngine) -> None:
     with pytest.raises(MessageError, match="max_count must be 1 or more, got 0"):
-        room.view.page(ALL, 0, None)
-    with pytest.raises(MessageError, match="'x' is no cursor; pass PendingPage.cursor as it came"):
-        room.view.page(ALL, 1, "x")
+        engine.view.page(ALL, 0, None)
+    with pytest.raises(MessageError, match="'x' is not a cursor; pass PendingPage.cursor unchanged"):
+        engine.view.page(ALL, 1, "x")
     with pytest.raises(MessageError, match="the span to count by must be 1 ms or more, got 0"):
-        room.view.count(ALL, 0)
+        engine.view.count(ALL, 0)
 
 
 delays = st.one_of(
@@ -167,25 +169,25 @@ def test_pages_are_the_sorted_list_of_all_that_waits(
     plan: list[tuple[dict[str, int], str, int]], page_size: int, wait_ms: int
 ) -> None:
     """Against a plain list, with cancels and moves, at any moment."""
-    room = WaitingRoom()
+    engine = DelayEngine()
     due: dict[str, int] = {}
     for number, (delay, fate, pause_ms) in enumerate(plan):
         name = str(number)
-        handle = room.send_for(name.encode(), **delay)
-        due[name] = room.clock.now_ms() + (delay.get("TIMER_DELAY_MS") or LEVEL_MS[delay["DELAY"]])
+        handle = engine.send_for(name.encode(), **delay)
+        due[name] = engine.clock.now_ms() + (delay.get("TIMER_DELAY_MS") or LEVEL_MS[delay["DELAY"]])
         if fate == "cancel":
-            room.steering.cancel(handle)
+            engine.control.cancel(handle)
             del due[name]
         elif fate == "move":
-            due[name] = room.clock.now_ms() + 7_000
-            room.steering.reschedule(handle, due[name])
-        room.advance(pause_ms)
-    room.advance(wait_ms)
-    now_ms = room.clock.now_ms()
+            due[name] = engine.clock.now_ms() + 7_000
+            engine.control.reschedule(handle, due[name])
+        engine.advance(pause_ms)
+    engine.advance(wait_ms)
+    now_ms = engine.clock.now_ms()
     waiting = {name: due_ms for name, due_ms in due.items() if due_ms > now_ms}
 
-    ids = shown(room, page_size=page_size)
+    ids = shown(engine, page_size=page_size)
 
     assert sorted(ids) == sorted(waiting)
     assert [waiting[name] for name in ids] == sorted(waiting.values())
-    assert room.view.count(ALL, 1).total == len(waiting)
+    assert engine.view.count(ALL, 1).total == len(waiting)

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from mqtemplate.delay import RecallHandle, decode_handle, encode_handle
+from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
 from mqtemplate.errors import MessageError
 
 UPSTREAMS = base64.urlsafe_b64encode(b"v1 orders broker-a 1767225600001 7F000001ABCD").decode()
@@ -31,5 +31,7 @@ def test_rocketmq_finds_its_five_words_in_ours() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "4466", "djIgYSBiIDEgYw==", "djEgYSBiIHggYw==", "djEgYQ==", "\N{SNOWMAN}"])
 def test_what_is_no_handle_is_refused(text: str) -> None:
-    with pytest.raises(MessageError, match=r"is no handle of a waiting message .*; pass SendResult.handle as it came"):
+    with pytest.raises(
+        MessageError, match=r"is not a handle of a pending message .*; pass SendResult.handle unchanged"
+    ):
         decode_handle(text)

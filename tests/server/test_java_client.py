@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, why_not
+from bench.peer.java_client import JavaClient
+from bench.peer.jvm import why_not
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message
 from mqtemplate.remoting.protocol import SerializeType

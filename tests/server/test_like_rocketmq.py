@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench.peer.rocketmq import NameServer, RocketMQ, free_port, why_not
+from bench.peer.jvm import why_not
+from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress, Message, MessageQueue

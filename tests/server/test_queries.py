@@ -310,7 +310,7 @@ def test_what_is_no_handle_is_refused(tool: Tool) -> None:
 
     assert answer.code == ResponseCode.ILLEGAL_OPERATION
     assert answer.remark is not None
-    assert "is no handle of a waiting message" in answer.remark
+    assert "is not a handle of a pending message" in answer.remark
 
 
 def test_where_calling_back_is_switched_off_it_is_refused() -> None:

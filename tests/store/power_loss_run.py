@@ -29,10 +29,10 @@ from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, FolderStoreFiles
 from mqtemplate.store.files.disk import Disk
-from tests.delay.waiting_room import Arrived, WaitingRoom
+from tests.delay.delay_engine import Arrived, DelayEngine
 from tests.store.power_loss_disk import Image, PowerLossDisk, RestartedDisk, subsets, write_image
 
-TIMERS = {"slots_total": 200, "roll_window_slots": 100, "timer_log_file_size": 536}
+TIMERS = {"slots_total": 200, "roll_window_slots": 100, "log_file_size": 536}
 LEVELS = "1s 5s 10s"
 LEVEL_MS = (1_000, 5_000, 10_000)
 LONGEST_MS = 400_000
@@ -119,12 +119,12 @@ class Life:
             write_image(start.image, store)
             self.guarantees, self.clock = start.guarantees, VirtualClock(start.now_ms)
         self.disk = PowerLossDisk(store, chance.choice((4_096, 512)), self.on_event, f"boot-{next(_boots)}")
-        self.room: WaitingRoom | None = None
+        self.room: DelayEngine | None = None
 
     # --- the script ----------------------------------------------------------------------------
 
-    def open_on(self, disk: Disk, root: Path, clock: VirtualClock) -> WaitingRoom:
-        return WaitingRoom(
+    def open_on(self, disk: Disk, root: Path, clock: VirtualClock) -> DelayEngine:
+        return DelayEngine(
             store_files=FolderStoreFiles(root, disk),
             levels=LEVELS,
             timers=TIMERS,
@@ -134,7 +134,7 @@ class Life:
             queue_file_size=100,
         )
 
-    def open(self) -> WaitingRoom:
+    def open(self) -> DelayEngine:
         self.room = None
         self.room = self.open_on(self.disk, self.disk.root, self.clock)
         return self.room
@@ -148,7 +148,7 @@ class Life:
         self.on_event()
         room.crash()
 
-    def do(self, room: WaitingRoom, name: str, argument: Any) -> WaitingRoom:
+    def do(self, room: DelayEngine, name: str, argument: Any) -> DelayEngine:
         match name:
             case "send":
                 for delay in argument:
@@ -167,7 +167,7 @@ class Life:
                 return self.open()
         return room
 
-    def send(self, room: WaitingRoom, delay: dict[str, int]) -> None:
+    def send(self, room: DelayEngine, delay: dict[str, int]) -> None:
         guarantees, now_ms = self.guarantees, self.clock.now_ms()
         body = b"%05d" % guarantees.sent + bytes(self.chance.randrange(300))
         guarantees.sent += 1
@@ -176,7 +176,7 @@ class Life:
         guarantees.acknowledged[body] = now_ms + (LEVEL_MS[level - 1] if level else delay.get("TIMER_DELAY_MS", 0))
         guarantees.ends[body] = put.end
 
-    def note_seen(self, room: WaitingRoom) -> None:
+    def note_seen(self, room: DelayEngine) -> None:
         """Note the messages that consumers can read."""
         for queue_offset, message in enumerate(room.arrived()):
             if message.record.physical_offset + message.record.total_size <= room.store.confirm_offset:

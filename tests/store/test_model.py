@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.store import FlushDiskType, FolderStoreFiles
-from tests.delay.waiting_room import WaitingRoom
+from tests.delay.delay_engine import DelayEngine
 from tests.store.power_loss_disk import PowerLossDisk, write_image
 from tests.store.power_loss_run import LEVEL_MS, LEVELS, LONGEST_MS, TIMERS
 
@@ -68,7 +68,7 @@ class StoreModel(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.room = WaitingRoom(
+        self.room = DelayEngine(
             store_files=FolderStoreFiles(self.root, self.disk),
             levels=LEVELS,
             timers=TIMERS,
@@ -77,7 +77,7 @@ class StoreModel(RuleBasedStateMachine):
             log_file_size=self.log_file_size,
             queue_file_size=100,
         )
-        self.room.confirm()
+        self.room.release_due()
 
     # --- events --------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(span=st.integers(-100_000, 100_000))
     def set_clock(self, span: int) -> None:
         self.clock.move_ms(span)
-        self.room.confirm()
+        self.room.release_due()
 
     @rule()
     def checkpoint(self) -> None:
@@ -196,7 +196,7 @@ class StoreModel(RuleBasedStateMachine):
         for delay_store in (self.room.schedule, self.room.timer):
             with delay_store.lock:
                 delay_store.catch_up()
-            for piece in delay_store.waiting(0, 1 << 62):
+            for piece in delay_store.pending(0, 1 << 62):
                 rows: np.ndarray = piece.rows
                 for due_ms, offset, size in zip(
                     rows["due_ms"].tolist(), rows["physical_offset"].tolist(), rows["size"].tolist(), strict=True

@@ -37,6 +37,7 @@ from mqtemplate.delay import (
     PendingView,
     ScheduleMessageService,
     TimerMessageStore,
+    TimerSettings,
     tags_code_of,
 )
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
@@ -99,22 +100,22 @@ class EmbeddedBroker(Broker):
         self.reader = QueueReader(self.store, self.name)
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
         limits = settings.timer_limits()
-        self._schedule = ScheduleMessageService(self.store, self.levels, limits.precision_ms)
+        self._schedule = ScheduleMessageService(self.store, limits.precision_ms)
         self._timer = TimerMessageStore(
             self.store,
-            limits,
-            roll_window_slots=settings.timer_roll_window_slot,
-            timer_log_file_size=settings.mapped_file_size_timer_log,
+            TimerSettings(
+                precision_ms=limits.precision_ms,
+                roll_window_slots=settings.timer_roll_window_slot,
+                log_file_size=settings.mapped_file_size_timer_log,
+            ),
         )
         self.topics = TopicTable(self._store_files, clock)
         self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._rebalance)
         self.drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)
         self.sender = Sender(self.store, self.routes, self.drafts, settings.listen_host)
         delay_stores: list[DelayStore] = [self._schedule, self._timer]
-        self._delay_control = DelayController(
-            self.store, delay_stores, self.store.index, lambda: self.levels, limits, self.name
-        )
-        self._pending = PendingView(self.store, delay_stores, self.store.index, self.topics.names, self.name)
+        self._delay_control = DelayController(self.store, delay_stores, limits, self.name)
+        self._pending = PendingView(self.store, delay_stores, self.topics.names, self.name)
         self.store.cleaning.on_cleaned(self._timer.delete_before)
         self.offsets = ConsumerOffsets(self._store_files, clock, flush=self.store.flush)
         self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}
@@ -443,7 +444,6 @@ class EmbeddedBroker(Broker):
         """
         self.levels = levels = DelayLevels.parse(text)
         self.drafts.change_levels(levels)
-        self._schedule.change_levels(levels)
 
     def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
         self._check_open()

@@ -1,4 +1,4 @@
-"""The level table: which number of a delay level means how long."""
+"""Table of delay levels: the delay of each level number."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ from mqtemplate.record.properties import (
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-"""The 18 levels everybody knows. Source: ``MessageStoreConfig.messageDelayLevel``."""
+"""RocketMQ's 18 levels. Source: ``MessageStoreConfig.messageDelayLevel``."""
 
 _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TOKEN = re.compile(r"(\d+)([smhd])")
-_LONGEST_MS = 100 * 365 * _UNIT_MS["d"]  # beyond a century somebody mistyped
+_MAX_MS = 100 * 365 * _UNIT_MS["d"]  # a delay of more than a century is a typing error
 
-_PROMISE = re.compile(
+_STORED_DELAY = re.compile(
     property_format(LEVEL_DELAY_MS, rb"(\d{1,18})")
     + property_format(REAL_TOPIC, rb"[^\x02]+")
     + property_format(REAL_QID, rb"\d+")
     + rb"?\Z"
 )
-"""How the properties of our own messages end, see `divert`. Upstream, which may copy the delay to a retry of another
-level, writes what else stands there in the order of a hash map, and that is never this one."""
+"""The end of the properties of a message that `divert` wrote.
+
+RocketMQ may copy ``__DELAY_MS`` to a retry that has another level. It writes properties in the order of a hash map,
+which never ends like this, so the stale delay is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayLevels:
-    """Delays by level, counted from 1 by their place in the table; they need not ascend.
+    """Delays by level. Levels are numbered from 1 in the order of the table; delays need not ascend.
 
     Attributes:
         delays_ms: The delay of level 1, of level 2, …
-        text: The table as it was written.
+        text: The table as the user wrote it.
     """
 
     delays_ms: tuple[int, ...]
     text: str
 
-    _UNKNOWN_LEVEL_MS = 1_000  # upstream's answer for a level that the table does not have
+    _UNKNOWN_LEVEL_MS = 1_000  # RocketMQ: ScheduleMessageService.computeDeliverTimestamp
 
     @classmethod
     def parse(cls, text: str = DEFAULT_DELAY_LEVELS) -> DelayLevels:
-        """Read a table such as ``"1s 5s 10m 2h 1d"``; any number of blanks may stand between entries.
+        """Parse a table such as ``"1s 5s 10m 2h 1d"``; entries are separated by any number of blanks.
 
         Raises:
-            ConfigurationError: An entry is not a whole number and one of the units, or there is none.
+            ConfigurationError: There is no entry, or an entry is not a whole number and one of the units.
         """
         tokens = text.split()
         if not tokens:
@@ -66,25 +68,26 @@ class DelayLevels:
 
     @property
     def max_level(self) -> int:
+        """Highest level of the table."""
         return len(self.delays_ms)
 
     def clamp(self, level: int) -> int:
-        """A level above the highest is the highest. Source: ``HookUtils.transformDelayLevelMessage``."""
+        """Limit *level* to the highest level. Source: ``HookUtils.transformDelayLevelMessage``."""
         return min(level, self.max_level)
 
     def delay_ms(self, level: int) -> int:
-        """How long *level* waits. One that the table does not have waits a second, as upstream's do."""
+        """Return the delay of *level*; a second for a level that the table does not have, as in RocketMQ."""
         return self.delays_ms[level - 1] if 1 <= level <= self.max_level else self._UNKNOWN_LEVEL_MS
 
     def describe(self) -> str:
-        """The table for people: ``1=1s 2=5s …``."""
+        """Return the table for messages to users: ``1=1s 2=5s …``."""
         return " ".join(f"{level}={token}" for level, token in enumerate(self.text.split(), start=1))
 
 
 def _parse_token(token: str, level: int) -> int:
     found = _TOKEN.fullmatch(token)
     delay_ms = int(found[1]) * _UNIT_MS[found[2]] if found else -1
-    if not 0 <= delay_ms <= _LONGEST_MS:
+    if not 0 <= delay_ms <= _MAX_MS:
         raise ConfigurationError(
             f"message-delay-level: entry {level} is {token!r}; "
             "allowed is a whole number and a unit, s, m, h or d, such as '30s' or '2h', up to 36500d"
@@ -93,15 +96,15 @@ def _parse_token(token: str, level: int) -> int:
 
 
 def tags_code_of(topic: str, properties: bytes, store_timestamp: int, levels: DelayLevels) -> int:
-    """What a consume queue keeps beside a record that is dispatched again: in the schedule topic its due time.
+    """Return the tags code of a record for a rebuilt consume queue: in the schedule topic, its due time.
 
-    Our records tell their level's delay as it was when they were sent. Of others the table of now has to tell it, as
-    upstream's does. Source: ``CommitLog``, where it computes the tags code.
+    Our records contain the delay that their level had when they were sent. For RocketMQ's records the current table
+    gives the delay, as in RocketMQ. Source: ``CommitLog.checkMessageAndReturnSize``, where it computes the tags code.
     """
     if topic == SCHEDULE_TOPIC:
         level = find_property(properties, DELAY) or ""
         if level.isascii() and level.isdecimal() and len(level) < 10 and int(level) > 0:
-            promised = _PROMISE.match(properties, properties.rfind(LEVEL_DELAY_MS + NAME_VALUE_SEPARATOR))
-            delay_ms = levels.delay_ms(levels.clamp(int(level))) if promised is None else int(promised[1])
+            stored = _STORED_DELAY.match(properties, properties.rfind(LEVEL_DELAY_MS + NAME_VALUE_SEPARATOR))
+            delay_ms = levels.delay_ms(levels.clamp(int(level))) if stored is None else int(stored[1])
             return store_timestamp + delay_ms
     return tags_code(find_property(properties, TAGS))

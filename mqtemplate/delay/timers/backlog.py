@@ -1,404 +1,299 @@
-"""All timers that wait: on the wheel, and, of the slots that are open now, in the near term."""
+"""The timers on the wheel, and, for the open slots, in the near term."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from mqtemplate.delay.divert import slot_of
-from mqtemplate.delay.release import WaitingRecord
+from mqtemplate.delay.offset_set import contains
+from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.timers.files import TimerFiles
-from mqtemplate.delay.timers.intake import NO_TIME_MS, delete_keys, deliver_time, roll_slots
-from mqtemplate.delay.timers.near_term import NearTerm
-from mqtemplate.delay.timers.recalls import TimerRecalls
-from mqtemplate.delay.timers.replay import TimerReplay
-from mqtemplate.delay.timers.slot_reader import contains, read_slot, units_of_slots, waiting_rows
-from mqtemplate.delay.timers.timer_unit import (
-    LATEST_DELIVER_MS,
-    MAGIC_DELETE,
-    MAGIC_DONE,
-    MAGIC_ROLL,
-    TIMER_UNIT_DTYPE,
-    TIMER_UNIT_SIZE,
-    TimerUnit,
-)
-from mqtemplate.errors import CorruptRecordError
+from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerTopicReader
+from mqtemplate.delay.timers.near_term import NEAR_DTYPE, NearTerm
+from mqtemplate.delay.timers.settings import TimerSettings, slot_of
+from mqtemplate.delay.timers.timer_unit import Magic, TimerUnit, create_units, slots_of
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.properties import UNIQ_KEY, find_property
-from mqtemplate.store import MessageStore
+from mqtemplate.store.message_store import MessageStore
 
-_LONGEST_MS = (1 << 31) - 1  # what the four bytes of a unit's delay hold
+_EMPTY = np.empty(0, np.int64)
+
+IsReplaced = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class TimerBacklog:
-    """Takes messages in, opens the slots that begin, closes those that are over, and knows where each message is.
+    """Puts messages on the wheel, opens slots that start, and closes slots that are complete.
 
-    - Slots before ``read_ms`` are closed: everything in them is handed over. A message that comes for one of them is
-      linked to the slot at ``read_ms``, where a restart finds it; its own due time still decides.
-    - An open slot is in the near term, whole. Its units stay where they are.
-    - ``withdrawn`` messages are not to be handed over, and their units do not say so yet: that is written with the next
-      checkpoint, when the record that took their place is on the disk.
-    - Not thread-safe: the `TimerMessageStore` has the lock.
+    - Slots before ``read_ms`` are closed: all their messages are released. A message that arrives for a closed slot is
+      linked to the slot at ``read_ms``, where a restart finds it. Its own due time still decides.
+    - An open slot is in the near term as a whole. Its units stay in the timer log.
+    - ``removed`` messages are never released. The next checkpoint marks their units, once the records that replaced
+      them are on disk.
+    - Not thread-safe: the `TimerMessageStore` holds its lock.
 
     Args:
-        files: Wheel and log, in one state.
-        replay: What the commit log told at the start.
+        is_replaced: Returns for physical offsets, sizes and slots whether the commit log shows a record that replaced
+            the message.
         read_ms: The first slot that is not closed.
+
+    Attributes:
+        open: Open slot -> end of the commit log when it opened. Releases from the slot are after it.
+        next_slot_ms: The first live slot that is not open; `NEVER_MS` without one.
+        balance: Number of messages taken in since construction, minus those that left. Delete markers do not count.
     """
 
-    def __init__(self, store: MessageStore, files: TimerFiles, replay: TimerReplay, read_ms: int) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        files: TimerFiles,
+        reader: TimerTopicReader,
+        is_replaced: IsReplaced,
+        read_ms: int,
+    ) -> None:
         self._store = store
-        self._replay = replay
         self._settings = files.settings
+        self._reader = reader
+        self._is_replaced = is_replaced
         self.files = files
         self.near = NearTerm()
         self.read_ms = read_ms
-        self.open: dict[int, int] = {}  # slot -> end of the commit log when it opened: hand-overs from it lie behind
-        self.next_slot_ms = files.wheel.oldest_live(read_ms)  # the first live slot that is not open
-        self.must_open_ms = read_ms if files.wheel.get(read_ms) is not None else None  # late-comers are linked there
-        self.withdrawn: dict[int, int] = {}  # physical offset -> position of the unit
-        self._left = np.empty(0, np.int64)  # positions of units of open slots that are handed over and do not say so
-        self._deleted: dict[int, set[str]] = {}  # open slot -> keys that RocketMQ's markers there name
-        self._parked_markers: set[int] = set()  # of those in the near term
-        self._recalls = TimerRecalls(files, store)
-        self._count: int | None = None  # of all that are neither done nor markers, whether they are recalled or not
+        self.open: dict[int, int] = {}
+        self.next_slot_ms = files.wheel.next_live(read_ms)
+        # The slot at `read_ms` may hold late messages of closed slots, so it has to open whatever its own time is.
+        self._must_open_ms = read_ms if files.wheel.get(read_ms) is not None else None
+        self.balance = 0
+        self._removed: dict[int, int] = {}  # physical offset -> position of the unit
+        self._dropped = _EMPTY  # positions of released units of open slots that are not marked as done
+        self._deleted: dict[int, set[str]] = {}  # open slot -> message ids that RocketMQ's markers name there
+        self._parked_markers: set[int] = set()  # physical offsets of parked markers in the near term
 
-    # --- coming in -----------------------------------------------------------------------------
+    # --- taking in -----------------------------------------------------------------------------
 
     def is_full(self, now_ms: int) -> bool:
-        """Whether a slot that waits since long stands where the far end of the window would be written."""
-        return self.first_slot(now_ms) <= now_ms + self._settings.window_ms - self._settings.turn_ms
+        """Return True if an overdue slot occupies the place on the ring that the end of the window needs."""
+        return self._first_slot(now_ms) <= now_ms + self._settings.window_ms - self._settings.lap_ms
 
-    def first_slot(self, now_ms: int) -> int:
-        """The first slot that has messages; that of now if it is later or there is none."""
-        return min([*self.open, self._slot_at(now_ms), *([] if self.next_slot_ms is None else [self.next_slot_ms])])
+    def _first_slot(self, now_ms: int) -> int:
+        """Return the first slot with messages, or the slot of *now_ms* if that is earlier."""
+        return min([*self.open, self._settings.slot_at(now_ms), self.next_slot_ms])
 
-    def leave_empty_slots(self, now_ms: int) -> None:
-        """Count the slots before the first that has messages as closed, up to now."""
-        self.read_ms = max(self.read_ms, self.first_slot(now_ms))
+    def close_empty_slots(self, now_ms: int) -> None:
+        """Count past slots without messages as closed."""
+        self.read_ms = max(self.read_ms, self._first_slot(now_ms))
 
     def take_in(self, arrivals: np.ndarray, now_ms: int) -> None:
         """Put messages on the wheel, and into the near term if their slots are open.
 
+        Args:
+            arrivals: Array of `ARRIVAL_DTYPE`.
+
         Raises:
-            StoreFullError: There is no room for their units; nothing was put there.
+            StoreFullError: There is no room for the units. Nothing was changed.
         """
-        slots_ms, magic = self._place(arrivals, now_ms)
-        kept = ~((magic & MAGIC_DONE != 0) & (slots_ms < self.read_ms))  # our markers are for who opens the files later
+        write_ms = self._settings.slot_at(now_ms)
+        slots_ms, magic = self._slots(arrivals, write_ms)
+        # Our own delete markers are for RocketMQ. In a closed slot it does not look for them.
+        kept = ~((magic & Magic.DONE != 0) & (slots_ms < self.read_ms))
         arrivals, slots_ms, magic = arrivals[kept], slots_ms[kept], magic[kept]
         if not len(arrivals):
             return
         is_late = slots_ms < self.read_ms
         slots_ms[is_late] = self.read_ms
-        units = self._units(arrivals, slots_ms, magic, self._slot_at(now_ms))
+        units = create_units(arrivals, slots_ms, magic, write_ms, self._settings.precision_ms)
         positions = self.files.log.next_positions(len(units))
-        links = self.files.wheel.plan(slots_ms, positions, np.where(magic & MAGIC_DELETE, -1, 1))
+        links = self.files.wheel.plan(slots_ms, positions, np.where(magic & Magic.DELETE, -1, 1))
         units["previous_pos"] = links.previous
+        # The log first: recovery can cut units that no slot refers to, but not follow a slot to missing units.
         self.files.log.append(units, positions)
-        self.files.wheel.link(links)
-        self._recalls.note(positions, units)
+        self.files.wheel.put(links.slots)
         if is_late.any() and self.read_ms not in self.open:
-            self.must_open_ms = self.read_ms  # though it may begin later, if the clock was set back
-        if self._count is not None:
-            self._count += int((magic & MAGIC_DELETE == 0).sum())
+            self._must_open_ms = self.read_ms  # its time may be in the future, if the clock was set back
+        self.balance += int((magic & Magic.DELETE == 0).sum())
         is_open = np.isin(slots_ms, list(self.open))
-        for index in np.flatnonzero(is_open & (magic & MAGIC_DONE == 0)).tolist():
-            self._add_late(units[index], int(positions[index]), int(arrivals["deliver_ms"][index]))
+        enters = is_open & (magic & Magic.DONE == 0)
+        if enters.any():
+            self.near.add_late(self._near_rows(positions[enters], units[enters], np.zeros(enters.sum(), np.bool_)))
         if not is_open.all():
-            first = int(slots_ms[~is_open].min())
-            self.next_slot_ms = first if self.next_slot_ms is None else min(self.next_slot_ms, first)
+            self.next_slot_ms = min(self.next_slot_ms, int(slots_ms[~is_open].min()))
 
-    def _place(self, arrivals: np.ndarray, now_ms: int) -> tuple[np.ndarray, np.ndarray]:
-        """The slots of new messages and the bits of their units: far ones are parked on the way."""
-        slots_ms, magic = arrivals["slot_ms"].copy(), arrivals["magic"].copy()
-        parked_ms = roll_slots(
-            slots_ms,
-            arrivals["physical_offset"],
-            self._slot_at(now_ms),
-            self._settings.precision_ms,
-            self._settings.roll_window_slots,
-        )
+    def _slots(self, arrivals: np.ndarray, write_ms: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the slots of new messages and the bits of their units. Messages beyond the window are parked."""
+        slots_ms, magic = self._reader.slots_of(arrivals), arrivals["magic"].copy()
+        parked_ms = parking_slots(slots_ms, arrivals["physical_offset"], write_ms, self._settings)
         is_parked = parked_ms >= 0
         slots_ms[is_parked] = parked_ms[is_parked]
-        magic[is_parked] |= MAGIC_ROLL
-        slots_ms[is_parked & (magic & MAGIC_DONE != 0)] = -1  # a marker of ours belongs where it says, or nowhere
+        magic[is_parked] |= Magic.ROLL
+        # RocketMQ finds our delete marker only in the slot that it names. Parked, it is useless: -1 is a closed slot.
+        slots_ms[is_parked & (magic & Magic.DONE != 0)] = -1
         return slots_ms, magic
-
-    def _units(self, arrivals: np.ndarray, slots_ms: np.ndarray, magic: np.ndarray, write_ms: int) -> np.ndarray:
-        units = np.empty(len(arrivals), TIMER_UNIT_DTYPE)
-        longest_ms = _LONGEST_MS // self._settings.precision_ms * self._settings.precision_ms
-        writes_ms = np.maximum(np.minimum(write_ms, slots_ms), slots_ms - longest_ms)
-        units["size"] = TIMER_UNIT_SIZE
-        units["magic"] = magic
-        units["write_time_ms"] = writes_ms
-        units["delay_ms"] = slots_ms - writes_ms
-        units["physical_offset"] = arrivals["physical_offset"]
-        units["record_size"] = arrivals["size"]
-        units["topic_hash"] = arrivals["topic_hash"]
-        known = (arrivals["deliver_ms"] >= 0) & (arrivals["deliver_ms"] <= LATEST_DELIVER_MS)
-        units["tail"] = np.where(known, arrivals["deliver_ms"], 0)
-        return units
-
-    def _add_late(self, unit: np.void, position: int, deliver_ms: int) -> None:
-        """A message for a slot that was read already."""
-        _, _, magic, write_ms, delay_ms, physical_offset, size, _, _ = unit.tolist()
-        slot_ms, rolls = write_ms + delay_ms, bool(magic & MAGIC_ROLL)
-        if magic & MAGIC_DELETE:
-            if not rolls:
-                self._delete_by_key(physical_offset, size, slot_ms)
-                return
-            self._parked_markers.add(physical_offset)
-        is_poison = deliver_ms == NO_TIME_MS
-        due_ms = slot_ms + self._settings.precision_ms if rolls else slot_ms if is_poison else deliver_ms
-        self.near.add(WaitingRecord(due_ms, physical_offset, size, write_ms, rolls, is_poison), position)
-
-    def _delete_by_key(self, physical_offset: int, size: int, slot_ms: int) -> None:
-        self._deleted.setdefault(slot_ms, set()).update(delete_keys(self._store, physical_offset, size))
-
-    def _slot_at(self, time_ms: int) -> int:
-        return time_ms // self._settings.precision_ms * self._settings.precision_ms
 
     # --- slots ---------------------------------------------------------------------------------
 
-    def open_slots(self, now_ms: int, ahead_ms: int, enough: int) -> None:
-        """Read the slots that begin within *ahead_ms*; of those that should be past only till *enough* is due."""
-        if self.must_open_ms is not None and self.must_open_ms not in self.open:
-            self._open_slot(self.must_open_ms)
-        self.must_open_ms = None
-        newest_ms = self._slot_at(now_ms + ahead_ms)
-        while (slot_ms := self.next_slot_ms) is not None and slot_ms <= newest_ms:
-            is_past = slot_ms + self._settings.precision_ms < now_ms
-            if is_past and self.near.due_count(now_ms, enough) >= enough:
+    def open_slots(self, now_ms: int, ahead_ms: int, max_count: int) -> None:
+        """Read the slots that start within *ahead_ms* into the near term. Of overdue slots only some are read.
+
+        Args:
+            max_count: After an outage, stop at this many due messages: memory holds no more than one batch and a slot.
+        """
+        if self._must_open_ms is not None and self._must_open_ms not in self.open:
+            self._open_slot(self._must_open_ms)
+        self._must_open_ms = None
+        newest_ms = self._settings.slot_at(now_ms + ahead_ms)
+        while self.next_slot_ms <= newest_ms:
+            is_overdue = self.next_slot_ms + self._settings.precision_ms < now_ms
+            if is_overdue and self.near.due_count(now_ms, max_count) >= max_count:
                 return
-            self._open_slot(slot_ms)
+            self._open_slot(self.next_slot_ms)
 
     def _open_slot(self, slot_ms: int) -> None:
-        log_end = self._store.end_offset
-        content = read_slot(self.files, self._store, slot_ms, self._is_done)
+        log_end = self._store.end_offset  # before reading: what is released while reading counts as after the opening
+        slot = self.files.wheel.get(slot_ms)
+        pieces = []
+        if slot is not None:
+            for positions, units in self.files.log.units_of_slot(slot.first_pos, slot.last_pos, slot.num, slot_ms):
+                chosen = units["magic"] & Magic.DONE == 0
+                positions, units = positions[chosen], units[chosen]
+                pieces.append(self._near_rows(positions, units, self.is_done(units)))
         self.open[slot_ms] = log_end
-        self.near.add_slot(content.rows)
-        self._left = np.concatenate([self._left, content.left])
-        self._parked_markers.update(content.parked_markers)
-        for physical_offset, size in content.markers:
-            self._delete_by_key(physical_offset, size, slot_ms)
+        self.near.add_slot(np.concatenate(pieces) if pieces else np.empty(0, NEAR_DTYPE))
         while self.next_slot_ms in self.open:
             self.next_slot_ms = self.files.wheel.next_live(self.next_slot_ms + self._settings.precision_ms)
 
-    def _is_done(self, units: np.ndarray) -> np.ndarray:
-        """For each unit, whether something took the place of its message and the unit does not say so."""
-        slots_ms = units["write_time_ms"].astype(np.int64) + units["delay_ms"]
+    def _near_rows(self, positions: np.ndarray, units: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Return the messages among units of open slots, as `NEAR_DTYPE`. Note the markers and the done units."""
+        # A parked marker does not belong to this slot. It is rolled like a message.
+        is_marker = (units["magic"] & (Magic.DELETE | Magic.ROLL)) == Magic.DELETE
+        markers = units[is_marker & ~done]
+        fields = markers["physical_offset"].tolist(), markers["record_size"].tolist(), slots_of(markers).tolist()
+        for physical_offset, size, slot_ms in zip(*fields, strict=True):
+            self._deleted.setdefault(slot_ms, set()).update(self._reader.delete_keys(physical_offset, size))
+        self._dropped = np.concatenate([self._dropped, positions[done & ~is_marker]])
+        is_row = ~(is_marker | done)
+        positions, units = positions[is_row], units[is_row]
+        self._parked_markers.update(units["physical_offset"][units["magic"] & Magic.DELETE != 0].tolist())
+        rows = np.zeros(len(units), NEAR_DTYPE)
+        rows["physical_offset"] = units["physical_offset"]
+        rows["size"] = units["record_size"]
+        rows["enqueue_ms"] = units["write_time_ms"]
+        rows["rolls"] = (units["magic"] & Magic.ROLL) != 0
+        slots_ms, times = slots_of(units), self._reader.due_times(units)
+        rows["is_poison"] = times == NO_TIME_MS
+        times = np.where(rows["is_poison"], slots_ms, times)
+        # A parked message is rolled at the end of its slot.
+        rows["due_ms"] = np.where(rows["rolls"], slots_ms + self._settings.precision_ms, times)
+        rows["position"] = positions
+        return rows
+
+    def is_done(self, units: np.ndarray) -> np.ndarray:
+        """Return for each unit whether its message was replaced although the unit is not marked as done."""
         offsets = units["physical_offset"].astype(np.int64)
-        done = self._replay.is_done(offsets, units["record_size"], slots_ms)
-        if self.withdrawn:
-            done |= contains(np.sort(np.fromiter(self.withdrawn, np.int64, len(self.withdrawn))), offsets)
+        done = self._is_replaced(offsets, units["record_size"], slots_of(units))
+        if self._removed:
+            done |= contains(np.sort(np.fromiter(self._removed, np.int64, len(self._removed))), offsets)
         return done
 
     def close_slots(self, now_ms: int) -> None:
-        """Leave slots behind that have passed and of which nothing is left."""
+        """Close the slots that are past and have no messages left."""
         next_due_ms = self.near.next_due_ms
         for slot_ms in sorted(self.open):
             end_ms = slot_ms + self._settings.precision_ms
-            if end_ms > now_ms or (next_due_ms is not None and next_due_ms <= end_ms):
+            if end_ms > now_ms or next_due_ms <= end_ms:
                 break
             del self.open[slot_ms]
             self.read_ms = max(self.read_ms, end_ms)
             self._deleted.pop(slot_ms, None)
-            self._recalls.forget_before(self.read_ms)
-            if not self.open:  # who opens the files begins behind all that was handed over
-                self.near.take_left()
-                self._left = np.empty(0, np.int64)
-        self.leave_empty_slots(now_ms)
+            if not self.open:  # the next reader of the files starts after these slots, so their units need no marks
+                self.near.take_dropped()
+                self._dropped = _EMPTY
+        self.close_empty_slots(now_ms)
 
-    # --- going out -----------------------------------------------------------------------------
+    # --- taking out ----------------------------------------------------------------------------
 
-    def take(self, now_ms: int, max_count: int) -> list[WaitingRecord]:
-        """The next messages that are due; see `NearTerm.take`.
-
-        A marker that is parked comes last: it has to be on the wheel again before what it may name is handed over.
-        """
+    def take(self, now_ms: int, max_count: int) -> list[DueRecord]:
+        """Return the next due messages; see `NearTerm.take`."""
         taken = self.near.take(now_ms, max_count)
         if self._parked_markers:
+            # A parked marker ends the batch: it must be on the wheel again before the message it names is released.
             for count, item in enumerate(taken, start=1):
                 if item.physical_offset in self._parked_markers:
                     return taken[:count]
         return taken
 
-    def not_deleted(self, taken: list[WaitingRecord]) -> list[WaitingRecord]:
-        """Those of them that no delete marker of their slot names."""
+    def not_deleted(self, taken: list[DueRecord]) -> list[DueRecord]:
+        """Return those of *taken* that no delete marker of their slot names."""
         return [item for item in taken if not self._is_deleted(item)] if self._deleted else taken
 
-    def _is_deleted(self, item: WaitingRecord) -> bool:
+    def _is_deleted(self, item: DueRecord) -> bool:
         if item.rolls:
             return False
         own_ms = item.due_ms if item.is_poison else slot_of(item.due_ms, self._settings.precision_ms)
-        keys = self._deleted.get(max(own_ms, self.read_ms))  # late-comers are linked to the slot at read_ms
-        if keys is None:
-            return False
-        try:
-            record = self._store.read(item.physical_offset, item.size)
-        except CorruptRecordError:
-            return False  # the releaser reports it
-        return find_property(record.properties_bytes, UNIQ_KEY) in keys
+        ids = self._deleted.get(max(own_ms, self.read_ms))  # a late message is linked to the slot at `read_ms`
+        return ids is not None and self._reader.unique_key(item.physical_offset, item.size) in ids
 
-    def drop(self, taken: list[WaitingRecord]) -> None:
-        """Forget messages that `take` gave: they are handed over."""
+    def drop(self, taken: list[DueRecord]) -> None:
+        """Forget messages that `take` returned: they are released."""
         self.near.drop(taken)
-        if self._count is not None:
-            self._count -= len(taken)
-        if self._parked_markers:
-            gone = self._parked_markers.intersection(item.physical_offset for item in taken)
-            self._parked_markers -= gone
-            self._count = None if self._count is None else self._count + len(gone)
+        self.balance -= len(taken)
+        if taken and taken[-1].physical_offset in self._parked_markers:  # `take` ends a batch with it
+            self._parked_markers.remove(taken[-1].physical_offset)
+            self.balance += 1
 
-    # --- one message ---------------------------------------------------------------------------
+    # --- single messages -----------------------------------------------------------------------
 
-    def is_waiting(self, record: StoredRecord) -> bool:
-        """Whether a record of the timer topic is on the wheel, and to be handed over: neither done nor recalled."""
-        found = self.files.log.find(record.physical_offset)
-        if found is None:
-            return False
-        unit = found[1]
-        if unit.magic & (MAGIC_DONE | MAGIC_DELETE) or unit.slot_ms < self.read_ms:
-            return False
-        if self._recalls.names(self._final_slot(unit, record), record, self.read_ms):
-            return False
-        if unit.slot_ms in self.open:
-            return self.near.contains(self._leaves_ms(unit, record), record.physical_offset)
-        row = np.array([tuple(unit)], TIMER_UNIT_DTYPE)
-        return not self._is_done(row)[0]
-
-    def _leaves_ms(self, unit: TimerUnit, record: StoredRecord) -> int:
-        """When a message leaves its slot."""
-        if unit.magic & MAGIC_ROLL:
+    def due_in_slot_ms(self, unit: TimerUnit, record: StoredRecord) -> int:
+        """Return the time at which a message leaves its slot: its ``due_ms`` in the near term."""
+        if unit.magic & Magic.ROLL:
             return unit.slot_ms + self._settings.precision_ms
-        deliver_ms = deliver_time(record, self._settings.precision_ms)
+        deliver_ms = self._reader.deliver_time(record)
         return unit.slot_ms if deliver_ms is None else deliver_ms
 
-    def _final_slot(self, unit: TimerUnit, record: StoredRecord) -> int:
-        """The slot that a message leaves for its real topic."""
-        if not unit.magic & MAGIC_ROLL:
-            return unit.slot_ms
-        return slot_of(deliver_time(record, self._settings.precision_ms) or 0, self._settings.precision_ms)
-
-    def slot_of(self, record: StoredRecord) -> int:
-        """The slot that a record's unit stands in."""
-        found = self.files.log.find(record.physical_offset)
-        if found is None:
-            return slot_of(deliver_time(record, self._settings.precision_ms) or 0, self._settings.precision_ms)
-        return found[1].slot_ms
-
-    def withdraw(self, record: StoredRecord) -> None:
-        """Never hand a message over that waits."""
+    def remove(self, record: StoredRecord) -> None:
+        """Never release a message, if it is on the wheel."""
         found = self.files.log.find(record.physical_offset)
         if found is None:
             return
         position, unit = found
-        self.withdrawn[record.physical_offset] = position
+        self._removed[record.physical_offset] = position
         if unit.slot_ms in self.open:
-            self.near.remove(self._leaves_ms(unit, record), record.physical_offset)
-        if self._count is not None and not unit.magic & MAGIC_DELETE:
-            self._count -= 1
+            self.near.remove(self.due_in_slot_ms(unit, record), record.physical_offset)
+        if not unit.magic & Magic.DELETE:
+            self.balance -= 1
 
-    def withdraw_replaced(self, physical_offsets: np.ndarray) -> None:
-        """At a start: the same for those that the commit log tells of, as far as they are on the wheel."""
+    def remove_replaced(self, physical_offsets: np.ndarray) -> None:
+        """At a start: remove the cancelled and rescheduled messages that the commit log shows."""
         for physical_offset in physical_offsets.tolist() if self.files.log.end else []:
             found = self.files.log.find(physical_offset)
-            if found is not None and not found[1].magic & MAGIC_DONE:
-                self.withdrawn[physical_offset] = found[0]
-
-    # --- many messages -------------------------------------------------------------------------
-
-    def slots_to_show(self, from_ms: int, before_ms: int, most: int) -> np.ndarray:
-        """The next live slots, with about *most* messages in all, but one slot at least; none at the end."""
-        slots = next(self.files.wheel.live(max(from_ms, self.read_ms), before_ms), None)
-        if slots is None:
-            return np.empty(0)
-        count = int(np.searchsorted(np.cumsum(np.maximum(slots["num"], 1)), most)) + 1
-        return slots[:count]
-
-    def read_slots(self, slots: np.ndarray) -> np.ndarray:
-        """The units of slots, waiting or not. Needs the lock only if it raises without it: a unit was just changed."""
-        return units_of_slots(self.files.log, slots, self._settings.precision_ms)
-
-    def waiting_of(self, units: np.ndarray, *, with_markers: bool = False) -> np.ndarray:
-        """Those of some units that wait, as `WAITING_DTYPE`.
-
-        Args:
-            with_markers: RocketMQ's delete markers count, too, and what they name, which still has to meet them.
-        """
-        units = units[units["magic"] & (MAGIC_DONE if with_markers else MAGIC_DONE | MAGIC_DELETE) == 0]
-        slots_ms = units["write_time_ms"].astype(np.int64) + units["delay_ms"]
-        waits = (slots_ms >= self.read_ms) & ~self._is_done(units)
-        is_open = np.isin(slots_ms, list(self.open)) & (units["magic"] & (MAGIC_DELETE | MAGIC_ROLL) != MAGIC_DELETE)
-        if is_open.any():
-            waits &= ~is_open | contains(self.near.physical_offsets(), units["physical_offset"])
-        if not with_markers:
-            recalled = self._recalls.named(self.read_ms)
-            waits &= ~contains(recalled["physical_offset"], units["physical_offset"])
-        return waiting_rows(units[waits], self._store, self._settings.precision_ms)
-
-    def units_between(self, physical_begin: int, physical_end: int) -> Iterator[np.ndarray]:
-        """The units of a part of the commit log, piece by piece."""
-        log = self.files.log
-        for _, units in log.pieces(log.position_after(physical_begin), log.end):
-            chosen = units[units["physical_offset"] < physical_end]
-            yield chosen
-            if len(chosen) < len(units):
-                return
-
-    def count(self) -> int:
-        """How many messages wait. The first call looks at every unit of the log, a twentieth of a microsecond each."""
-        if self._count is None:
-            self._count = sum([self._count_waiting(units) for _, units in self.files.log.pieces(0, self.files.log.end)])
-        positions = self._recalls.named(self.read_ms)["position"]
-        return self._count - self._count_waiting(self.files.log.gather(positions[positions >= self.files.log.begin]))
-
-    def _count_waiting(self, units: np.ndarray) -> int:
-        slots_ms = units["write_time_ms"].astype(np.int64) + units["delay_ms"]
-        units = units[(slots_ms >= self.read_ms) & (units["magic"] & (MAGIC_DONE | MAGIC_DELETE) == 0)]
-        if not len(units):
-            return 0
-        waits = ~self._is_done(units)
-        slots_ms = units["write_time_ms"].astype(np.int64) + units["delay_ms"]
-        is_open = np.isin(slots_ms, list(self.open))
-        if is_open.any():
-            waits &= ~is_open | contains(self.near.physical_offsets(), units["physical_offset"])
-        return int(waits.sum())
-
-    # --- files ---------------------------------------------------------------------------------
-
-    def delete_before(self, physical_begin: int) -> int:
-        """Delete the timer log's files in which nothing waits and whose records lie before *physical_begin*."""
-        log, kept = self.files.log, self.files.log.begin
-        for end in log.file_ends():
-            last = log.read(log.last_position(end))
-            if last is None or last.physical_offset >= physical_begin:
-                break
-            if any(len(self.waiting_of(units, with_markers=True)) for _, units in log.pieces(kept, end)):
-                break
-            kept = end
-        return log.delete_before(kept)
+            if found is not None and not found[1].magic & Magic.DONE:
+                self._removed[physical_offset] = found[0]
 
     # --- marks ---------------------------------------------------------------------------------
 
-    def marks(self) -> np.ndarray:
-        """Where the units stand, ascending, of what was withdrawn, and of what was handed over from open slots.
+    def unmarked(self) -> np.ndarray:
+        """Return the positions, ascending, of units that are done but not marked: removed, or released from open slots.
 
-        Their messages are gone, and the commit log says so. RocketMQ does not read it there: it empties a slot that is
-        open when it takes over, all of it but the units that say themselves that they are done.
+        The commit log shows that their messages are gone, but RocketMQ does not read it there. When it opens the files,
+        it releases all of an open slot except units that are marked as done.
         """
-        self._left = np.unique(np.concatenate([self._left, self.near.take_left()]))
-        if not self.withdrawn:
-            return self._left
-        return np.union1d(self._left, np.fromiter(self.withdrawn.values(), np.int64, len(self.withdrawn)))
+        self._dropped = np.unique(np.concatenate([self._dropped, self.near.take_dropped()]))
+        if not self._removed:
+            return self._dropped
+        return np.union1d(self._dropped, np.fromiter(self._removed.values(), np.int64, len(self._removed)))
 
-    def mark(self, marks: np.ndarray, from_ms: int) -> None:
-        """Write that some of these units are done; those of slots before *from_ms* need not say so."""
-        self.files.log.mark_done(marks, from_ms)
+    def forget_marked(self, positions: np.ndarray) -> None:
+        """Stop storing these units in memory. They are marked."""
+        self._dropped = self._dropped[~contains(positions, self._dropped)]
+        done = set(positions.tolist()) if self._removed else set()
+        self._removed = {offset: position for offset, position in self._removed.items() if position not in done}
 
-    def forget_marks(self, marks: np.ndarray) -> None:
-        """All of these are written."""
-        self._left = self._left[~contains(marks, self._left)]
-        done = set(marks.tolist()) if self.withdrawn else set()
-        self.withdrawn = {offset: position for offset, position in self.withdrawn.items() if position not in done}
+
+def parking_slots(
+    slots_ms: np.ndarray, physical_offsets: np.ndarray, write_ms: int, settings: TimerSettings
+) -> np.ndarray:
+    """Return the slots in which messages beyond the window are parked; -1 for messages within it."""
+    window_slots, half = settings.roll_window_slots, settings.roll_window_slots // 2
+    # Fibonacci hashing spreads the offsets over the second half of the window. So many messages with one far due time
+    # are not rolled in one slot. RocketMQ parks in two slots only (issue 8203).
+    mixed = physical_offsets.astype(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15) >> np.uint64(32)
+    spread = (mixed % np.uint64(window_slots - half)).astype(np.int64)
+    parked_ms = write_ms + (half + spread) * settings.precision_ms
+    return np.where(slots_ms - write_ms < settings.window_ms, -1, parked_ms)

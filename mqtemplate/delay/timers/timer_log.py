@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
 
 from mqtemplate.delay.timers.timer_unit import (
     DONE_RECORD_SIZE,
-    MAGIC_DONE,
     TIMER_UNIT_DTYPE,
     TIMER_UNIT_SIZE,
+    Magic,
     TimerUnit,
-    are_sound,
+    are_valid,
     seal_units,
+    slots_of,
     unpack_unit,
 )
 from mqtemplate.errors import StoreError
@@ -23,61 +25,65 @@ from mqtemplate.record.layout import MAGIC_BLANK
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 
-_BLANK = struct.Struct(">iqi")
+_BLANK = struct.Struct(">iqi")  # bytes to the end of the file, 0, magic. Source: RocketMQ ``TimerLog``
 _BLANK_SIZE = _BLANK.size
 assert _BLANK_SIZE == 16
 
-_SCAN_UNITS = 1 << 16  # at once: bounds the memory that reading much of the log takes
-_MARK_GAP = 4_096  # bytes between two marks that are cheaper written along than skipped
+_SCAN_UNITS = 1 << 16  # units in one piece: limits the memory for reading a large part of the log
+_MARK_GAP = 4_096  # bytes between two marked units; up to this, one write of both is cheaper than two (measured)
+_DENSE = 32
+"""Units of other slots for each unit of a slot. Up to this, reading all of them is faster than following the chain."""
+_MANY = 64
+"""Units of a slot. Up to this, many slots are faster to read by following all their chains at once."""
 
 
 class TimerLogDamageError(StoreError):
-    """A unit is not what was written there. The log can be made anew from the commit log, and is."""
+    """A unit is damaged. The files are rebuilt from the commit log when the broker starts the next time."""
 
 
 class TimerLog:
-    """Units, in the order they came, in files of one size.
+    """Units in order of arrival, in files of one size.
 
     ::
 
         slot of 10:00:05           unit 0 <- unit 2 <- unit 3       (last_pos of the slot = unit 3)
         slot of 10:00:09                    unit 1
 
-    - A position counts bytes over all files. A file ends with a blank of at least 16 bytes, so that the last
-      unit of a full file always stands at the same place.
+    - A position counts bytes over all files. A file ends with a blank of at least 16 bytes, so the last unit of a full
+      file is always at the same position within the file.
     - Units are written in the order of their records, so ``physical_offset`` ascends.
-    - ``end`` is what the owner says it is: the files are zero behind it.
-    - A unit before ``end`` that is damaged raises `TimerLogDamageError` whoever meets it.
-    - Not thread-safe: the `TimerMessageStore` owns it.
+    - ``end`` is set by the owner. The files are zero after it.
+    - Reading a damaged unit before ``end`` raises `TimerLogDamageError`.
+    - Not thread-safe: the `TimerMessageStore` holds its lock.
 
-    Args:
-        files: Where the units are.
-        end: Position behind the last unit.
+    Attributes:
+        end: Position after the last unit.
     """
 
-    def __init__(self, files: MappedFileQueue, end: int = 0) -> None:
+    def __init__(self, files: MappedFileQueue) -> None:
         self._files = files
         self._per_file = (files.file_size - _BLANK_SIZE) // TIMER_UNIT_SIZE
         self._units_end = self._per_file * TIMER_UNIT_SIZE  # within a file
-        self._marked: set[int] = set()  # first positions of files with units changed since the last `flush`
-        self.end = end
+        self._marked: set[int] = set()  # starts of files with units that were marked since the last `flush`
+        self.end = 0
 
     @property
-    def begin(self) -> int:
-        """Position of the first unit that is still there."""
+    def start(self) -> int:
+        """Position of the first unit that was not deleted."""
         return self._files.start
 
     @property
     def files_end(self) -> int:
+        """Position after the last file."""
         return self._files.end
 
     # --- writing -------------------------------------------------------------------------------
 
     def next_positions(self, count: int) -> np.ndarray:
-        """Where the next *count* units will stand. Makes new files, and ends full ones, if it must.
+        """Return the positions of the next *count* units. Create new files, and end full ones, as needed.
 
         Raises:
-            StoreFullError: There is no room for another file; the log is as before.
+            StoreFullError: There is no room for another file. The log is unchanged.
         """
         pieces = []
         position = self.end
@@ -86,7 +92,9 @@ class TimerLog:
             if start >= self._files.end:
                 self._files.append_file(start - start % self._files.file_size)
                 if start != position:
-                    self._write_blank(position)
+                    file, file_start = self._file_at(position)
+                    remaining = self._files.file_size - (position - file_start)
+                    file.write(position - file_start, _BLANK.pack(remaining, 0, MAGIC_BLANK))
             taken = min(count, (self._units_end - start % self._files.file_size) // TIMER_UNIT_SIZE)
             position = start + taken * TIMER_UNIT_SIZE
             pieces.append(np.arange(start, position, TIMER_UNIT_SIZE))
@@ -94,49 +102,49 @@ class TimerLog:
         return np.concatenate(pieces)
 
     def append(self, units: np.ndarray, positions: np.ndarray) -> None:
-        """Seal units, and write them at the positions that `next_positions` gave."""
+        """Seal units, and write them at the positions that `next_positions` returned."""
         seal_units(units)
         starts = positions - positions % self._files.file_size
         cuts = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(units)]
-        for first, behind in itertools.pairwise(cuts):
+        for first, end in itertools.pairwise(cuts):
             file, start = self._file_at(int(positions[first]))
-            file.write(int(positions[first]) - start, units[first:behind].tobytes())
+            file.write(int(positions[first]) - start, units[first:end].tobytes())
         self.end = int(positions[-1]) + TIMER_UNIT_SIZE
 
     def mark_done(self, positions: np.ndarray, from_ms: int = 0) -> None:
-        """Note in units that nobody need look at them any more, RocketMQ neither. It lasts from the next `flush` on.
+        """Mark units as done, for us and for RocketMQ. The next `flush` makes it durable.
 
         Args:
-            positions: Ascending. Where the log was cleaned away, or a unit is damaged, nothing is noted.
-            from_ms: Units of slots before it are left as they are.
+            positions: Ascending. Deleted and damaged units are skipped: a new check would make damage look valid.
+            from_ms: Units of earlier slots are skipped.
         """
-        positions = positions[positions >= self.begin]
+        positions = positions[positions >= self.start]
         units = self.gather(positions)
-        chosen = (units["write_time_ms"] + units["delay_ms"] >= from_ms) & are_sound(units)
+        chosen = (slots_of(units) >= from_ms) & are_valid(units)
         positions, units = positions[chosen], units[chosen]
-        units["magic"] |= MAGIC_DONE
+        units["magic"] |= Magic.DONE
         units["record_size"] = DONE_RECORD_SIZE
         seal_units(units)
         self._overwrite(positions, units)
 
     def _overwrite(self, positions: np.ndarray, units: np.ndarray) -> None:
-        """Put units in the place of others, with what stands between those that are close together."""
+        """Overwrite units. Close ones are written at once, together with the units between them."""
         starts = positions - positions % self._files.file_size
         is_cut = (np.diff(positions) > _MARK_GAP) | (np.diff(starts) > 0)
-        for first, behind in itertools.pairwise([0, *(np.flatnonzero(is_cut) + 1).tolist(), len(units)]):
-            if first == behind:
-                return  # there are none
-            begin, end = int(positions[first]), int(positions[behind - 1]) + TIMER_UNIT_SIZE
-            file, start = self._file_at(begin)
-            run = np.frombuffer(bytearray(file.view[begin - start : end - start]), TIMER_UNIT_DTYPE)
-            run[(positions[first:behind] - begin) // TIMER_UNIT_SIZE] = units[first:behind]
-            file.write(begin - start, run.tobytes())
+        for first, end in itertools.pairwise([0, *(np.flatnonzero(is_cut) + 1).tolist(), len(units)]):
+            if first == end:
+                return  # there are no units
+            run_start, run_end = int(positions[first]), int(positions[end - 1]) + TIMER_UNIT_SIZE
+            file, start = self._file_at(run_start)
+            run = np.frombuffer(bytearray(file.view[run_start - start : run_end - start]), TIMER_UNIT_DTYPE)
+            run[(positions[first:end] - run_start) // TIMER_UNIT_SIZE] = units[first:end]
+            file.write(run_start - start, run.tobytes())
             self._marked.add(start)
 
     # --- single units --------------------------------------------------------------------------
 
     def read(self, position: int) -> TimerUnit | None:
-        """The unit at a position; None where there is no valid one."""
+        """Return the unit at a position; None if there is no valid one."""
         found = self._files.find(position) if position >= 0 else None
         if found is None:
             return None
@@ -145,39 +153,28 @@ class TimerLog:
         return None if at % TIMER_UNIT_SIZE or at >= self._units_end else unpack_unit(file.view, at)
 
     def find(self, physical_offset: int) -> tuple[int, TimerUnit] | None:
-        """The unit of a record, and where it stands. Takes one look for each doubling of the log's length."""
-        low, high = self._number(self.begin), self._number(self.end)
-        while low < high:
-            middle = (low + high) // 2
-            position = self._position(middle)
-            unit = self._sound(position)
-            if unit.physical_offset == physical_offset:
-                return position, unit
-            if unit.physical_offset < physical_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return None
+        """Return the position and the unit of a record; None if it has none."""
+        position = self.position_after(physical_offset)
+        unit = None if position == self.end else self._valid(position)
+        return None if unit is None or unit.physical_offset != physical_offset else (position, unit)
 
     def position_after(self, physical_offset: int) -> int:
-        """Where the first unit stands whose record is at *physical_offset* or behind it; `end` if none does."""
-        low, high = self._number(self.begin), self._number(self.end)
-        while low < high:
-            middle = (low + high) // 2
-            if self._sound(self._position(middle)).physical_offset < physical_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return min(self._position(low), self.end)
+        """Return the position of the first unit whose record is at *physical_offset* or after it; `end` if none."""
+        first = self._number(self.start)
+        numbers = range(first, self._number(self.end))
+        found = bisect_left(
+            numbers, physical_offset, key=lambda number: self._valid(self._position(number)).physical_offset
+        )
+        return min(self._position(first + found), self.end)
 
     def last_position(self, end: int | None = None) -> int:
-        """Where the last unit before *end* stands, over the blank between files; -1 for none."""
+        """Return the position of the last unit before *end*, across the blank between files; -1 for none."""
         end = self.end if end is None else end
         position = self._position(self._number(end) - 1)
-        return position if end > 0 and position >= self.begin else -1
+        return position if end > 0 and position >= self.start else -1
 
     def _number(self, position: int) -> int:
-        """How many units fit before a position, in files that are all there."""
+        """Return how many units fit before a position, counted from position 0."""
         file, within = divmod(position, self._files.file_size)
         return file * self._per_file + min(within // TIMER_UNIT_SIZE, self._per_file)
 
@@ -185,45 +182,86 @@ class TimerLog:
         file, within = divmod(number, self._per_file)
         return file * self._files.file_size + within * TIMER_UNIT_SIZE
 
-    def _sound(self, position: int) -> TimerUnit:
+    def _valid(self, position: int) -> TimerUnit:
         unit = self.read(position)
         if unit is None:
             raise TimerLogDamageError(f"timerlog: the unit at {position} is damaged")
         return unit
 
-    # --- many units ----------------------------------------------------------------------------
+    # --- units of slots ------------------------------------------------------------------------
+
+    def units_of_slot(
+        self, first_pos: int, last_pos: int, count: int, slot_ms: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield positions and units of one slot, piece by piece, given the slot's fields.
+
+        Raises:
+            TimerLogDamageError: A unit is damaged.
+        """
+        span = (last_pos - first_pos) // TIMER_UNIT_SIZE + 1
+        if span <= _DENSE * max(count, 1):
+            yield from self.scan(first_pos, last_pos, slot_ms)
+        else:
+            yield self.chain(last_pos, slot_ms)
+
+    def units_of_slots(self, slots: np.ndarray, precision_ms: int) -> np.ndarray:
+        """Return the units of several slots, given as `SLOT_DTYPE`.
+
+        Raises:
+            TimerLogDamageError: A unit is damaged.
+        """
+        span = (slots["last_pos"] - slots["first_pos"]) // TIMER_UNIT_SIZE + 1
+        is_scanned = (slots["num"] > _MANY) & (span <= _DENSE * slots["num"].astype(np.int64))
+        pieces = [self.chains(slots["last_pos"][~is_scanned].astype(np.int64))]
+        for time, first_pos, last_pos, _, _ in slots[is_scanned].tolist():
+            pieces += [units for _, units in self.scan(first_pos, last_pos, time * precision_ms)]
+        return np.concatenate(pieces)
 
     def chain(self, last_pos: int, slot_ms: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where the units of one slot stand, and they themselves, newest first, by walking back.
+        """Return positions and units of one slot, newest first, by following the chain.
 
-        Ends where the log was cleaned away.
+        The chain ends where the log was deleted.
         """
         found: list[int] = []
         position = last_pos
-        while position >= self.begin and position >= 0:
-            unit = self._sound(position)
+        while position >= self.start and position >= 0:
+            unit = self._valid(position)
+            # A chain leads to lower positions only. Anything else is damage, and could be an endless loop.
             if unit.slot_ms != slot_ms or unit.previous_pos >= position:
-                raise TimerLogDamageError(f"timerlog: the unit at {position} is no part of the slot of {slot_ms}")
+                raise TimerLogDamageError(f"timerlog: the unit at {position} does not belong to the slot of {slot_ms}")
             found.append(position)
             position = unit.previous_pos
         positions = np.array(found, np.int64)
         return positions, self.gather(positions)
 
     def chains(self, last_positions: np.ndarray) -> np.ndarray:
-        """The units of several slots, by walking all of them back side by side."""
+        """Return the units of several slots by following all chains in parallel."""
         pieces = []
-        positions = last_positions[last_positions >= self.begin]
+        positions = last_positions[last_positions >= self.start]
         while len(positions):
             units = self.gather(positions)
-            if not (are_sound(units).all() and (units["previous_pos"] < positions).all()):
+            if not (are_valid(units).all() and (units["previous_pos"] < positions).all()):
                 raise TimerLogDamageError("timerlog: a chain of units is damaged")
             pieces.append(units)
             positions = units["previous_pos"].astype(np.int64)
-            positions = positions[(positions >= self.begin) & (positions >= 0)]
+            positions = positions[(positions >= self.start) & (positions >= 0)]
         return np.concatenate(pieces) if pieces else np.empty(0, TIMER_UNIT_DTYPE)
 
+    def scan(self, first_pos: int, last_pos: int, slot_ms: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield positions and units of one slot, oldest first, by reading all units from its first to its last."""
+        for position, units in self.pieces(first_pos, last_pos + TIMER_UNIT_SIZE):
+            valid = are_valid(units)
+            if not valid.all():
+                raise TimerLogDamageError(
+                    f"timerlog: the unit at {position + int(np.argmin(valid)) * TIMER_UNIT_SIZE} is damaged"
+                )
+            indexes = np.flatnonzero(slots_of(units) == slot_ms)
+            yield position + indexes * TIMER_UNIT_SIZE, units[indexes]
+
+    # --- many units ----------------------------------------------------------------------------
+
     def gather(self, positions: np.ndarray) -> np.ndarray:
-        """The units at some positions, in any order, damaged or not."""
+        """Return the units at some positions, in any order, damaged or not."""
         units = np.empty(len(positions), TIMER_UNIT_DTYPE)
         starts = positions - positions % self._files.file_size
         for start in np.unique(starts).tolist():
@@ -232,50 +270,39 @@ class TimerLog:
             units[chosen] = np.frombuffer(self._file_at(start)[0].view, TIMER_UNIT_DTYPE, self._per_file)[at]
         return units
 
-    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """All units from one position up to another, in order: pieces of a file, each with where it begins."""
-        position = max(begin, self.begin)
+    def pieces(self, start: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield all units from one position up to another, in order, each piece with the position of its first unit.
+
+        A piece is a part of one file.
+        """
+        position = max(start, self.start)
         while position < end and (found := self._files.find(position)) is not None:
-            file, start = found
-            at, stop = position - start, min(self._units_end, end - start)
-            if at >= stop:
-                position = start + self._files.file_size
+            file, file_start = found
+            at, stop = position - file_start, min(self._units_end, end - file_start)
+            if at >= stop:  # the blank
+                position = file_start + self._files.file_size
                 continue
             count = min((stop - at) // TIMER_UNIT_SIZE, _SCAN_UNITS)
             yield position, np.frombuffer(file.view, TIMER_UNIT_DTYPE, count, at)
             position += count * TIMER_UNIT_SIZE
 
-    def scan(self, first_pos: int, last_pos: int, slot_ms: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The same, oldest first and in pieces, by reading everything from the slot's first unit to its last.
-
-        Cheaper than a walk where the units of a slot lie close together.
-        """
-        for position, units in self.pieces(first_pos, last_pos + TIMER_UNIT_SIZE):
-            sound = are_sound(units)
-            if not sound.all():
-                raise TimerLogDamageError(
-                    f"timerlog: the unit at {position + int(np.argmin(sound)) * TIMER_UNIT_SIZE} is damaged"
-                )
-            places = np.flatnonzero(units["write_time_ms"] + units["delay_ms"] == slot_ms)
-            yield position + places * TIMER_UNIT_SIZE, units[places]
-
     # --- files ---------------------------------------------------------------------------------
 
     def truncate(self, end: int) -> None:
-        """Forget what was written from *end* on."""
+        """Delete the units from *end* on."""
         self._files.truncate(end)
         self.end = end
 
     def delete_before(self, position: int) -> int:
-        """Delete the files that end at *position* or before it, but never the last; gives how many went."""
+        """Delete the files that end at *position* or before it, but never the last. Return how many were deleted."""
         return self._files.delete_before(position)
 
     def file_ends(self) -> list[int]:
-        """Where each file but the last ends."""
+        """Return the end of each file but the last."""
         return self._files.starts[1:]
 
     def flush(self, start: int, end: int) -> None:
-        """Return when the units of ``start..end``, and all marks, are on the disk."""
+        """Return once the units of ``start..end``, and all marks, are on disk."""
         marked, self._marked = self._marked, set()
         try:
             self._files.flush(start, end)
@@ -287,21 +314,15 @@ class TimerLog:
             raise
 
     def close(self) -> None:
+        """Close the files."""
         self._files.close()
 
     def _file_at(self, position: int) -> tuple[MappedFile, int]:
         found = self._files.find(position)
-        assert found is not None, "positions come from the log itself"
+        assert found is not None, "the log itself returned this position"
         return found
 
     def _skip_blank(self, position: int) -> int:
-        """The position itself, or the next file's first if no unit and blank fit behind it."""
+        """Return *position*, or the start of the next file if no unit and blank fit at *position*."""
         within = position % self._files.file_size
         return position if within < self._units_end else position - within + self._files.file_size
-
-    def _write_blank(self, position: int) -> None:
-        found = self._files.find(position)
-        if found is not None:
-            file, start = found
-            at = position - start
-            file.write(at, _BLANK.pack(self._files.file_size - at, 0, MAGIC_BLANK))

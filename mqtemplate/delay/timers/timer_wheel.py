@@ -1,4 +1,4 @@
-"""The timing wheel: which messages fall due in which tick."""
+"""The timing wheel: one slot for each tick, with the messages that are due in it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.store.files.mapped_file import MappedFile
-
-DEFAULT_SLOTS_TOTAL = 7 * 86_400
-"""Ticks in the window: seven days of seconds. Source: ``TimerMessageStore.TIMER_WHEEL_TTL_DAY``."""
 
 
 class Slot(NamedTuple):
@@ -22,8 +20,8 @@ class Slot(NamedTuple):
     ==  ==  =========  ==============================================================
      0  i8  time       the slot's time in ticks, not in ms: ``slot_ms / precision_ms``
      8  i8  first_pos  timer log offset of the first unit
-    16  i8  last_pos   timer log offset of the newest unit; the chain goes back from it
-    24  i4  num        units in the chain, less twice the delete markers
+    16  i8  last_pos   timer log offset of the newest unit; the chain leads back from it
+    24  i4  num        units in the chain, minus two for each delete marker
     28  i4  magic      0
     ==  ==  =========  ==============================================================
 
@@ -37,18 +35,18 @@ class Slot(NamedTuple):
     magic: int
 
 
-_SLOT = struct.Struct(">qqqii")
+_FORMAT = "qqqii"  # q: 8 bytes, i: 4 bytes, for struct and for numpy
+_SLOT = struct.Struct(f">{_FORMAT}")
 SLOT_SIZE = _SLOT.size
-assert SLOT_SIZE == 32
-SLOT_DTYPE = np.dtype([("time", ">i8"), ("first_pos", ">i8"), ("last_pos", ">i8"), ("num", ">i4"), ("magic", ">i4")])
-assert SLOT_DTYPE.itemsize == SLOT_SIZE
+SLOT_DTYPE = np.dtype([(name, f">{kind}") for name, kind in zip(Slot._fields, _FORMAT, strict=True)])
+assert SLOT_SIZE == SLOT_DTYPE.itemsize == 32
 
 _PAGE_SIZE = 4_096
 _PAGE_SLOTS = _PAGE_SIZE // SLOT_SIZE
 _BLOCK_SLOTS = 4_096
-_SUMMED_PAGES = 512  # at once
+_LOADED_PAGES = 512  # pages that are read and summed at once
 
-# Odd, so that no wrong bit is lost in a product modulo two to the 64th.
+# Odd factors: a product modulo 2 ** 64 with an odd number loses no bit, so each wrong bit changes the sum.
 _WORD_FACTORS = (np.arange(_PAGE_SIZE // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C16)) + np.uint64(
     0xD6E8FEB86659FD93
 )
@@ -57,16 +55,16 @@ _MASK_64 = (1 << 64) - 1
 
 
 def wheel_file_size(slots_total: int) -> int:
-    """Twice the window, see `TimerWheel`."""
+    """Return the size of the wheel file: twice the window, see `TimerWheel`."""
     return 2 * slots_total * SLOT_SIZE
 
 
 class Links(NamedTuple):
-    """New units and what they make of their slots.
+    """The plan for linking new units.
 
     Attributes:
-        previous: For each unit, the position of the one before it in its slot; -1 for none.
-        slots: Array of `SLOT_DTYPE`: the slots as they will be.
+        previous: For each unit, the position of the previous unit of its slot; -1 for none.
+        slots: The slots after linking, as `SLOT_DTYPE`.
     """
 
     previous: np.ndarray
@@ -74,24 +72,24 @@ class Links(NamedTuple):
 
 
 class TimerWheel:
-    """A ring of slots, one per tick of time to come, kept in a file.
+    """A ring of slots, one per future tick, stored in a file.
 
-    A slot holds no messages. It holds the two ends of a chain in the `TimerLog`: the units that fall due in
-    that tick. The ring has twice *slots_total* slots, so that a reader running late and a writer at the far end
-    of the window never meet in one slot.
+    A slot stores no messages, only the two ends of a chain in the `TimerLog`: the units that are due in that tick. The
+    ring has twice *slots_total* slots, so that a late reader and a writer at the far end of the window never use the
+    same slot.
 
-    - A slot is live only if its own time is the time asked for; otherwise it is left from an earlier lap.
-    - A slot is not cleared when it has been read: who reads remembers how far it came.
-    - ``first_pos <= last_pos``, both timer log offsets; a chain is walked from last to first.
-    - The slots live in memory of their own, page by page where something was linked. The file sees them when
-      `write` is called, the changed pages only; in between it stays as the last checkpoint knows it.
-    - Not thread-safe: the `TimerMessageStore` owns it.
+    - A slot is live only if its own time is the requested time. Otherwise it is left from an earlier lap.
+    - A slot is not cleared after it was read: the reader stores how far it has read.
+    - ``first_pos <= last_pos``, both timer log offsets. A chain leads from last to first.
+    - The slots are in private memory, in pages that exist only where something was linked. `write` writes the changed
+      pages to the file. Until then the file stays as the last checkpoint describes it.
+    - Not thread-safe: the `TimerMessageStore` holds its lock.
 
     Args:
         file: ``2 * slots_total * 32`` bytes.
         slots_total: Ticks in the window.
         precision_ms: Length of a tick. It must never change for a file.
-        from_ms: Slots before it need not be read from the file.
+        from_ms: Slots before this time are not loaded from the file.
     """
 
     def __init__(self, file: MappedFile, slots_total: int, precision_ms: int, from_ms: int = 0) -> None:
@@ -100,19 +98,19 @@ class TimerWheel:
         self._precision_ms = precision_ms
         self._size = -(-wheel_file_size(slots_total) // _PAGE_SIZE) * _PAGE_SIZE
         self._memory = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._pages: dict[int, int] = {}  # page in memory -> the last tick that was linked there
-        self._touched: set[int] = set()  # pages that the file does not have as they are
+        self._pages: dict[int, int] = {}  # page in memory -> the latest tick that was linked in it
+        self._touched: set[int] = set()  # pages that differ from the file
         self._sums = np.zeros(self._size // _PAGE_SIZE, np.uint64)
-        self._blocks: set[int] = set()  # blocks of ticks that something was linked in
+        self._blocks: set[int] = set()  # blocks of ticks in which something was linked
         if not file.is_new and file.path is not None:
             self._load(from_ms // precision_ms)
 
     def _load(self, from_tick: int) -> None:
         data = self._file.view
-        for first in range(0, len(self._sums), _SUMMED_PAGES):
-            piece = data[first * _PAGE_SIZE : min((first + _SUMMED_PAGES) * _PAGE_SIZE, self._file.size)]
+        for first in range(0, len(self._sums), _LOADED_PAGES):
+            piece = data[first * _PAGE_SIZE : min((first + _LOADED_PAGES) * _PAGE_SIZE, self._file.size)]
             if not piece.strip(b"\0"):
-                continue
+                continue  # a sum of zeros is 0
             piece += bytes(-len(piece) % _PAGE_SIZE)
             self._sums[first : first + len(piece) // _PAGE_SIZE] = _page_sums(piece)
             times = np.frombuffer(piece, SLOT_DTYPE)["time"].reshape(-1, _PAGE_SLOTS).max(axis=1)
@@ -120,7 +118,7 @@ class TimerWheel:
                 at = (first + page) * _PAGE_SIZE
                 self._memory[at : at + _PAGE_SIZE] = piece[page * _PAGE_SIZE : (page + 1) * _PAGE_SIZE]
                 self._pages[first + page] = int(times[page])
-        data.madvise(mmap.MADV_DONTNEED)  # it is not read through the map again
+        data.madvise(mmap.MADV_DONTNEED)  # the file is not read again, so its pages need not stay resident
         for page in self._pages:
             times = self._slots(page * _PAGE_SLOTS, min(_PAGE_SLOTS, self._ring - page * _PAGE_SLOTS))["time"]
             self._blocks.update(np.unique(times // _BLOCK_SLOTS).tolist())
@@ -128,80 +126,56 @@ class TimerWheel:
     # --- reading -------------------------------------------------------------------------------
 
     def get(self, slot_ms: int) -> Slot | None:
-        """The slot of a time, if it is live."""
+        """Return the slot of a time; None if it is not live."""
         time = slot_ms // self._precision_ms
         slot = Slot._make(_SLOT.unpack_from(self._memory, time % self._ring * SLOT_SIZE))
         return slot if slot.time == time else None
 
-    def next_live(self, from_ms: int) -> int | None:
-        """The first live slot at or after *from_ms*."""
-        found = next(self._live(from_ms), None)
-        return None if found is None else int(found["time"][0]) * self._precision_ms
+    def next_live(self, from_ms: int) -> int:
+        """Return the time of the first live slot at or after *from_ms*, however far away; `NEVER_MS` without one."""
+        found = next(self.live(from_ms, NEVER_MS), None)
+        return NEVER_MS if found is None else int(found["time"][0]) * self._precision_ms
 
     def live(self, from_ms: int, before_ms: int) -> Iterator[np.ndarray]:
-        """The live slots of a span of time in their order, as arrays of `SLOT_DTYPE`; a piece has some thousands."""
-        before = -(-before_ms // self._precision_ms)
-        for slots in self._live(from_ms):
-            if slots["time"][-1] >= before:
-                yield slots[slots["time"] < before]
-                return
-            yield slots
-
-    def _live(self, from_ms: int) -> Iterator[np.ndarray]:
-        # Only blocks that something was ever linked in are looked at: a stride over the rest of an almost empty wheel
-        # would touch thousands of pages, for tens of milliseconds.
-        start = from_ms // self._precision_ms
+        """Yield the live slots of a span of time in order, in arrays of some thousand slots, as `SLOT_DTYPE`."""
+        start, end = from_ms // self._precision_ms, -(-before_ms // self._precision_ms)
+        # Only blocks in which something was linked are read. Reading all of an almost empty wheel would touch thousands
+        # of pages, and take tens of milliseconds (measured).
         for block in sorted(block for block in self._blocks if block >= start // _BLOCK_SLOTS):
-            begin = max(start, block * _BLOCK_SLOTS)
-            slots = self._slots_of(begin, (block + 1) * _BLOCK_SLOTS - begin)
+            ticks = np.arange(max(start, block * _BLOCK_SLOTS), min(end, (block + 1) * _BLOCK_SLOTS))
+            slots = self._slots()[ticks % self._ring]
+            slots = slots[slots["time"] == ticks]
             if len(slots):
                 yield slots
 
-    def _slots_of(self, start: int, count: int) -> np.ndarray:
-        """The live slots of some ticks."""
-        pieces = []
-        while count:
-            at = start % self._ring
-            here = min(count, self._ring - at)
-            slots = self._slots(at, here)
-            pieces.append(slots[slots["time"] == np.arange(start, start + here)])
-            start, count = start + here, count - here
-        return np.concatenate(pieces)
-
-    def oldest_live(self, from_ms: int) -> int | None:
-        """The first live slot at or after *from_ms*, however long ago that is. Looks at everything."""
-        slots = self._everything()
-        live = slots["time"][slots["time"] >= from_ms // self._precision_ms]
-        return int(live.min()) * self._precision_ms if live.size else None
-
     def first_position(self, from_ms: int) -> int | None:
-        """The first unit of all slots at or after *from_ms*."""
-        slots = self._everything()
+        """Return the timer log offset of the first unit of all slots at or after *from_ms*; None without units."""
+        slots = self._all_slots()
         live = slots["first_pos"][slots["time"] >= from_ms // self._precision_ms]
         return int(live.min()) if live.size else None
 
     def slots_from(self, position: int) -> list[Slot]:
-        """Every slot, live or not, whose newest unit stands at or behind a timer log offset."""
-        slots = self._everything()
+        """Return each slot, live or not, whose newest unit is at a timer log offset or after it."""
+        slots = self._all_slots()
         found = slots[(slots["last_pos"] >= position) & (slots["time"] > 0)]
         return [Slot._make(slot) for slot in found.tolist()]
 
-    def _everything(self) -> np.ndarray:
+    def _all_slots(self) -> np.ndarray:
         pieces = [self._slots(page * _PAGE_SLOTS, _PAGE_SLOTS) for page in sorted(self._pages)]
         return np.concatenate(pieces) if pieces else np.empty(0, SLOT_DTYPE)
 
     # --- linking -------------------------------------------------------------------------------
 
     def plan(self, slots_ms: np.ndarray, positions: np.ndarray, counts: np.ndarray) -> Links:
-        """What it means to link units; nothing is changed yet.
+        """Return how linking units changes their slots. Nothing is changed yet.
 
         Args:
             slots_ms: The slot of each unit.
-            positions: Where each unit stands, ascending.
-            counts: What each adds to its slot's ``num``.
+            positions: The position of each unit, ascending.
+            counts: The amount that each adds to its slot's ``num``.
         """
         ticks = slots_ms // self._precision_ms
-        order = np.argsort(ticks, kind="stable")
+        order = np.argsort(ticks, kind="stable")  # stable: the units of one slot stay in the order of their positions
         sorted_ticks, sorted_positions = ticks[order], positions[order]
         is_first = np.ones(len(ticks), np.bool_)
         is_first[1:] = sorted_ticks[1:] != sorted_ticks[:-1]
@@ -214,6 +188,7 @@ class TimerWheel:
         slots["first_pos"] = np.where(is_live, found["first_pos"], sorted_positions[firsts])
         slots["last_pos"] = sorted_positions[lasts]
         slots["num"] = np.where(is_live, found["num"], 0) + np.add.reduceat(counts[order], firsts)
+        # The previous unit is the one before in sorted order; for the first of a slot, the slot's last unit so far.
         before = np.empty(len(ticks), np.int64)
         before[1:] = sorted_positions[:-1]
         before[firsts] = np.where(is_live, found["last_pos"], -1)
@@ -221,28 +196,8 @@ class TimerWheel:
         previous[order] = before
         return Links(previous, slots)
 
-    def link(self, links: Links) -> None:
-        """Carry a plan out."""
-        self._put(links.slots)
-
-    def restore(self, slot: Slot) -> None:
-        """Write a slot back as it was at an earlier time."""
-        self._put(np.array([tuple(slot)], SLOT_DTYPE))
-
-    def clear(self, slot: Slot) -> None:
-        """Make a slot as if nothing had ever been linked there."""
-        at = slot.time % self._ring
-        self._slots()[at] = np.zeros((), SLOT_DTYPE)
-        self._touched.add(at // _PAGE_SLOTS)
-
-    def clear_all(self) -> None:
-        """Make every slot so; the file, too, at the next `write`."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
-        self._blocks.clear()
-        self._touched.update(np.flatnonzero(self._sums).tolist(), self._pages)
-        self._pages.clear()
-
-    def _put(self, slots: np.ndarray) -> None:
+    def put(self, slots: np.ndarray) -> None:
+        """Set slots to a new state: one that `plan` returned, or an earlier one."""
         at = slots["time"] % self._ring
         self._slots()[at] = slots
         pages = (at // _PAGE_SLOTS).tolist()
@@ -250,8 +205,21 @@ class TimerWheel:
         self._pages.update(zip(pages, slots["time"].tolist(), strict=True))
         self._blocks.update(np.unique(slots["time"] // _BLOCK_SLOTS).tolist())
 
+    def clear(self, slot: Slot) -> None:
+        """Reset a slot to the state in which nothing was ever linked."""
+        at = slot.time % self._ring
+        self._slots()[at] = np.zeros((), SLOT_DTYPE)
+        self._touched.add(at // _PAGE_SLOTS)
+
+    def clear_all(self) -> None:
+        """Reset every slot. The next `write` resets the file, too."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
+        self._blocks.clear()
+        self._touched.update(np.flatnonzero(self._sums).tolist(), self._pages)
+        self._pages.clear()
+
     def forget_before(self, slot_ms: int) -> None:
-        """Give the memory back of pages that are past, if the file has them as they are."""
+        """Free the memory of pages that are past and equal to the file."""
         tick = slot_ms // self._precision_ms // _PAGE_SLOTS * _PAGE_SLOTS
         for page in [page for page, last in self._pages.items() if last < tick and page not in self._touched]:
             del self._pages[page]
@@ -260,7 +228,7 @@ class TimerWheel:
     # --- the file ------------------------------------------------------------------------------
 
     def changes(self) -> list[tuple[int, bytes]]:
-        """The pages that the file does not have: number and content. `write` is to come, or `touch` if it fails."""
+        """Return number and content of the pages that differ from the file. Write them, or call `touch`."""
         touched, self._touched = sorted(self._touched), set()
         changed = [(page, self._memory[page * _PAGE_SIZE : (page + 1) * _PAGE_SIZE]) for page in touched]
         if changed:
@@ -269,24 +237,25 @@ class TimerWheel:
 
     @property
     def checksum(self) -> int:
-        """A sum over the file as it is once all `changes` are written; as wide as an i8."""
+        """Checksum of the file after all `changes` are written, as a signed 64-bit number."""
         pages = np.flatnonzero(self._sums)
         factors = pages.astype(np.uint64) * np.uint64(_PAGE_FACTOR) + np.uint64(_PAGE_FACTOR + 1)
         total = int((self._sums[pages] * factors).sum(dtype=np.uint64))
         return total - (1 << 64) if total >> 63 else total
 
     def touch(self, changes: list[tuple[int, bytes]]) -> None:
-        """Count pages as changed after all."""
+        """Count pages as changed again, because they were not written."""
         self._touched.update(page for page, _ in changes)
 
     def write(self, changes: list[tuple[int, bytes]]) -> None:
-        """Return when pages are in the file and on the disk. May run beside `plan` and `link`.
+        """Write pages to the file, and flush it. Another thread may call `plan` and `link` at the same time.
 
         Raises:
-            StoreError: The disk refused.
+            StoreError: The disk reports an error.
         """
         if not changes or self._file.path is None:
             return
+        # Adjacent pages have one difference between page number and index: each such run is one write.
         for _, run in itertools.groupby(enumerate(changes), key=lambda item: item[1][0] - item[0]):
             pages = [change for _, change in run]
             at = pages[0][0] * _PAGE_SIZE
@@ -294,16 +263,17 @@ class TimerWheel:
         self._file.flush()
 
     def close(self) -> None:
+        """Close the file, and free the memory."""
         self._file.close()
         self._memory.close()
 
     def _slots(self, start: int = 0, count: int | None = None) -> np.ndarray:
-        # made anew each time: a view that is kept would keep the map from being closed
+        # A new view each time: a view that is kept would prevent closing the map.
         count = self._ring - start if count is None else min(count, self._ring - start)
         return np.frombuffer(self._memory, SLOT_DTYPE, count, start * SLOT_SIZE)
 
 
 def _page_sums(data: bytes) -> np.ndarray:
-    """One sum for each page; 0 for a page of zeros."""
+    """Return one sum for each page; 0 for a page of zeros."""
     words = np.frombuffer(data, np.uint64).reshape(-1, _PAGE_SIZE // 8)
     return np.asarray((words * _WORD_FACTORS).sum(axis=1, dtype=np.uint64))

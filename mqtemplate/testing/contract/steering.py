@@ -107,9 +107,9 @@ class ScheduleChangeContract:
         broker = under_test.broker
         sent = _send_waiting(under_test, under_test.topic(), "stays", "level")
 
-        with pytest.raises(MessageError, match="is no handle of a waiting message"):
+        with pytest.raises(MessageError, match="is not a handle of a pending message"):
             broker.cancel("4466")
-        with pytest.raises(MessageError, match="name what waits by its handle or by key"):
+        with pytest.raises(MessageError, match="name the pending message by its handle or by key"):
             broker.cancel()
         with pytest.raises(DelayError, match="allowed are"):
             broker.reschedule(sent.handle, under_test.now_ms() + under_test.longest_delay_ms + 60_000)

@@ -1,4 +1,4 @@
-"""A store with both delay services on a virtual clock: what the tests of this room work with."""
+"""A store with both delay services on a virtual clock, for the tests of delayed messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mqtemplate.delay import (
     ScheduleMessageService,
     TimerLimits,
     TimerMessageStore,
+    TimerSettings,
     divert,
     handle_of,
     tags_code_of,
 )
-from mqtemplate.delay.control import KeyIndex
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import (
@@ -32,8 +32,8 @@ from mqtemplate.store import (
 )
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
-SMALL_WHEEL = {"slots_total": 4_000, "roll_window_slots": 3_600, "timer_log_file_size": 5_216}
-"""A little more than an hour each way, and a hundred units a file."""
+SMALL_WHEEL = {"slots_total": 4_000, "roll_window_slots": 3_600, "log_file_size": 5_216}
+"""A window of a little more than an hour, and a hundred units a file."""
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,14 @@ class Arrived:
         return decode_properties(self.record.properties_bytes)
 
 
-class ScannedKeys:
-    """Finds keys by reading all of a topic."""
-
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
-
-    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int) -> list[int]:
-        found = []
-        for queue_id in self._store.queue_ids(topic):
-            queue = self._store.consume_queue(topic, queue_id)
-            for position in range(queue.min_offset, queue.max_offset):
-                offset = queue.unit(position).physical_offset
-                record = self._store.read_at(offset)
-                properties = {} if record is None else decode_properties(record.properties_bytes)
-                if key in (properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split()):
-                    found.append(offset)
-        return sorted(found, reverse=True)[:max_count]
-
-
-class WaitingRoom:
-    """Puts messages the way a broker does, steps the services the way a harness does.
+class DelayEngine:
+    """Stores messages as a broker does, and steps the services as the test harness does.
 
     Args:
-        folder: None for memory.
+        folder: Store directory; None for memory.
         levels: The level table.
-        timers: Sizes of the timer files.
-        store_files: A store_files that is ready, instead of a folder.
+        timers: Arguments of `TimerSettings`, except for the precision, which *limits* has.
+        store_files: Used instead of *folder*.
     """
 
     def __init__(
@@ -105,45 +86,42 @@ class WaitingRoom:
         self.store = MessageStore(
             self.store_files, settings, self.clock, lambda *label: tags_code_of(*label, self.levels)
         )
-        self.schedule = ScheduleMessageService(self.store, self.levels)
-        self.timer = TimerMessageStore(self.store, self.limits, **timers)
+        self.schedule = ScheduleMessageService(self.store)
+        self.timer = TimerMessageStore(
+            self.store, TimerSettings(**({"precision_ms": self.limits.precision_ms} | timers))
+        )
         self.store.load([self.schedule, self.timer])
         self.schedule.start()
         self.timer.start()
 
     @cached_property
-    def steering(self) -> DelayController:
-        delay_stores = [self.schedule, self.timer]
-        return DelayController(self.store, delay_stores, self._index, lambda: self.levels, self.limits, "broker-a")
+    def control(self) -> DelayController:
+        return DelayController(self.store, [self.schedule, self.timer], self.limits, "broker-a")
 
     @cached_property
     def view(self) -> PendingView:
-        return PendingView(self.store, [self.schedule, self.timer], self._index, lambda: ["orders"], "broker-a")
+        return PendingView(self.store, [self.schedule, self.timer], lambda: ["orders"], "broker-a")
 
-    @property
-    def _index(self) -> KeyIndex:
-        return getattr(self.store, "index", None) or ScannedKeys(self.store)
-
-    # --- the sender's side ---------------------------------------------------------------------
+    # --- producer ------------------------------------------------------------------------------
 
     def send(self, body: bytes, topic: str = "orders", queue_id: int = 0, **properties: object) -> PutResult:
-        """Through the front door: diverted if its properties ask for a delay."""
-        wanted = {name: str(value) for name, value in properties.items()}
-        waiting = divert(wanted, topic, queue_id, self.clock.now_ms(), self.levels, self.limits)
-        if waiting is None:
-            return self.put(RecordDraft(topic, queue_id, body, encode_properties(wanted)))
-        draft = RecordDraft(waiting.topic, waiting.queue_id, body, encode_properties(waiting.properties))
-        draft.delay_ms = waiting.delay_ms
+        """Store a message as the send path does: diverted if its properties have a delay."""
+        texts = {name: str(value) for name, value in properties.items()}
+        diverted = divert(texts, topic, queue_id, self.clock.now_ms(), self.levels, self.limits)
+        if diverted is None:
+            return self.put(RecordDraft(topic, queue_id, body, encode_properties(texts)))
+        draft = RecordDraft(diverted.topic, diverted.queue_id, body, encode_properties(diverted.properties))
+        draft.delay_ms = diverted.delay_ms
         return self.put(draft)
 
     def put(self, draft: RecordDraft) -> PutResult:
-        """Past the front door, as it is."""
+        """Store a record unchanged."""
         result = self.store.put(draft)
         self.store.confirm(result.end, [draft.topic])
         return result
 
     def send_for(self, body: bytes, topic: str = "orders", **properties: object) -> str:
-        """`send` a delayed message with *body* as its id too; gives its handle."""
+        """Send a delayed message with *body* as its message id. Return its handle."""
         properties = {"UNIQ_KEY": body.decode()} | properties
         put = self.send(body, topic, **properties)
         record = self.store.read(put.physical_offset, put.size)
@@ -152,25 +130,25 @@ class WaitingRoom:
 
     # --- time ----------------------------------------------------------------------------------
 
-    def confirm(self) -> int | None:
-        """Step both services until nothing is due now; gives when something is."""
+    def release_due(self) -> int | None:
+        """Step both services until nothing is due now. Return when the next message is due."""
         while True:
             nexts = [due for service in (self.schedule, self.timer) if (due := service.step()) is not None]
             if not nexts or min(nexts) > self.clock.now_ms():
                 return min(nexts, default=None)
 
     def advance(self, milliseconds: int) -> None:
-        """Let time pass, stopping whenever a service wants to be called."""
+        """Move the clock on, and step the services at each time they return."""
         target = self.clock.now_ms() + milliseconds
-        while (due := self.confirm()) is not None and due <= target:
+        while (due := self.release_due()) is not None and due <= target:
             self.clock.set_ms(due)
         self.clock.set_ms(max(target, self.clock.now_ms()))
-        self.confirm()
+        self.release_due()
 
-    # --- the consumer's side -------------------------------------------------------------------
+    # --- consumer ------------------------------------------------------------------------------
 
     def arrived(self, topic: str = "orders", queue_id: int = 0) -> list[Arrived]:
-        """Everything in a queue, in order."""
+        """Return all messages of a queue, in order."""
         queue = self.store.consume_queue(topic, queue_id)
         found = []
         position = queue.min_offset
@@ -182,23 +160,31 @@ class WaitingRoom:
         return found
 
     def bodies(self, topic: str = "orders", queue_id: int = 0) -> list[bytes]:
+        """Return the bodies of all messages of a queue, in order."""
         return [message.body for message in self.arrived(topic, queue_id)]
 
-    def waiting(self, topic: str = SCHEDULE_TOPIC, queue_id: int = 0) -> list[StoredRecord]:
+    def delayed_records(self, topic: str = SCHEDULE_TOPIC, queue_id: int = 0) -> list[StoredRecord]:
+        """Return all records of a system topic, pending or not."""
         return [message.record for message in self.arrived(topic, queue_id)]
 
-    def waiting_timers(self) -> list[StoredRecord]:
-        return self.waiting(TIMER_TOPIC)
+    def timer_records(self) -> list[StoredRecord]:
+        """Return all records of the timer topic, pending or not."""
+        return self.delayed_records(TIMER_TOPIC)
 
-    # --- ends ----------------------------------------------------------------------------------
+    @property
+    def poison_count(self) -> int:
+        """Number of messages that could not be released."""
+        return self.store.metrics.counter("delay.poison").value
+
+    # --- end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End cleanly."""
+        """Stop cleanly."""
         self.store.close()
         self.timer.close()
 
     def crash(self) -> None:
-        """Be gone without a word, as a killed process: files stay as they are at this moment."""
+        """Stop like a killed process: the files stay as they are at this moment."""
         self.store._close_files()
         self.timer.close()
         self.store_files.unlock()

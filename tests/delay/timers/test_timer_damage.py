@@ -15,20 +15,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay.timers.files import (
-    TIMER_CHECKPOINT_FILE,
-    TIMER_LOG_FOLDER,
-    TIMER_WHEEL_FILE,
-    TimerFiles,
-    TimerSettings,
-)
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE, TimerFiles
+from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.store import FolderStoreFiles
-from tests.delay.waiting_room import WaitingRoom
+from tests.delay.delay_engine import DelayEngine
 from tests.store.power_loss_disk import RestartedDisk
 
-TINY = {"slots_total": 70, "roll_window_slots": 10, "timer_log_file_size": 276}
+TINY = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 276}
 """Five units a file, and a window of ten seconds: longer waits are parked."""
 LOG_FILE_SIZE = 16_384
 DELAYS_MS = (3_500, 3_700, 9_300, 9_000, 15_500)
@@ -40,16 +35,16 @@ class Original:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        room = open_room(folder, VirtualClock())
-        self.start_ms = room.clock.now_ms()
+        engine = open_engine(folder, VirtualClock())
+        self.start_ms = engine.clock.now_ms()
         for delay_ms in DELAYS_MS:
-            room.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
-        unwanted = room.send_for(b"unwanted", TIMER_DELAY_MS=9_400)
-        assert room.steering.cancel(unwanted).count == 1
-        room.advance(3_600)
-        room.store.take_checkpoint()
-        self.now_ms = room.clock.now_ms()
-        room.crash()
+            engine.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+        unwanted = engine.send_for(b"unwanted", TIMER_DELAY_MS=9_400)
+        assert engine.control.cancel(unwanted).count == 1
+        engine.advance(3_600)
+        engine.store.take_checkpoint()
+        self.now_ms = engine.clock.now_ms()
+        engine.crash()
 
     def copy(self, folder: Path) -> Path:
         if folder.exists():
@@ -57,8 +52,8 @@ class Original:
         return Path(shutil.copytree(self.folder, folder))
 
 
-def open_room(folder: Path, clock: VirtualClock) -> WaitingRoom:
-    return WaitingRoom(folder, timers=TINY, clock=clock, log_file_size=LOG_FILE_SIZE)
+def open_engine(folder: Path, clock: VirtualClock) -> DelayEngine:
+    return DelayEngine(folder, timers=TINY, clock=clock, log_file_size=LOG_FILE_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +63,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 def outcome(original: Original, folder: Path) -> list[tuple[bytes, int]]:
     """What arrives from a folder, and how long after it was sent."""
-    room = open_room(folder, VirtualClock(original.now_ms))
+    engine = open_engine(folder, VirtualClock(original.now_ms))
     try:
-        room.advance(60_000)
-        return [(message.body, message.at_ms - original.start_ms) for message in room.arrived()]
+        engine.advance(60_000)
+        return [(message.body, message.at_ms - original.start_ms) for message in engine.arrived()]
     finally:
-        room.crash()
+        engine.crash()
 
 
 def expected(original: Original) -> list[tuple[bytes, int]]:
@@ -211,17 +206,19 @@ def test_damage_that_shows_while_the_broker_runs_is_told(original: Original, tmp
     """Nothing is handed over by guess; the next start makes the files anew, and nothing is lost."""
     folder = original.copy(tmp_path / "store")
     clock = VirtualClock(original.now_ms)
-    room = open_room(folder, clock)
-    backlog = room.timer._backlog
+    engine = open_engine(folder, clock)
+    backlog = engine.timer._backlog
     assert backlog is not None
     for file in backlog.files.log._files.files:
         file.view[30] ^= 1
 
-    with pytest.raises(StoreError, match="timers wait until the broker is started again: then wheel and timer log are"):
-        room.advance(60_000)
-    room.close()
+    with pytest.raises(
+        StoreError, match="timers are not released until the broker is started again: then wheel and timer log"
+    ):
+        engine.advance(60_000)
+    engine.close()
 
-    room = open_room(folder, clock)
-    room.advance(60_000)
-    assert [message.body for message in room.arrived()] == [body for body, _ in expected(original)]
-    room.close()
+    engine = open_engine(folder, clock)
+    engine.advance(60_000)
+    assert [message.body for message in engine.arrived()] == [body for body, _ in expected(original)]
+    engine.close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mqtemplate.delay import DelayLevels, tags_code_of
-from mqtemplate.delay.levels.schedule_message_service import level_of_queue, queue_of_level
+from mqtemplate.delay.levels.schedule_message_service import level_of_queue
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
+from tests.delay.delay_engine import DelayEngine
 from tests.delay.foreign_records import ForeignDraft, foreign_level_message
-from tests.delay.waiting_room import WaitingRoom
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
@@ -31,7 +31,6 @@ def test_the_default_table_has_the_18_levels_everybody_knows() -> None:
 def test_levels_count_from_one() -> None:
     """Level 3 is the third entry, 10 s; its queue is number 2."""
     assert DelayLevels.parse().delay_ms(3) == 10 * SECOND
-    assert queue_of_level(3) == 2
     assert level_of_queue(2) == 3
 
 
@@ -89,27 +88,22 @@ def test_the_table_can_be_shown() -> None:
 
 
 @pytest.mark.feature("B6")
-def test_a_rebuilt_queue_tells_the_due_time_again(room: WaitingRoom) -> None:
+def test_a_rebuilt_queue_tells_the_due_time_again(engine: DelayEngine) -> None:
     """The recovery asks for the tags code of each record: store time plus delay in the schedule topic."""
-    room.send(b"late", DELAY=2, TAGS="paid")
-    room.send(b"plain", TAGS="paid")
+    engine.send(b"late", DELAY=2, TAGS="paid")
+    engine.send(b"plain", TAGS="paid")
 
-    [late], [plain] = room.waiting(queue_id=1), room.waiting("orders")
+    [late], [plain] = engine.delayed_records(queue_id=1), engine.delayed_records("orders")
 
-    assert (
-        tags_code_of(late.topic, late.properties_bytes, late.store_timestamp, room.levels)
-        == late.store_timestamp + 5 * SECOND
-    )
-    assert (
-        tags_code_of(plain.topic, plain.properties_bytes, plain.store_timestamp, room.levels) == 3433164
-    )  # "paid".hashCode() in Java
+    assert tags_code_of(late, engine.levels) == late.store_timestamp + 5 * SECOND
+    assert tags_code_of(plain, engine.levels) == 3433164  # "paid".hashCode() in Java
 
 
 @pytest.mark.feature("X11", "D11")
-def test_a_rebuilt_queue_keeps_the_promise_of_another_table(room: WaitingRoom) -> None:
+def test_a_rebuilt_queue_keeps_the_promise_of_another_table(engine: DelayEngine) -> None:
     """The delay that the level had when the message was sent stands in the message."""
-    room.send(b"", DELAY=2)
-    [record] = room.waiting(queue_id=1)
+    engine.send(b"", DELAY=2)
+    [record] = engine.delayed_records(queue_id=1)
 
     assert (
         tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, DelayLevels.parse("1m"))
@@ -117,10 +111,10 @@ def test_a_rebuilt_queue_keeps_the_promise_of_another_table(room: WaitingRoom) -
     )
 
 
-def test_of_upstreams_messages_the_table_of_now_has_to_tell(room: WaitingRoom) -> None:
+def test_of_upstreams_messages_the_table_of_now_has_to_tell(engine: DelayEngine) -> None:
     """A level that it does not have is its highest, as upstream's reading of it."""
-    room.put(foreign_level_message(b"", 2, 5 * SECOND))
-    [record] = room.waiting(queue_id=1)
+    engine.put(foreign_level_message(b"", 2, 5 * SECOND))
+    [record] = engine.delayed_records(queue_id=1)
 
     assert (
         tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, DelayLevels.parse("1m 2m 3m"))
@@ -132,23 +126,20 @@ def test_of_upstreams_messages_the_table_of_now_has_to_tell(room: WaitingRoom) -
     )
 
 
-def test_a_promise_that_upstream_copied_to_a_retry_is_none(room: WaitingRoom) -> None:
+def test_a_promise_that_upstream_copied_to_a_retry_is_none(engine: DelayEngine) -> None:
     """It keeps all properties of a message that is given back, and sets another level."""
     properties = {"__DELAY_MS": "1000", "REAL_TOPIC": "%RETRY%billing", "DELAY": "3", "REAL_QID": "0"}
-    room.put(ForeignDraft(SCHEDULE_TOPIC, 2, b"", encode_properties(properties), delay_ms=10 * SECOND))
-    [record] = room.waiting(queue_id=2)
+    engine.put(ForeignDraft(SCHEDULE_TOPIC, 2, b"", encode_properties(properties), delay_ms=10 * SECOND))
+    [record] = engine.delayed_records(queue_id=2)
 
-    assert (
-        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, room.levels)
-        == record.store_timestamp + 10 * SECOND
-    )
+    assert tags_code_of(record, engine.levels) == record.store_timestamp + 10 * SECOND
 
 
 @pytest.mark.feature("D13")
 @pytest.mark.parametrize("level", ["", "x", "-1", "0", "9" * 5_000])
-def test_a_message_of_no_level_has_the_code_of_its_tag(room: WaitingRoom, level: str) -> None:
+def test_a_message_of_no_level_has_the_code_of_its_tag(engine: DelayEngine, level: str) -> None:
     """It is due at once, and a case for the dead letters."""
-    room.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": level, "TAGS": "paid"})))
-    [record] = room.waiting()
+    engine.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": level, "TAGS": "paid"})))
+    [record] = engine.delayed_records()
 
-    assert tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, room.levels) == 3433164
+    assert tags_code_of(record, engine.levels) == 3433164

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate.delay.levels.level_queue import NEVER_MS, LevelQueue
+from mqtemplate.delay.levels.level_queue import LevelQueue
+from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.store import ConsumeQueue, MemoryStoreFiles
 from mqtemplate.store.layout import DONE_SIZE_MARK
 
@@ -41,11 +42,9 @@ def release(level: LevelQueue, now_ms: int, max_count: int = 1_000) -> list[int]
     """Pass over what is due, the first due first, as the service does; gives the places (unit numbers)."""
     rows = []
     for units in list(level.due(now_ms, max_count)):
-        rows += list(
-            zip(units.due_ms.tolist(), (units.physical_offsets // 100).tolist(), units.sizes.tolist(), strict=True)
-        )
-        level.pass_over(units, len(units.sizes))
-    return [place for _, place, size in sorted(rows) if size]
+        rows += units.rows[["due_ms", "physical_offset", "size"]].tolist()
+        level.advance(units, len(units.rows))
+    return [offset // 100 for _, offset, size in sorted(rows) if size]
 
 
 def places(rows: np.ndarray) -> list[int]:
@@ -82,7 +81,7 @@ def test_units_are_read_over_the_ends_of_files() -> None:
 
     [units] = level.due(NEVER_MS - 1, 1_000)
 
-    assert units.due_ms.tolist() == list(range(3 * PER_FILE))
+    assert units.rows["due_ms"].tolist() == list(range(3 * PER_FILE))
 
 
 def test_a_batch_is_bounded() -> None:
@@ -104,7 +103,7 @@ def test_new_units_are_taken_in() -> None:
     level.catch_up()
 
     assert level.due_ms == 5
-    assert level.waiting_count == 3
+    assert level.pending_count == 3
     assert release(level, 20) == [2, 0, 1]
     add(queue, 1)
     level.catch_up()
@@ -115,7 +114,7 @@ def test_new_units_are_taken_in() -> None:
 def test_what_lies_before_the_position_is_done() -> None:
     level = level_of([10, 20, 30], position=2)
 
-    assert level.waiting_count == 1
+    assert level.pending_count == 1
     assert release(level, 99) == [2]
 
 
@@ -129,22 +128,22 @@ def test_a_position_outside_the_queue_is_corrected() -> None:
 
 def test_a_withdrawn_unit_is_passed_over() -> None:
     level = level_of([10, 20, 30])
-    assert level.is_waiting(1, 100)
+    assert level.find(1, 100) == 20
 
-    level.withdraw(1)
+    level.remove(1)
 
-    assert not level.is_waiting(1, 100)
-    assert level.waiting_count == 2
+    assert level.find(1, 100) is None
+    assert level.pending_count == 2
     assert release(level, 99) == [0, 2]
     assert level.position == 3
 
 
 def test_withdrawing_the_first_moves_the_position_over_all_that_is_done() -> None:
     level = level_of([10, 20, 30])
-    level.withdraw(1)
+    level.remove(1)
     assert level.position == 0
 
-    level.withdraw(0)
+    level.remove(0)
 
     assert (level.position, level.due_ms) == (2, 30)
 
@@ -153,15 +152,15 @@ def test_a_unit_waits_only_under_its_own_record() -> None:
     """A record that says it lies at another's place of the queue is not the one that waits there."""
     level = level_of([10, 20])
 
-    assert not level.is_waiting(1, 101)
-    assert not level.is_waiting(7, 700)
+    assert level.find(1, 101) is None
+    assert level.find(7, 700) is None
 
 
 def test_what_was_handed_over_waits_no_more() -> None:
     level = level_of([60, 10, 20])
     release(level, 10)
 
-    assert [level.is_waiting(place, 100 * place) for place in range(3)] == [True, False, True]
+    assert [level.find(place, 100 * place) is not None for place in range(3)] == [True, False, True]
 
 
 # --- gone -------------------------------------------------------------------------------------------
@@ -173,13 +172,13 @@ def test_what_was_deleted_before_it_was_due_is_counted() -> None:
     queue = queue_of([100, 10, 20, 30, 5, 6])
     level = LevelQueue(queue, 0)
     level.catch_up()
-    level.withdraw(1)
+    level.remove(1)
     assert release(level, 5) == [4]
     queue.delete_before(300)
 
     assert level.catch_up() == 2
 
-    assert (level.position, level.waiting_count, level.due_ms) == (3, 2, 6)
+    assert (level.position, level.pending_count, level.due_ms) == (3, 2, 6)
     assert release(level, 100) == [5, 3]
 
 
@@ -199,7 +198,7 @@ def test_deleted_units_that_were_done_are_no_loss() -> None:
 def test_rows_tell_what_waits_in_a_part_of_the_queue() -> None:
     level = level_of([60, 10, 20, 70])
     release(level, 10)
-    level.withdraw(2)
+    level.remove(2)
 
     rows = level.rows(0, 4)
 
@@ -225,7 +224,7 @@ def test_what_is_done_out_of_turn_is_marked_in_its_unit() -> None:
     level = LevelQueue(queue, 0)
     level.catch_up()
     release(level, 10)
-    level.withdraw(3)
+    level.remove(3)
     marks = level.marks()
     assert DONE_SIZE_MARK not in queue.units(0, 4)["size"]
 
@@ -245,11 +244,11 @@ def test_what_happens_between_asking_and_marking_is_marked_the_next_time() -> No
     release(level, 10)
     marks = level.marks()
     release(level, 20)
-    level.withdraw(4)
+    level.remove(4)
 
     level.mark(marks)
     level.forget(marks)
-    assert not level.is_waiting(4, 400)
+    assert level.find(4, 400) is None
     assert queue.units(0, 5)["size"].tolist() == [91, DONE_SIZE_MARK, 91, 91, 91]
 
     level.mark(level.marks())
@@ -264,11 +263,11 @@ class Model:
     done: set[int] = field(default_factory=set)
 
     @property
-    def waiting(self) -> list[int]:
+    def pending(self) -> list[int]:
         return [place for place in range(len(self.due)) if place not in self.done]
 
     def release(self, now_ms: int) -> list[int]:
-        found = sorted((self.due[place], place) for place in self.waiting if self.due[place] <= now_ms)
+        found = sorted((self.due[place], place) for place in self.pending if self.due[place] <= now_ms)
         self.done |= {place for _, place in found}
         return [place for _, place in found]
 
@@ -300,10 +299,10 @@ def test_it_agrees_with_a_plain_list(plan: list[tuple[str, object]]) -> None:
                 assert release(level, now_ms) == model.release(now_ms)
             case "withdraw", int(place):
                 level.catch_up()
-                is_waiting = place in model.waiting
-                assert level.is_waiting(place, 100 * place) == is_waiting
-                if is_waiting:
-                    level.withdraw(place)
+                is_pending = place in model.pending
+                assert level.find(place, 100 * place) == (model.due[place] if is_pending else None)
+                if is_pending:
+                    level.remove(place)
                     model.done.add(place)
             case "mark", _:
                 marks = level.marks()
@@ -313,19 +312,19 @@ def test_it_agrees_with_a_plain_list(plan: list[tuple[str, object]]) -> None:
                 level.mark(level.marks())
                 level = LevelQueue(queue, level.position)
         assert level.catch_up() == 0
-        waiting = model.waiting
-        assert level.waiting_count == len(waiting)
-        assert level.position == (waiting[0] if waiting else len(model.due))
-        assert level.due_ms == min((model.due[place] for place in waiting), default=NEVER_MS)
-        assert places(level.rows(0, queue.max_offset)) == waiting
-        assert sum(end - begin for _, begin, end in level.spans(0)) >= len(waiting)
+        pending = model.pending
+        assert level.pending_count == len(pending)
+        assert level.position == (pending[0] if pending else len(model.due))
+        assert level.due_ms == min((model.due[place] for place in pending), default=NEVER_MS)
+        assert places(level.rows(0, queue.max_offset)) == pending
+        assert sum(end - begin for _, begin, end in level.spans(0)) >= len(pending)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 8, 9, 16])
 def test_rows_of_two_parts_are_the_rows_of_the_whole(cut: int) -> None:
     level = level_of([20, 30, 1, 2, 40, 3, 50, 60, 4, 70, 80, 5, 6, 7, 8, 90])
     release(level, 5)
-    level.withdraw(9)
+    level.remove(9)
 
     halves = places(level.rows(0, cut)) + places(level.rows(cut, 16))
 

@@ -12,25 +12,25 @@ import pytest
 
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint, Writer
-from mqtemplate.delay.timers.timer_unit import MAGIC_DONE, TIMER_UNIT_DTYPE
+from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_DTYPE, Magic
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.properties import decode_properties, encode_properties
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import TIMER_TOPIC
-from tests.delay.conftest import OpenRoom
-from tests.delay.waiting_room import WaitingRoom
+from tests.delay.conftest import OpenEngine
+from tests.delay.delay_engine import DelayEngine
 
 LOG_FILE_SIZE = 5_216
 DELAYS_MS = (2_000, 5_300, 5_900, 20_000, 70 * 60_000)
 
 
-def send_all(room: WaitingRoom) -> None:
+def send_all(engine: DelayEngine) -> None:
     for delay_ms in DELAYS_MS:
-        room.send(b"%d" % delay_ms, UNIQ_KEY=f"id-{delay_ms}", TIMER_DELAY_MS=delay_ms)
-    room.confirm()
+        engine.send(b"%d" % delay_ms, UNIQ_KEY=f"id-{delay_ms}", TIMER_DELAY_MS=delay_ms)
+    engine.release_due()
 
 
-def arrivals(room: WaitingRoom, start_ms: int) -> list[tuple[bytes, int]]:
-    return [(message.body, message.at_ms - start_ms) for message in room.arrived()]
+def arrivals(engine: DelayEngine, start_ms: int) -> list[tuple[bytes, int]]:
+    return [(message.body, message.at_ms - start_ms) for message in engine.arrived()]
 
 
 def expected() -> list[tuple[bytes, int]]:
@@ -60,25 +60,23 @@ def forget_checks(folder: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b"__CRC@\x01", b"__CRX@\x01"))
 
 
-def release_as_upstream(room: WaitingRoom, number: int, **changes: str) -> None:
+def release_as_upstream(engine: DelayEngine, number: int, **changes: str) -> None:
     """The copy of the n-th timer as RocketMQ makes it: all its properties, new ones, and no link."""
-    record = room.waiting_timers()[number]
-    properties = (
-        decode_properties(record.properties_bytes) | {"TIMER_ENQUEUE_MS": "1", "TIMER_DEQUEUE_MS": "2"} | changes
-    )
+    record = engine.timer_records()[number]
+    properties = record.properties | {"TIMER_ENQUEUE_MS": "1", "TIMER_DEQUEUE_MS": "2"} | changes
     topic = TIMER_TOPIC if changes else properties["REAL_TOPIC"]
     draft = RecordDraft(topic, 0, record.body, encode_properties(properties), body_crc=record.body_crc)
-    room.put(draft)
+    engine.put(draft)
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
-def test_its_wheel_and_log_are_taken_over(open_room: OpenRoom, tmp_path: Path, has_snapshot: bool) -> None:
+def test_its_wheel_and_log_are_taken_over(open_engine: OpenEngine, tmp_path: Path, has_snapshot: bool) -> None:
     """With ``timerWheelSnapshotFlush`` the base file is all zero. Either way the log tells what the wheel must be."""
-    room = open_room()
-    start_ms = room.clock.now_ms()
-    send_all(room)
-    room.advance(3_000)
-    room.close()
+    engine = open_engine()
+    start_ms = engine.clock.now_ms()
+    send_all(engine)
+    engine.advance(3_000)
+    engine.close()
     make_units_upstreams(tmp_path)
     write_checkpoint(tmp_path)
     wheel = tmp_path / TIMER_WHEEL_FILE
@@ -87,42 +85,42 @@ def test_its_wheel_and_log_are_taken_over(open_room: OpenRoom, tmp_path: Path, h
         (tmp_path / "timerwheel.260").write_bytes(wheel.read_bytes())
         wheel.write_bytes(bytes(wheel.stat().st_size))
 
-    room = open_room()
+    engine = open_engine()
 
-    assert room.timer._files is not None
-    assert room.timer._files.writer is Writer.ROCKETMQ
-    room.store.take_checkpoint()
+    assert engine.timer._files is not None
+    assert engine.timer._files.writer is Writer.ROCKETMQ
+    engine.store.take_checkpoint()
     assert wheel.read_bytes().strip(b"\0")
     assert sorted(path.name for path in tmp_path.glob("timerwheel*")) == ["timerwheel"]
-    room.advance(2 * 3_600_000)
-    assert arrivals(room, start_ms) == expected()
+    engine.advance(2 * 3_600_000)
+    assert arrivals(engine, start_ms) == expected()
 
 
-def test_units_behind_its_checkpoint_are_found(open_room: OpenRoom, tmp_path: Path) -> None:
+def test_units_behind_its_checkpoint_are_found(open_engine: OpenEngine, tmp_path: Path) -> None:
     """It notes the log's end of the flush before, and the queue offset of now; the wheel in its file may be older."""
-    room = open_room()
-    start_ms = room.clock.now_ms()
-    send_all(room)
-    room.advance(1_000)
-    room.close()
+    engine = open_engine()
+    start_ms = engine.clock.now_ms()
+    send_all(engine)
+    engine.advance(1_000)
+    engine.close()
     make_units_upstreams(tmp_path)
     write_checkpoint(tmp_path, last_timer_log_flush_pos=104)
     wheel = tmp_path / TIMER_WHEEL_FILE
     wheel.write_bytes(bytes(wheel.stat().st_size))
 
-    room = open_room()
-    room.advance(2 * 3_600_000)
+    engine = open_engine()
+    engine.advance(2 * 3_600_000)
 
-    assert arrivals(room, start_ms) == expected()
+    assert arrivals(engine, start_ms) == expected()
 
 
 @pytest.mark.feature("D12")
-def test_a_log_with_a_record_twice_is_made_anew(open_room: OpenRoom, tmp_path: Path) -> None:
+def test_a_log_with_a_record_twice_is_made_anew(open_engine: OpenEngine, tmp_path: Path) -> None:
     """A batch that it repeats leaves two units for one message."""
-    room = open_room()
-    start_ms = room.clock.now_ms()
-    send_all(room)
-    room.close()
+    engine = open_engine()
+    start_ms = engine.clock.now_ms()
+    send_all(engine)
+    engine.close()
     make_units_upstreams(tmp_path)
     log = tmp_path / TIMER_LOG_FOLDER / f"{0:020d}"
     data = bytearray(log.read_bytes())
@@ -130,26 +128,26 @@ def test_a_log_with_a_record_twice_is_made_anew(open_room: OpenRoom, tmp_path: P
     log.write_bytes(data)
     write_checkpoint(tmp_path)
 
-    room = open_room()
-    room.advance(2 * 3_600_000)
+    engine = open_engine()
+    engine.advance(2 * 3_600_000)
 
-    assert arrivals(room, start_ms) == expected()
+    assert arrivals(engine, start_ms) == expected()
 
 
 @pytest.mark.feature("D8", "D9")
 @pytest.mark.parametrize("lost", [False, True], ids=["killed", "checkpoint-lost"])
-def test_what_it_handed_over_is_not_handed_over_again(open_room: OpenRoom, tmp_path: Path, lost: bool) -> None:
+def test_what_it_handed_over_is_not_handed_over_again(open_engine: OpenEngine, tmp_path: Path, lost: bool) -> None:
     """Its copies do not name their sources. Upstream itself delivers them again."""
-    room = open_room()
-    start_ms = room.clock.now_ms()
-    send_all(room)
-    room.store.take_checkpoint()
-    room.clock.move_ms(2_000)
-    release_as_upstream(room, 0)
-    room.clock.move_ms(3_900)
-    release_as_upstream(room, 1)
-    release_as_upstream(room, 2)
-    room.crash()
+    engine = open_engine()
+    start_ms = engine.clock.now_ms()
+    send_all(engine)
+    engine.store.take_checkpoint()
+    engine.clock.move_ms(2_000)
+    release_as_upstream(engine, 0)
+    engine.clock.move_ms(3_900)
+    release_as_upstream(engine, 1)
+    release_as_upstream(engine, 2)
+    engine.crash()
     make_units_upstreams(tmp_path)
     forget_checks(tmp_path)
     if lost:
@@ -157,71 +155,71 @@ def test_what_it_handed_over_is_not_handed_over_again(open_room: OpenRoom, tmp_p
     else:
         write_checkpoint(tmp_path)
 
-    room = open_room()
-    room.advance(2 * 3_600_000)
+    engine = open_engine()
+    engine.advance(2 * 3_600_000)
 
-    assert [body for body, _ in arrivals(room, start_ms)] == [body for body, _ in expected()]
+    assert [body for body, _ in arrivals(engine, start_ms)] == [body for body, _ in expected()]
 
 
-def test_what_it_set_on_again_is_not_there_twice(open_room: OpenRoom, tmp_path: Path) -> None:
+def test_what_it_set_on_again_is_not_there_twice(open_engine: OpenEngine, tmp_path: Path) -> None:
     """A parked message that it rolled waits in its copy; the original is done."""
-    room = open_room()
-    start_ms = room.clock.now_ms()
-    send_all(room)
-    room.store.take_checkpoint()
-    room.clock.move_ms(1_000)
-    release_as_upstream(room, 4, TIMER_ROLL_TIMES="1")
-    release_as_upstream(room, 5, TIMER_ROLL_TIMES="2")
-    room.crash()
+    engine = open_engine()
+    start_ms = engine.clock.now_ms()
+    send_all(engine)
+    engine.store.take_checkpoint()
+    engine.clock.move_ms(1_000)
+    release_as_upstream(engine, 4, TIMER_ROLL_TIMES="1")
+    release_as_upstream(engine, 5, TIMER_ROLL_TIMES="2")
+    engine.crash()
     forget_checks(tmp_path)
     (tmp_path / TIMER_CHECKPOINT_FILE).unlink()
 
-    room = open_room()
-    room.advance(2 * 3_600_000)
+    engine = open_engine()
+    engine.advance(2 * 3_600_000)
 
-    assert arrivals(room, start_ms) == expected()
+    assert arrivals(engine, start_ms) == expected()
 
 
-def test_a_marker_of_ours_is_one_to_rocketmq_and_nothing_to_us(open_room: OpenRoom) -> None:
+def test_a_marker_of_ours_is_one_to_rocketmq_and_nothing_to_us(open_engine: OpenEngine) -> None:
     """In the slot where it finds the target, parked or not. Here the target is gone already."""
-    room = open_room()
-    send_all(room)
-    handle = room.send_for(b"unwanted", TIMER_DELAY_MS=70 * 60_000)
-    room.confirm()
-    target = room.waiting_timers()[-1]
+    engine = open_engine()
+    send_all(engine)
+    handle = engine.send_for(b"unwanted", TIMER_DELAY_MS=70 * 60_000)
+    engine.release_due()
+    target = engine.timer_records()[-1]
 
-    room.steering.cancel(handle)
-    room.confirm()
+    engine.control.cancel(handle)
+    engine.release_due()
 
-    backlog = room.timer._backlog
+    backlog = engine.timer._backlog
     assert backlog is not None
     found = backlog.files.log.find(target.physical_offset)
     marker = backlog.files.log.read(backlog.files.log.last_position())
     assert found is not None
     assert marker is not None
     assert marker.slot_ms == found[1].slot_ms
-    assert marker.magic == 1 | 4 | MAGIC_DONE
-    room.store.take_checkpoint()
-    assert [unit.magic & MAGIC_DONE for _, unit in [backlog.files.log.find(target.physical_offset) or found]] == [8]
+    assert marker.magic == 1 | 4 | Magic.DONE
+    engine.store.take_checkpoint()
+    assert [unit.magic & Magic.DONE for _, unit in [backlog.files.log.find(target.physical_offset) or found]] == [8]
 
 
 @pytest.mark.feature("D20")
 @pytest.mark.parametrize("key", ["id-far", "orders+id-far"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_marker_meets_its_target_wherever_both_were_parked(open_room: OpenRoom, key: str, restarts: bool) -> None:
+def test_a_marker_meets_its_target_wherever_both_were_parked(open_engine: OpenEngine, key: str, restarts: bool) -> None:
     """Both come to their final slot in the end, also after an outage in which all of it fell due."""
-    room = open_room()
-    due_ms = room.clock.now_ms() + 5 * 3_600_000
-    room.send(b"unwanted", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms)
-    room.advance(30 * 60_000)
-    room.send(b"0", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key)
-    room.send(b"wanted", UNIQ_KEY="id-else", TIMER_DELIVER_MS=due_ms)
-    room.confirm()
+    engine = open_engine()
+    due_ms = engine.clock.now_ms() + 5 * 3_600_000
+    engine.send(b"unwanted", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms)
+    engine.advance(30 * 60_000)
+    engine.send(b"0", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key)
+    engine.send(b"wanted", UNIQ_KEY="id-else", TIMER_DELIVER_MS=due_ms)
+    engine.release_due()
     if restarts:
-        room.crash()
-        room.clock.move_ms(6 * 3_600_000)
-        room = open_room()
+        engine.crash()
+        engine.clock.move_ms(6 * 3_600_000)
+        engine = open_engine()
 
-    room.advance(6 * 3_600_000)
+    engine.advance(6 * 3_600_000)
 
-    assert room.bodies() == [b"wanted"]
+    assert engine.bodies() == [b"wanted"]

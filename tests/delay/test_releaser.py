@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.delay import DEAD_LETTER_TOPIC, release
-from mqtemplate.delay.release import Releaser, WaitingRecord, count_copies
-from mqtemplate.delay.release_run import read_rows
+from mqtemplate.delay import DEAD_LETTER_TOPIC, releaser
+from mqtemplate.delay.release import DueRecord
+from mqtemplate.delay.releaser import Releaser, count_copies, read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host
@@ -23,7 +23,7 @@ from mqtemplate.record.properties import encode_properties
 from mqtemplate.record.run import RecordRun
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from tests.delay.waiting_room import WaitingRoom
+from tests.delay.delay_engine import DelayEngine
 
 SECOND = 1_000
 NEVER = 1 << 40
@@ -69,30 +69,30 @@ def odd(kind: str, number: int, properties: dict[str, str]) -> tuple[bytes, dict
     return encoded, {"born_host": born_host, "sys_flag": 0x8 | 0x1, "flag": -number, "reconsume_times": number % 3}
 
 
-def send(room: WaitingRoom, stretch: Stretch, due_ms: int) -> list[PutResult]:
+def send(engine: DelayEngine, stretch: Stretch, due_ms: int) -> list[PutResult]:
     puts = []
     for number in range(stretch.length):
         tags = {"TAGS": stretch.tags[number % len(stretch.tags)]} if stretch.tags else {}
         if stretch.spread_ms and number % 7 == 6:  # others are stored, and put on the wheel, at another time
-            room.timer.step()
-            room.clock.set_ms(room.clock.now_ms() + 1)
+            engine.timer.step()
+            engine.clock.set_ms(engine.clock.now_ms() + 1)
         queue_id, due = number % stretch.queues, due_ms + number % (stretch.spread_ms + 1)
         body = (b"%d" % number * 40)[: stretch.body_length]
         if stretch.kind == "level":
-            puts.append(room.send(body, "orders", queue_id, UNIQ_KEY=f"{number:08}", DELAY=2, **tags))
+            puts.append(engine.send(body, "orders", queue_id, UNIQ_KEY=f"{number:08}", DELAY=2, **tags))
         elif stretch.kind == "timer":
-            puts.append(room.send(body, "orders", queue_id, UNIQ_KEY=f"{number:08}", TIMER_DELIVER_MS=due, **tags))
+            puts.append(engine.send(body, "orders", queue_id, UNIQ_KEY=f"{number:08}", TIMER_DELIVER_MS=due, **tags))
         else:
             out = {"TIMER_DELIVER_MS": str(due), "TIMER_OUT_MS": str((due - 1) // SECOND * SECOND)}
             real = {"REAL_TOPIC": "orders", "REAL_QID": str(queue_id)}
             encoded, fields = odd(stretch.kind, number, tags | out | real)
-            puts.append(room.put(RecordDraft(TIMER_TOPIC, 0, body, encoded, born_timestamp=number, **fields)))
+            puts.append(engine.put(RecordDraft(TIMER_TOPIC, 0, body, encoded, born_timestamp=number, **fields)))
     return puts
 
 
-def damage(room: WaitingRoom, put: PutResult, share: float) -> None:
+def damage(engine: DelayEngine, put: PutResult, share: float) -> None:
     """Turn a bit somewhere in a record."""
-    found = room.store._commit_log.find(put.physical_offset)
+    found = engine.store._commit_log.find(put.physical_offset)
     assert found is not None
     at = put.physical_offset - found[1] + int(put.size * share)
     found[0].write_mapped(at, bytes([found[0].view[at] ^ 1]))
@@ -100,15 +100,15 @@ def damage(room: WaitingRoom, put: PutResult, share: float) -> None:
 
 def hand_over(folder: Path, stretches: Sequence[Stretch], hurt: Sequence[tuple[int, float]]) -> dict[str, object]:
     """What is there once all was due: every file, and the counts."""
-    room = WaitingRoom(folder, clock=VirtualClock())
-    puts = [put for stretch in stretches for put in send(room, stretch, room.clock.now_ms() + 5 * SECOND)]
-    room.confirm()
+    engine = DelayEngine(folder, clock=VirtualClock())
+    puts = [put for stretch in stretches for put in send(engine, stretch, engine.clock.now_ms() + 5 * SECOND)]
+    engine.release_due()
     for number, share in hurt:
-        damage(room, puts[number % len(puts)], share)
-    room.clock.set_ms(room.clock.now_ms() + 7 * SECOND)  # at once: what was due at several times is one take
-    room.confirm()
-    counts = {name: count for name, count in room.store.metrics.snapshot().items() if not name.endswith("_ns")}
-    room.close()
+        damage(engine, puts[number % len(puts)], share)
+    engine.clock.set_ms(engine.clock.now_ms() + 7 * SECOND)  # at once: what was due at several times is one take
+    engine.release_due()
+    counts = {name: count for name, count in engine.store.metrics.snapshot().items() if not name.endswith("_ns")}
+    engine.close()
     return counts | {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -124,7 +124,7 @@ def test_a_folder_looks_the_same_however_copies_were_made(
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, pytest.MonkeyPatch.context() as patched:
         together = hand_over(Path(folder, "together"), stretches, hurt)
-        patched.setattr(release, "_SHORTEST_RUN", NEVER)
+        patched.setattr(releaser, "_MIN_RUN", NEVER)
         one_by_one = hand_over(Path(folder, "one by one"), stretches, hurt)
 
     assert together.keys() == one_by_one.keys()
@@ -138,7 +138,7 @@ def test_each_copy_of_a_run_has_what_was_its_own(tmp_path: Path, kind: str, spre
     spike = [Stretch(120, kind, 20, ("a", "b"), 8, spread_ms)]
     with pytest.MonkeyPatch.context() as patched:
         together = hand_over(tmp_path / "together", spike, [])
-        patched.setattr(release, "_SHORTEST_RUN", NEVER)
+        patched.setattr(releaser, "_MIN_RUN", NEVER)
         one_by_one = hand_over(tmp_path / "one by one", spike, [])
 
     assert [name for name in together if together[name] != one_by_one[name]] == []
@@ -150,7 +150,7 @@ def test_a_large_spike_goes_over_the_ends_of_files(tmp_path: Path) -> None:
     spike = [Stretch(4_000, "timer", 40, ("a", "b"), 3, 0)]
     with pytest.MonkeyPatch.context() as patched:
         together = hand_over(tmp_path / "together", spike, [])
-        patched.setattr(release, "_SHORTEST_RUN", NEVER)
+        patched.setattr(releaser, "_MIN_RUN", NEVER)
         one_by_one = hand_over(tmp_path / "one by one", spike, [])
 
     assert together == one_by_one
@@ -159,88 +159,88 @@ def test_a_large_spike_goes_over_the_ends_of_files(tmp_path: Path) -> None:
     assert together["delay.released"] == 4_000
 
 
-def test_a_full_disk_keeps_a_spike_waiting(room: WaitingRoom) -> None:
+def test_a_full_disk_keeps_a_spike_waiting(engine: DelayEngine) -> None:
     """All of a take or nothing: then it is due once more."""
 
     def full(*_: object) -> int:
         raise StoreFullError("no room")
 
-    send(room, Stretch(50, "timer", 5, (), 1, 0), room.clock.now_ms() + 5 * SECOND)
+    send(engine, Stretch(50, "timer", 5, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(room.store, "put_all", full)
-        room.advance(6 * SECOND)
-        assert room.bodies() == []
-    room.advance(2 * SECOND)
+        patched.setattr(engine.store, "put_runs", full)
+        engine.advance(6 * SECOND)
+        assert engine.bodies() == []
+    engine.advance(2 * SECOND)
 
-    assert len(room.bodies()) == 50
-
-
-def waiting(puts: Sequence[PutResult], due_ms: int) -> list[WaitingRecord]:
-    return [WaitingRecord(due_ms, put.physical_offset, put.size, due_ms - 5 * SECOND) for put in puts]
+    assert len(engine.bodies()) == 50
 
 
-def lengths(room: WaitingRoom, puts: Sequence[PutResult], topic: str = TIMER_TOPIC) -> list[int]:
+def waiting(puts: Sequence[PutResult], due_ms: int) -> list[DueRecord]:
+    return [DueRecord(due_ms, put.physical_offset, put.size, due_ms - 5 * SECOND) for put in puts]
+
+
+def lengths(engine: DelayEngine, puts: Sequence[PutResult], topic: str = TIMER_TOPIC) -> list[int]:
     """How many copies are made together, one by one."""
-    due_ms = room.clock.now_ms() + 5 * SECOND
-    copies = Releaser(room.store, topic).drafts(waiting(puts, due_ms), due_ms)
+    due_ms = engine.clock.now_ms() + 5 * SECOND
+    copies = Releaser(engine.store, topic, "delay").copies(waiting(puts, due_ms), due_ms)
     return [len(each) if isinstance(each, RecordRun) else 1 for each in copies]
 
 
 @pytest.mark.parametrize(("kind", "topic"), [("timer", TIMER_TOPIC), ("level", SCHEDULE_TOPIC)])
-def test_a_spike_is_one_run(room: WaitingRoom, kind: str, topic: str) -> None:
+def test_a_spike_is_one_run(engine: DelayEngine, kind: str, topic: str) -> None:
     """Whatever queues and tags it goes to, if their names are of one length."""
-    puts = send(room, Stretch(300, kind, 20, ("a", "b"), 8, 0), room.clock.now_ms() + 5 * SECOND)
+    puts = send(engine, Stretch(300, kind, 20, ("a", "b"), 8, 0), engine.clock.now_ms() + 5 * SECOND)
 
-    assert lengths(room, puts, topic) == [300]
+    assert lengths(engine, puts, topic) == [300]
 
 
-def test_a_damaged_record_ends_a_run_and_is_told_of(room: WaitingRoom) -> None:
+def test_a_damaged_record_ends_a_run_and_is_told_of(engine: DelayEngine) -> None:
     """The next run begins a few records behind it."""
-    due_ms = room.clock.now_ms() + 5 * SECOND
-    puts = send(room, Stretch(200, "timer", 20, (), 1, 0), due_ms)
-    damage(room, puts[100], 0.5)
-    releaser = Releaser(room.store, TIMER_TOPIC)
+    due_ms = engine.clock.now_ms() + 5 * SECOND
+    puts = send(engine, Stretch(200, "timer", 20, (), 1, 0), due_ms)
+    damage(engine, puts[100], 0.5)
+    releaser = Releaser(engine.store, TIMER_TOPIC, "delay")
 
-    copies = releaser.drafts(waiting(puts, due_ms), due_ms)
+    copies = releaser.copies(waiting(puts, due_ms), due_ms)
 
     assert count_copies(copies) == 199
     assert [len(each) for each in copies if isinstance(each, RecordRun)] == [100, 32, 36]
-    assert releaser.poison_count == 1
+    assert engine.poison_count == 1
 
 
-def test_rows_are_read_wherever_they_lie(room: WaitingRoom) -> None:
+def test_rows_are_read_wherever_they_lie(engine: DelayEngine) -> None:
     """Neighbours or not; and the first may lie just where a distance from nothing would look like a neighbour's."""
-    room.put(RecordDraft("orders", 0, bytes(200), b""))
-    data = room.store.read_bytes(0, 300)
+    engine.put(RecordDraft("orders", 0, bytes(200), b""))
+    data = engine.store.read_bytes(0, 300)
 
     for places in ([9, 19, 29, 50, 40], [10, 20], [19], [30, 20, 10]):
-        rows = read_rows(room.store, np.array(places), 10)
+        rows = read_rows(engine.store, np.array(places), 10)
         assert rows is not None
         assert [row.tobytes() for row in rows] == [data[place : place + 10] for place in places]
-    assert read_rows(room.store, np.array([0, (1 << 20) - 5]), 10) is None
+    assert read_rows(engine.store, np.array([0, (1 << 20) - 5]), 10) is None
 
 
-def test_few_are_copied_one_by_one(room: WaitingRoom) -> None:
-    puts = send(room, Stretch(31, "timer", 20, (), 1, 0), room.clock.now_ms() + 5 * SECOND)
+def test_few_are_copied_one_by_one(engine: DelayEngine) -> None:
+    puts = send(engine, Stretch(31, "timer", 20, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
 
-    assert lengths(room, puts) == [1] * 31
+    assert lengths(engine, puts) == [1] * 31
 
 
-def test_shapes_that_take_turns_are_copied_one_by_one_in_their_order(room: WaitingRoom) -> None:
+def test_shapes_that_take_turns_are_copied_one_by_one_in_their_order(engine: DelayEngine) -> None:
     """Bodies of one length, topics of one length: nothing but the topic's name tells them apart."""
-    due_ms = room.clock.now_ms() + 5 * SECOND
+    due_ms = engine.clock.now_ms() + 5 * SECOND
     for number in range(100):
-        room.send(b"%02d" % number, ("orders", "offers")[number % 2], TIMER_DELIVER_MS=due_ms)
-    room.advance(6 * SECOND)
+        engine.send(b"%02d" % number, ("orders", "offers")[number % 2], TIMER_DELIVER_MS=due_ms)
+    engine.advance(6 * SECOND)
 
-    assert room.bodies("orders") == [b"%02d" % number for number in range(0, 100, 2)]
-    assert room.bodies("offers") == [b"%02d" % number for number in range(1, 100, 2)]
+    assert engine.bodies("orders") == [b"%02d" % number for number in range(0, 100, 2)]
+    assert engine.bodies("offers") == [b"%02d" % number for number in range(1, 100, 2)]
 
 
-def test_a_spike_to_no_topic_is_dead(room: WaitingRoom) -> None:
+def test_a_spike_to_no_topic_is_dead(engine: DelayEngine) -> None:
     """What is wrong with the first of them is wrong with all."""
-    send(room, Stretch(90, "no queue", 5, (), 1, 0), room.clock.now_ms() + 5 * SECOND)
-    room.advance(6 * SECOND)
+    send(engine, Stretch(90, "no queue", 5, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
+    engine.advance(6 * SECOND)
 
-    assert len(room.bodies(DEAD_LETTER_TOPIC)) == 90
-    assert room.timer.poison_count == 90
+    assert len(engine.bodies(DEAD_LETTER_TOPIC)) == 90
+    assert engine.poison_count == 90

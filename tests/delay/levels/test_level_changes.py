@@ -15,14 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.delay import DelayLevels
-from mqtemplate.delay.divert import slot_of
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.properties import decode_properties, encode_properties
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import TIMER_TOPIC
+from tests.delay.delay_engine import DelayEngine
 from tests.delay.test_exactly_once import Killed, MortalClock
-from tests.delay.waiting_room import WaitingRoom
 
 LONGEST_MS = 60_000
 
@@ -64,10 +63,10 @@ class Life:
         self.cancelled: set[bytes] = set()
         self.unsure: set[bytes] = set()  # a kill came while it was sent or cancelled
         self.count = 0
-        self.room = self.open()
+        self.engine = self.open()
 
-    def open(self) -> WaitingRoom:
-        return WaitingRoom(self.folder, clock=self.clock, levels=self.table, log_file_size=20_000, queue_file_size=200)
+    def open(self) -> DelayEngine:
+        return DelayEngine(self.folder, clock=self.clock, levels=self.table, log_file_size=20_000, queue_file_size=200)
 
     def do(self, act: Act) -> None:
         match act.name:
@@ -75,14 +74,13 @@ class Life:
                 self.mortally(lambda: [self.send(level) for level in act.argument], act.killed_after)
             case "change":
                 self.table = act.argument
-                self.room.levels = DelayLevels.parse(self.table)
-                self.room.schedule.change_levels(self.room.levels)
+                self.engine.levels = DelayLevels.parse(self.table)
             case "cancel":
                 self.mortally(lambda: self.cancel(act.argument), act.killed_after)
             case "wait":
-                self.mortally(lambda: self.room.advance(act.argument), act.killed_after)
+                self.mortally(lambda: self.engine.advance(act.argument), act.killed_after)
             case "checkpoint":
-                self.mortally(self.room.store.take_checkpoint, act.killed_after)
+                self.mortally(self.engine.store.take_checkpoint, act.killed_after)
             case "restart":
                 self.restart(*act.argument)
 
@@ -91,15 +89,15 @@ class Life:
         try:
             action()
         except Killed:
-            self.room.crash()
-            self.room = self.open()
+            self.engine.crash()
+            self.engine = self.open()
         self.clock.looks_left = None
 
     def send(self, level: int) -> None:
         body = b"%d" % self.count
         self.count += 1
         self.unsure.add(body)
-        self.puts[body] = put = self.room.send(body, DELAY=level)
+        self.puts[body] = put = self.engine.send(body, DELAY=level)
         self.unsure.discard(body)
         levels = DelayLevels.parse(self.table)
         self.due[body] = put.store_timestamp + levels.delays_ms[min(level, levels.max_level) - 1]
@@ -107,21 +105,20 @@ class Life:
     def cancel(self, number: int) -> None:
         """What `DelayController` does, on some message."""
         body = b"%d" % (number % max(self.count, 1))
-        schedule, store = self.room.schedule, self.room.store
+        schedule, store = self.engine.schedule, self.engine.store
         if body not in self.due:
             return
         record = store.read(self.puts[body].physical_offset, self.puts[body].size)
         with schedule.lock:
             schedule.catch_up()
-            is_waiting = schedule.is_waiting(record)
-            assert is_waiting == (body not in self.cancelled and body not in self.room.bodies())
-            if is_waiting:
-                due_ms = schedule.due_ms(record)
-                assert due_ms == self.due[body]
+            entry = schedule.find(record)
+            assert (entry is not None) == (body not in self.cancelled and body not in self.engine.bodies())
+            if entry is not None:
+                assert entry.due_ms == self.due[body]
                 self.unsure.add(body)
-                properties = decode_properties(record.properties_bytes) | {
-                    "TIMER_DELIVER_MS": str(due_ms),
-                    "TIMER_OUT_MS": str(slot_of(due_ms, 1_000)),
+                properties = record.properties | {
+                    "TIMER_DELIVER_MS": str(entry.due_ms),
+                    "TIMER_OUT_MS": str(entry.slot_ms),
                     "TIMER_DEL_UNIQKEY": "-",
                     "__STEERED": str(record.queue_id + 1),
                 }
@@ -130,25 +127,25 @@ class Life:
                     TIMER_TOPIC, 0, b"0", encode_properties(properties), prepared_transaction_offset=source + 1
                 )
                 store.put(marker)
-                schedule.withdraw(record)
+                schedule.remove(record)
         self.unsure.discard(body)
-        if is_waiting:
+        if entry is not None:
             self.cancelled.add(body)
 
     def restart(self, end: str, table: str) -> None:
         self.table = table
         if end == "close":
-            self.room.close()
+            self.engine.close()
         else:
-            self.room.crash()
+            self.engine.crash()
         if end == "lose queues":
             shutil.rmtree(self.folder / "consumequeue", ignore_errors=True)
-        self.room = self.open()
+        self.engine = self.open()
 
     def counts_what_waits(self) -> bool:
-        arrived = self.room.bodies()
+        arrived = self.engine.bodies()
         expected = self.due.keys() - self.cancelled - set(arrived)
-        count = self.room.schedule.count_waiting()
+        count = self.engine.schedule.count_pending()
         return len(expected - self.unsure) <= count <= len(expected | self.unsure)
 
 
@@ -162,10 +159,10 @@ def test_no_message_is_early_late_lost_or_repeated(plan: list[Act]) -> None:
         for act in plan:
             life.do(act)
             assert life.counts_what_waits()
-        life.room.advance(2 * LONGEST_MS)
+        life.engine.advance(2 * LONGEST_MS)
 
-        arrived = life.room.arrived()
-        life.room.close()
+        arrived = life.engine.arrived()
+        life.engine.close()
 
     expected = {body: due_ms for body, due_ms in life.due.items() if body not in life.cancelled | life.unsure}
     counts = Counter(message.body for message in arrived)
@@ -184,7 +181,7 @@ def test_a_closed_folder_tells_upstream_what_it_need_not_hand_over(tmp_path: Pat
     life.do(Act("send", [1, 2, 1]))
     life.do(Act("wait", 2_000))
     life.do(Act("cancel", 4))
-    store, schedule = life.room.store, life.room.schedule
+    store, schedule = life.engine.store, life.engine.schedule
     store.take_checkpoint()
 
     left = [
@@ -195,5 +192,5 @@ def test_a_closed_folder_tells_upstream_what_it_need_not_hand_over(tmp_path: Pat
     ]
 
     assert sorted(left) == [b"0", b"2"]
-    assert sorted(life.room.bodies()) == [b"1", b"3"]
-    life.room.close()
+    assert sorted(life.engine.bodies()) == [b"1", b"3"]
+    life.engine.close()

@@ -1,0 +1,162 @@
+"""View of the pending timers: those on the wheel that are not released, cancelled or recalled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from mqtemplate.delay.offset_set import contains
+from mqtemplate.delay.pending_rows import NO_ROWS, PENDING_DTYPE, PendingEntry, PendingPiece
+from mqtemplate.delay.timers.backlog import TimerBacklog
+from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerTopicReader
+from mqtemplate.delay.timers.recalls import TimerRecalls
+from mqtemplate.delay.timers.settings import slot_of
+from mqtemplate.delay.timers.timer_log import TimerLogDamageError
+from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_DTYPE, Magic, slots_of
+from mqtemplate.record.codec import StoredRecord
+
+_PIECE_COUNT = 16_384  # messages in one piece
+
+
+class PendingTimers:
+    """Reads pending timers from the files and from the backlog. It changes neither.
+
+    The lock is the one of the `TimerMessageStore`. The caller holds it, except for `pieces`.
+    """
+
+    def __init__(self, backlog: TimerBacklog, reader: TimerTopicReader, lock: threading.RLock) -> None:
+        self._backlog = backlog
+        self._log = backlog.files.log
+        self._reader = reader
+        self._precision_ms = backlog.files.settings.precision_ms
+        self._lock = lock
+        self._recalls = TimerRecalls(backlog.files, reader)
+        # Number of pending messages, minus the backlog's balance; recalled messages count. None before the first count.
+        self._base_count: int | None = None
+
+    # --- one message ---------------------------------------------------------------------------
+
+    def find(self, record: StoredRecord) -> PendingEntry | None:
+        """Return the entry of a record of the timer topic; None if it is not pending."""
+        found = self._log.find(record.physical_offset)
+        if found is None:
+            return None
+        unit, backlog = found[1], self._backlog
+        if unit.magic & (Magic.DONE | Magic.DELETE) or unit.slot_ms < backlog.read_ms:
+            return None
+        deliver_ms = self._reader.deliver_time(record) or 0
+        final_ms = slot_of(deliver_ms, self._precision_ms) if unit.magic & Magic.ROLL else unit.slot_ms
+        if self._recalls.is_recalled(final_ms, record, backlog.read_ms):
+            return None
+        if unit.slot_ms in backlog.open:
+            is_pending = backlog.near.contains(backlog.due_in_slot_ms(unit, record), record.physical_offset)
+        else:
+            is_pending = not backlog.is_done(np.array([tuple(unit)], TIMER_UNIT_DTYPE))[0]
+        return PendingEntry(deliver_ms, unit.slot_ms) if is_pending else None
+
+    # --- many messages -------------------------------------------------------------------------
+
+    def pieces(self, after_ms: int, before_ms: int) -> Iterator[PendingPiece]:
+        """Yield what is pending in a span of time; see `DelayStore.pending`."""
+        # A parked message may be due long after its slot. So all slots before the end are read.
+        from_ms = 0
+        while True:
+            with self._lock:
+                slots = self._next_slots(from_ms, before_ms)
+            if not len(slots):
+                return
+            try:
+                units = self._log.units_of_slots(slots, self._precision_ms)
+            except TimerLogDamageError:
+                # Without the lock, a unit may be half marked. If it is still damaged with the lock, the error is real.
+                with self._lock:
+                    units = self._log.units_of_slots(slots, self._precision_ms)
+            with self._lock:
+                rows = self._rows(units)
+            rows = rows[(rows["due_ms"] >= after_ms) & (rows["due_ms"] < before_ms)]
+            if len(rows):
+                yield PendingPiece(max(int(slots["time"][0]) * self._precision_ms, after_ms), rows)
+            from_ms = (int(slots["time"][-1]) + 1) * self._precision_ms
+
+    def _next_slots(self, from_ms: int, before_ms: int) -> np.ndarray:
+        """Return the next live slots: at least one, and not many more messages than a piece has; none at the end."""
+        slots = next(self._backlog.files.wheel.live(max(from_ms, self._backlog.read_ms), before_ms), None)
+        if slots is None:
+            return np.empty(0)
+        count = int(np.searchsorted(np.cumsum(np.maximum(slots["num"], 1)), _PIECE_COUNT)) + 1
+        return slots[:count]
+
+    def rows_between(self, physical_start: int, physical_end: int) -> np.ndarray:
+        """Return what is pending in a part of the commit log, as `PENDING_DTYPE`, for retention.
+
+        RocketMQ's delete markers and the messages they name are included: they still have to meet.
+        """
+        pieces = [NO_ROWS]
+        for _, units in self._log.pieces(self._log.position_after(physical_start), self._log.end):
+            chosen = units[units["physical_offset"] < physical_end]
+            pieces.append(self._rows(chosen, with_markers=True))
+            if len(chosen) < len(units):
+                break
+        return np.concatenate(pieces)
+
+    def _rows(self, units: np.ndarray, *, with_markers: bool = False) -> np.ndarray:
+        """Return the pending ones of some units, as `PENDING_DTYPE`.
+
+        Args:
+            with_markers: Include RocketMQ's delete markers, and the messages they name.
+        """
+        units = self._pending_units(units, Magic.DONE if with_markers else Magic.DONE | Magic.DELETE)
+        if not with_markers:
+            recalled = self._recalls.recalled(self._backlog.read_ms)
+            units = units[~contains(recalled["physical_offset"], units["physical_offset"])]
+        rows = np.empty(len(units), PENDING_DTYPE)
+        rows["physical_offset"] = units["physical_offset"]
+        rows["size"] = units["record_size"]
+        rows["topic_hash"] = units["topic_hash"]
+        times = self._reader.due_times(units)
+        rows["due_ms"] = np.where(times == NO_TIME_MS, slots_of(units), times)
+        return rows
+
+    def _pending_units(self, units: np.ndarray, excluded_bits: int) -> np.ndarray:
+        """Return the units without these bits whose messages are pending; recalled ones are included."""
+        backlog = self._backlog
+        units = units[(slots_of(units) >= backlog.read_ms) & (units["magic"] & excluded_bits == 0)]
+        is_pending = ~backlog.is_done(units)
+        # An open slot is in the near term, except its delete markers that are not parked.
+        is_open = np.isin(slots_of(units), list(backlog.open))
+        is_open &= units["magic"] & (Magic.DELETE | Magic.ROLL) != Magic.DELETE
+        if is_open.any():
+            is_pending &= ~is_open | contains(backlog.near.physical_offsets(), units["physical_offset"])
+        return np.asarray(units[is_pending])
+
+    def count(self) -> int:
+        """Return the number of pending messages. The first call reads all units: 0.05 microseconds each (measured)."""
+        backlog = self._backlog
+        if self._base_count is None:
+            self._base_count = self._count(units for _, units in self._log.pieces(0, self._log.end)) - backlog.balance
+        positions = self._recalls.recalled(backlog.read_ms)["position"]
+        recalled = self._log.gather(positions[positions >= self._log.start])
+        return self._base_count + backlog.balance - self._count([recalled])
+
+    def _count(self, pieces: Iterable[np.ndarray]) -> int:
+        return sum([len(self._pending_units(units, Magic.DONE | Magic.DELETE)) for units in pieces])
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def delete_before(self, physical_start: int) -> int:
+        """Delete timer log files without pending messages whose records are before *physical_start*.
+
+        Returns:
+            The number of deleted files.
+        """
+        log, kept = self._log, self._log.start
+        for end in log.file_ends():
+            last = log.read(log.last_position(end))
+            if last is None or last.physical_offset >= physical_start:
+                break
+            if any(len(self._rows(units, with_markers=True)) for _, units in log.pieces(kept, end)):
+                break
+            kept = end
+        return log.delete_before(kept)

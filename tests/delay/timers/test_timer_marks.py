@@ -1,0 +1,220 @@
+"""What was handed over from a slot that is still open says so in its unit: RocketMQ would hand it over again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqtemplate.delay.timers.backlog import TimerBacklog
+from mqtemplate.delay.timers.timer_unit import DONE_RECORD_SIZE, Magic
+from mqtemplate.store import FlushDiskType
+from tests.delay.conftest import OpenEngine
+from tests.delay.delay_engine import DelayEngine
+
+HOUR_MS = 3_600_000
+
+
+def backlog_of(engine: DelayEngine) -> TimerBacklog:
+    assert engine.timer._backlog is not None
+    return engine.timer._backlog
+
+
+def left_to_rocketmq(engine: DelayEngine) -> list[str]:
+    """The ids that RocketMQ would find in the slots that it had to empty, by what is written now.
+
+    It begins at the checkpoint's slot, asks no bit of a unit, and drops the ones of whose record it reads one byte.
+    """
+    files = backlog_of(engine).files
+    ids = []
+    for _, units in files.log.pieces(0, files.log.end):
+        slots_ms = units["write_time_ms"] + units["delay_ms"]
+        chosen = (slots_ms >= files.checkpoint.last_read_time_ms) & (units["record_size"] != DONE_RECORD_SIZE)
+        for physical_offset in units["physical_offset"][chosen].tolist():
+            record = engine.store.read_at(physical_offset)
+            assert record is not None
+            ids.append(record.properties.get("UNIQ_KEY", ""))
+    return ids
+
+
+def send_three(engine: DelayEngine) -> None:
+    for at_ms in (100, 400, 900):
+        engine.send_for(b"%d" % at_ms, TIMER_DELAY_MS=5_000 - engine.clock.now_ms() % 1_000 + at_ms)
+
+
+def to_the_middle(engine: DelayEngine) -> None:
+    """Halfway into the slot that the three are due in."""
+    engine.advance(5_500 - engine.clock.now_ms() % 1_000)
+
+
+def test_what_is_handed_over_is_marked_at_the_checkpoint(engine: DelayEngine) -> None:
+    send_three(engine)
+    to_the_middle(engine)
+    before = backlog_of(engine).files.log.read(0)
+
+    engine.store.take_checkpoint()
+
+    assert engine.bodies() == [b"100", b"400"]
+    assert before is not None
+    assert not before.magic & Magic.DONE
+    assert left_to_rocketmq(engine) == ["900"]
+
+
+def test_a_late_comer_is_marked_like_those_that_came_before_their_slot(engine: DelayEngine) -> None:
+    send_three(engine)
+    to_the_middle(engine)
+    engine.send_for(b"late", TIMER_DELAY_MS=100)
+    engine.send_for(b"later", TIMER_DELAY_MS=300)
+    engine.advance(200)
+
+    engine.store.take_checkpoint()
+
+    assert engine.bodies() == [b"100", b"400", b"late"]
+    assert left_to_rocketmq(engine) == ["900", "later"]
+
+
+def test_what_is_parked_is_marked_when_it_is_set_on_again(open_engine: OpenEngine) -> None:
+    engine = open_engine()
+    engine.send_for(b"far", TIMER_DELAY_MS=2 * HOUR_MS)
+    engine.release_due()
+    while len(engine.timer_records()) == 1:
+        due_ms = engine.release_due()
+        assert due_ms is not None
+        engine.clock.set_ms(due_ms)
+    engine.send_for(b"near", TIMER_DELAY_MS=100)
+    engine.release_due()
+
+    engine.store.take_checkpoint()
+
+    assert left_to_rocketmq(engine) == ["far", "near"]  # its new copy
+
+
+def test_nothing_is_marked_before_its_copy_is_on_the_disk(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    send_three(engine)
+    engine.store.take_checkpoint()
+    to_the_middle(engine)
+    monkeypatch.setattr(engine.store.group_commit, "wait", lambda end, timeout_ms: False)
+
+    engine.timer.persist()
+    kept = left_to_rocketmq(engine)
+    monkeypatch.undo()
+    engine.timer.persist()
+
+    assert kept == ["100", "400", "900"]
+    assert left_to_rocketmq(engine) == ["900"]
+
+
+def test_an_open_slot_in_which_nothing_happens_is_not_marked_again(engine: DelayEngine) -> None:
+    send_three(engine)
+    to_the_middle(engine)
+    engine.store.take_checkpoint()
+    counter = backlog_of(engine).files.checkpoint.counter
+
+    engine.advance(10)
+    engine.store.take_checkpoint()
+
+    assert len(backlog_of(engine).unmarked()) == 0
+    assert backlog_of(engine).files.checkpoint.counter == counter
+
+
+def test_a_slot_that_is_over_needs_no_marks(engine: DelayEngine) -> None:
+    """The checkpoint says that it is: who opens the folder begins behind it."""
+    send_three(engine)
+    engine.release_due()
+    engine.advance(20_000)
+
+    assert len(backlog_of(engine).unmarked()) == 0
+    engine.store.take_checkpoint()
+    units = backlog_of(engine).files.log.read(0), backlog_of(engine).files.log.read(104)
+    assert [unit.magic for unit in units if unit] == [1, 1]
+
+
+def test_rocketmqs_markers_stay_in_force_while_their_slot_is_open(engine: DelayEngine) -> None:
+    due_ms = engine.clock.now_ms() // 1_000 * 1_000 + 5_900
+    engine.send_for(b"unwanted", TIMER_DELIVER_MS=due_ms)
+    engine.send_for(b"first", TIMER_DELIVER_MS=due_ms - 800)
+    engine.send(b"0", UNIQ_KEY="marker", TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY="unwanted")
+    to_the_middle(engine)
+
+    engine.store.take_checkpoint()
+
+    assert engine.bodies() == [b"first"]
+    assert left_to_rocketmq(engine) == ["unwanted", "marker"]
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType))
+def test_what_a_killed_broker_had_handed_over_is_marked_by_the_next(
+    open_engine: OpenEngine, tmp_path: Path, flush: FlushDiskType
+) -> None:
+    """The log says what happened after the last checkpoint, and the slot is still open."""
+    engine = open_engine(flush=flush)
+    send_three(engine)
+    engine.release_due()
+    engine.store.take_checkpoint()
+    to_the_middle(engine)
+    engine.crash()
+
+    engine = open_engine(flush=flush)
+    engine.advance(1)
+    engine.store.take_checkpoint()
+
+    assert left_to_rocketmq(engine) == ["900"]
+    engine.advance(20_000)
+    assert engine.bodies() == [b"100", b"400", b"900"]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_marked_units_bring_a_restart_to_no_other_end(open_engine: OpenEngine, tmp_path: Path, clean: bool) -> None:
+    """The last unit of the log is a marked one, and the wheel has to be made anew from units of which many are."""
+    engine = open_engine()
+    for number in range(250):
+        engine.send_for(b"%03d" % number, TIMER_DELAY_MS=5_999 - engine.clock.now_ms() % 1_000 - 4 * number)
+    to_the_middle(engine)
+    engine.store.take_checkpoint()
+    last = backlog_of(engine).files.log
+    unit = last.read(last.last_position())
+    if clean:
+        engine.close()
+        (tmp_path / "timerwheel").unlink()
+    else:
+        engine.crash()
+
+    engine = open_engine()
+    assert engine.timer.count_pending() == 125
+    engine.advance(20_000)
+
+    assert unit is not None
+    assert unit.record_size == DONE_RECORD_SIZE
+    assert engine.bodies() == [b"%03d" % number for number in range(249, -1, -1)]
+
+
+def test_a_file_that_went_takes_its_marks_along(engine: DelayEngine) -> None:
+    """Between a hand-over and the next checkpoint retention may delete the timer log's file."""
+    for number in range(150):
+        at_ms = 100 if number < 120 else 900
+        engine.send_for(b"%03d" % number, TIMER_DELAY_MS=5_000 - engine.clock.now_ms() % 1_000 + at_ms)
+    to_the_middle(engine)
+
+    gone = engine.timer.delete_before(engine.timer_records()[110].physical_offset)
+    engine.store.take_checkpoint()
+
+    assert gone == 1
+    log = backlog_of(engine).files.log
+    marked = [bool(unit.magic & Magic.DONE) for at in range(log.start, log.end, 52) if (unit := log.read(at))]
+    assert marked == [True] * 20 + [False] * 30
+
+
+def test_the_marks_of_a_large_slot_are_written_piece_by_piece(open_engine: OpenEngine) -> None:
+    """Others need the lock in between; what is handed over meanwhile is marked the next time."""
+    engine = open_engine()
+    due_ms = engine.clock.now_ms() // 1_000 * 1_000 + 60_000
+    for number in range(10_000):
+        engine.send(b"", TIMER_DELIVER_MS=due_ms - (1 if number % 2 else 800))
+    engine.advance(due_ms - 400 - engine.clock.now_ms())
+
+    engine.store.take_checkpoint()
+
+    log = backlog_of(engine).files.log
+    done = np.concatenate([units["magic"] & Magic.DONE != 0 for _, units in log.pieces(0, log.end)])
+    assert done.tolist() == [number % 2 == 0 for number in range(10_000)]

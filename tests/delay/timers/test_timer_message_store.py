@@ -1,0 +1,774 @@
+"""Timers: stored, put on the wheel, handed over."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqtemplate.clock import SystemClock
+from mqtemplate.delay import DEAD_LETTER_TOPIC, TimerLimits
+from mqtemplate.delay.timers.backlog import parking_slots
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.delay.timers.intake import TimerTopicReader
+from mqtemplate.delay.timers.settings import TimerSettings
+from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
+from mqtemplate.delay.timers.timer_unit import MAX_DELIVER_MS
+from mqtemplate.errors import StoreFullError
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import encode_properties
+from mqtemplate.services import ServiceThread
+from mqtemplate.store import PutResult
+from mqtemplate.topics import TIMER_TOPIC
+from tests.delay.conftest import OpenEngine
+from tests.delay.delay_engine import DelayEngine
+
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 600}
+
+
+# --- storing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("A12", "G5")
+def test_a_timer_is_stored_in_the_timer_topic(engine: DelayEngine) -> None:
+    """One queue for all; the service reads it from there, and the real topic sees nothing."""
+    engine.send(b"later", TIMER_DELAY_MS=1_500)
+    engine.release_due()
+
+    [record] = engine.timer_records()
+    assert (record.topic, record.queue_id) == (TIMER_TOPIC, 0)
+    assert engine.bodies() == []
+
+
+def test_the_files_are_made_with_the_first_timer(open_engine: OpenEngine) -> None:
+    """Who uses levels only has no wheel."""
+    engine = open_engine()
+    engine.send(b"", DELAY=1)
+    engine.advance(1 * SECOND)
+    assert not any(
+        engine.store_files.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE)
+    )
+
+    engine.send(b"", TIMER_DELAY_MS=1)
+    engine.release_due()
+    assert all(engine.store_files.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE))
+
+
+@pytest.mark.feature("A13")
+def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(engine: DelayEngine) -> None:
+    """Two messages of one second: a chain of two; the exact millisecond stands in the unit."""
+    start = engine.clock.now_ms()
+    first = engine.send(b"first", TIMER_DELAY_MS=5_300)
+    second = engine.send(b"second", TIMER_DELAY_MS=5_200)
+    engine.release_due()
+
+    files = engine.timer._files
+    assert files is not None
+    slot = files.wheel.get(start + 5_000)
+    assert slot is not None
+    assert (slot.first_pos, slot.last_pos, slot.num) == (0, 52, 2)
+    newest, oldest = files.log.read(52), files.log.read(0)
+    assert newest is not None
+    assert oldest is not None
+    assert (newest.physical_offset, newest.previous_pos, newest.tail & MAX_DELIVER_MS) == (
+        second.physical_offset,
+        0,
+        start + 5_200,
+    )
+    assert (oldest.physical_offset, oldest.previous_pos, oldest.slot_ms) == (first.physical_offset, -1, start + 5_000)
+
+
+# --- releasing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("D2", "A2", "A14", "A15")
+@pytest.mark.parametrize("delay_ms", [1, 7, 999, 1_000, 1_001, 59_999, 3_600_000, 10_000_001])
+def test_a_timer_arrives_at_its_millisecond(engine: DelayEngine, delay_ms: int) -> None:
+    """Neither a slot nor a millisecond early, and not a millisecond late."""
+    start = engine.clock.now_ms()
+    engine.send(b"exact", TIMER_DELAY_MS=delay_ms)
+
+    engine.advance(delay_ms - 1)
+    assert engine.bodies() == []
+    engine.advance(1)
+    assert [message.at_ms - start for message in engine.arrived()] == [delay_ms]
+
+
+@pytest.mark.feature("A1", "A17")
+@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "__STARTDELIVERTIME"])
+def test_an_absolute_time_arrives_at_that_time(engine: DelayEngine, name: str) -> None:
+    due = engine.clock.now_ms() + 10_000
+    engine.send(b"absolute", **{name: due})
+
+    engine.advance(20_000)
+
+    assert engine.arrived()[0].at_ms == due
+
+
+@pytest.mark.feature("A17", "A19")
+def test_the_three_ways_to_ask_arrive_together(engine: DelayEngine) -> None:
+    start = engine.clock.now_ms()
+    engine.send(b"Hello0", TIMER_DELAY_SEC=10)
+    engine.send(b"Hello1", TIMER_DELAY_MS=10_000)
+    engine.send(b"Hello2", TIMER_DELIVER_MS=start + 10_000)
+
+    engine.advance(10_000)
+
+    assert engine.bodies() == [b"Hello0", b"Hello1", b"Hello2"]
+    assert {message.at_ms - start for message in engine.arrived()} == {10_000}
+
+
+@pytest.mark.feature("A16")
+def test_the_copy_is_an_ordinary_message_of_its_topic(engine: DelayEngine) -> None:
+    """Properties stay, and tell when it was put on the wheel and taken off."""
+    start = engine.clock.now_ms()
+    put = engine.send(b"body", queue_id=2, TIMER_DELAY_MS=1_234, TAGS="paid", KEYS="4466")
+    engine.advance(1_234)
+
+    [message] = engine.arrived(queue_id=2)
+    assert message.properties == {
+        "TIMER_DELAY_MS": "1234",
+        "TAGS": "paid",
+        "KEYS": "4466",
+        "TIMER_DELIVER_MS": str(start + 1_234),
+        "TIMER_OUT_MS": str(start + 1_000),
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "2",
+        "TIMER_ENQUEUE_MS": str(start),
+        "TIMER_DEQUEUE_MS": str(start + 1_234),
+    }
+    assert engine.store.consume_queue("orders", 2).unit(0).tags_code == 3433164
+    assert message.record.prepared_transaction_offset == put.physical_offset + 1
+
+
+@pytest.mark.feature("D3")
+def test_one_slot_is_released_in_order_of_due_time(engine: DelayEngine) -> None:
+    """Upstream empties a second at once; here each of its messages has its own moment."""
+    start = engine.clock.now_ms()
+    for delay_ms in (1_900, 1_100, 1_500, 1_100):
+        engine.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+
+    engine.advance(5_000)
+
+    assert [(message.body, message.at_ms - start) for message in engine.arrived()] == [
+        (b"1100", 1_100),
+        (b"1100", 1_100),
+        (b"1500", 1_500),
+        (b"1900", 1_900),
+    ]
+
+
+def test_messages_that_come_while_their_slot_is_open_find_their_place(engine: DelayEngine) -> None:
+    start = engine.clock.now_ms()
+    engine.send(b"900", TIMER_DELAY_MS=900)
+    engine.send(b"300", TIMER_DELAY_MS=300)
+    engine.advance(100)
+    engine.send(b"200", TIMER_DELAY_MS=100)
+    engine.send(b"600", TIMER_DELAY_MS=500)
+
+    engine.advance(2_000)
+
+    assert [(message.body, message.at_ms - start) for message in engine.arrived()] == [
+        (b"200", 200),
+        (b"300", 300),
+        (b"600", 600),
+        (b"900", 900),
+    ]
+
+
+@pytest.mark.feature("A3", "A16")
+def test_forty_days_are_kept_to_the_millisecond(open_engine: OpenEngine) -> None:
+    """On a wheel of upstream's size: parked within two days, again and again."""
+    engine = open_engine(timers={})
+    start = engine.clock.now_ms()
+    engine.send(b"forty days", TIMER_DELAY_MS=40 * DAY)
+
+    engine.advance(40 * DAY)
+
+    [message] = engine.arrived()
+    assert message.at_ms == start + 40 * DAY
+    assert int(message.properties["TIMER_ROLL_TIMES"]) >= 20
+
+
+def test_a_slot_spread_over_many_files_is_read_whole(engine: DelayEngine) -> None:
+    """A hundred units a file: close together they are scanned, far apart the chain is walked."""
+    for number in range(450):
+        engine.send(b"dense", TIMER_DELAY_MS=5_000 + number % 500)
+    for number in range(450):
+        engine.send(b"sparse" if number % 50 == 0 else b"other", TIMER_DELAY_MS=60_000 if number % 50 == 0 else 90_000)
+
+    engine.advance(60_000)
+
+    assert engine.bodies().count(b"dense") == 450
+    assert engine.bodies().count(b"sparse") == 9
+    engine.advance(30_000)
+    assert len(engine.bodies()) == 900
+
+
+# --- rolling ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("D26", "A16")
+def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_engine: OpenEngine) -> None:
+    """Not yet due: appended to the timer topic again, so that it does not grow old with the commit log."""
+    engine = open_engine(timers=MULTIPLES)
+    start = engine.clock.now_ms()
+    engine.send(b"25 s", TIMER_DELAY_MS=25_300)
+
+    engine.advance(25_299)
+    assert engine.bodies() == []
+    assert len(engine.timer_records()) >= 3
+    engine.advance(1)
+    [message] = engine.arrived()
+    assert message.at_ms == start + 25_300
+    assert int(message.properties["TIMER_ROLL_TIMES"]) == len(engine.timer_records()) - 1
+
+
+@pytest.mark.feature("D5")
+def test_parked_messages_spread_over_half_the_window() -> None:
+    """Many messages of one far time do not meet in one slot before it (upstream parks at two places)."""
+    offsets = np.arange(1_000) * 317
+
+    parked = parking_slots(np.full(1_000, 10 * DAY), offsets, 0, TimerSettings())
+
+    assert ((parked >= DAY) & (parked < 2 * DAY)).all()
+    assert len(np.unique(parked)) > 900
+    assert parking_slots(np.array([2 * DAY - 1_000]), np.array([0]), 0, TimerSettings()).tolist() == [-1]
+
+
+def test_a_parked_message_survives_kills_on_its_way(open_engine: OpenEngine) -> None:
+    engine = open_engine(timers=MULTIPLES)
+    engine.send(b"a minute", TIMER_DELAY_MS=60_000)
+    for _ in range(12):
+        engine.advance(5_000)
+        engine.crash()
+        engine = open_engine(timers=MULTIPLES)
+
+    engine.advance(1)
+
+    assert engine.bodies() == [b"a minute"]
+
+
+# --- waking -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("A14")
+def test_the_step_says_when_to_come_back(engine: DelayEngine) -> None:
+    """Upstream looks every 100 ms; here it is called a moment before the slot begins, then at the millisecond."""
+    start = engine.clock.now_ms()
+    assert engine.timer.step() is None
+
+    engine.send(b"", TIMER_DELAY_MS=5_300)
+    assert engine.timer.step() == start + 4_900
+    engine.clock.set_ms(start + 4_900)
+    assert engine.timer.step() == start + 5_300
+    engine.clock.set_ms(start + 5_300)
+    assert engine.timer.step() == start + 6_000, "to close the slot"
+    engine.clock.set_ms(start + 6_000)
+    assert engine.timer.step() is None
+
+
+def test_a_new_timer_wakes_the_service(engine: DelayEngine) -> None:
+    rung: list[bool] = []
+    engine.timer.on_wake(lambda: rung.append(True))
+
+    engine.send(b"", DELAY=1)
+    assert not rung
+    engine.send(b"", TIMER_DELAY_MS=1)
+    assert rung
+
+
+def test_a_message_that_is_due_before_the_service_sees_it_goes_at_once(engine: DelayEngine) -> None:
+    engine.send(b"short", TIMER_DELAY_MS=1)
+    engine.clock.move_ms(5_000)
+
+    engine.release_due()
+
+    assert engine.bodies() == [b"short"]
+
+
+# --- clocks and outages -----------------------------------------------------------------------------
+
+
+def test_after_the_clock_was_set_back_messages_wait_again(engine: DelayEngine) -> None:
+    start = engine.clock.now_ms()
+    engine.send(b"early bird", TIMER_DELAY_MS=10_000)
+    engine.advance(9_950)
+    engine.clock.set_ms(start - HOUR)
+
+    engine.advance(HOUR + 9_999)
+    assert engine.bodies() == []
+    engine.advance(1)
+    assert engine.bodies() == [b"early bird"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_new_timers_work_after_the_clock_was_set_back(open_engine: OpenEngine, restart: bool) -> None:
+    """Their slots were closed already, in a time that is future again; over a restart, too."""
+    engine = open_engine()
+    engine.send(b"first", TIMER_DELAY_MS=5_000)
+    engine.advance(HOUR)
+    engine.clock.move_ms(-HOUR)
+    start = engine.clock.now_ms()
+    engine.send(b"second", TIMER_DELAY_MS=7_000)
+    engine.release_due()
+    if restart:
+        engine.store.take_checkpoint()
+        engine.crash()
+        engine = open_engine()
+
+    engine.advance(6_999)
+    assert engine.bodies() == [b"first"]
+    engine.advance(1)
+    assert engine.bodies() == [b"first", b"second"]
+    assert engine.clock.now_ms() == start + 7_000
+
+
+def test_after_the_clock_was_set_forward_what_is_due_goes_at_once_in_order(engine: DelayEngine) -> None:
+    for delay_s in (300, 100, 200):
+        engine.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
+    engine.release_due()
+    engine.clock.move_ms(HOUR)
+
+    engine.release_due()
+
+    assert engine.bodies() == [b"100", b"200", b"300"]
+
+
+@pytest.mark.feature("D18")
+def test_an_outage_longer_than_the_wheel_loses_nothing(open_engine: OpenEngine) -> None:
+    """Upstream abandons what was due more than seven days ago."""
+    engine = open_engine(timers=MULTIPLES)
+    for delay_s in (3, 8, 40):
+        engine.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
+    engine.release_due()
+    engine.close()
+
+    engine = open_engine(timers=MULTIPLES)
+    engine.clock.move_ms(100 * DAY)
+    engine.send(b"new", TIMER_DELAY_SEC=5)
+    engine.advance(5_000)
+
+    assert engine.bodies() == [b"3", b"8", b"40", b"new"]
+
+
+def test_a_message_is_never_written_over_one_that_still_waits(open_engine: OpenEngine) -> None:
+    """An overdue slot and the far end of the window may share a place on the wheel; the overdue one leaves first."""
+    engine = open_engine(timers=MULTIPLES)
+    engine.send(b"overdue", TIMER_DELAY_MS=2_500)
+    engine.release_due()
+    turn_ms = 2 * 70 * SECOND
+    engine.clock.move_ms(turn_ms - 3 * SECOND)
+    engine.send(b"same place", TIMER_DELAY_MS=5_400)
+
+    engine.advance(10_000)
+
+    assert engine.bodies() == [b"overdue", b"same place"]
+
+
+# --- cancelling (upstream's markers) ----------------------------------------------------------------
+
+
+@pytest.mark.feature("D20")
+@pytest.mark.parametrize("key", ["id-1", "orders+id-1"])
+def test_a_delete_marker_takes_its_target_along(engine: DelayEngine, key: str) -> None:
+    """Both forms of the key that brokers have written are understood; the marker itself is never delivered."""
+    due = engine.clock.now_ms() + 10_500
+    engine.send(b"unwanted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
+    engine.send(b"wanted", UNIQ_KEY="id-2", TIMER_DELIVER_MS=due)
+    engine.send(b"0", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due - 499, TIMER_DEL_UNIQKEY=key)
+
+    engine.advance(60_000)
+
+    assert engine.bodies() == [b"wanted"]
+
+
+def test_a_delete_marker_works_while_its_slot_is_open(engine: DelayEngine) -> None:
+    due = engine.clock.now_ms() + 900
+    engine.send(b"unwanted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
+    engine.advance(500)
+    engine.send(b"0", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due, TIMER_DEL_UNIQKEY="id-1")
+
+    engine.advance(60_000)
+
+    assert engine.bodies() == []
+
+
+# --- upstream's messages ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({"TIMER_OUT_MS": "5000"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "5300"}, 5_300),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELIVER_MS": "9999"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_MS": "4200"}, 5_200),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_SEC": "5"}, 6_000),
+        ({"TIMER_OUT_MS": "5000", "TIMER_DELAY_SEC": "4", "TIMER_DELAY_MS": "1"}, 5_001),
+        ({"TIMER_DELIVER_MS": "5300"}, 5_300),
+        ({"TIMER_OUT_MS": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_a_due_time_is_read_from_what_a_broker_wrote(
+    engine: DelayEngine, properties: dict[str, str], expected: int | None
+) -> None:
+    """Upstream keeps the slot only; what the sender asked for narrows it down, never to before the slot is right."""
+    engine.clock.set_ms(1_000)
+    put = engine.store.put(RecordDraft(TIMER_TOPIC, 0, b"", encode_properties(properties)))
+
+    assert (
+        TimerTopicReader(engine.store, 1_000).deliver_time(engine.store.read(put.physical_offset, put.size)) == expected
+    )
+
+
+def test_units_that_upstream_wrote_are_delivered(engine: DelayEngine) -> None:
+    """The last field of its units is 0: the record tells the time."""
+    start = engine.clock.now_ms()
+    engine.send(b"from upstream", TIMER_DELAY_MS=5_300)
+    engine.release_due()
+    assert engine.timer._files is not None
+    found = engine.timer._files.log._files.find(0)
+    assert found is not None
+    found[0].view[44:52] = bytes(8)
+
+    engine.advance(10_000)
+
+    assert [message.at_ms - start for message in engine.arrived()] == [5_300]
+
+
+# --- threads ----------------------------------------------------------------------------------------
+
+
+def test_in_a_thread_on_the_machines_clock_nothing_is_early() -> None:
+    """The same services, driven by `ServiceThread`: it sleeps until a step's time, and new messages wake it."""
+    engine = DelayEngine(clock=SystemClock())
+    errors: list[Exception] = []
+    thread = ServiceThread(
+        "delay", [engine.schedule, engine.timer], engine.clock, lambda service, error: errors.append(error)
+    )
+    everything = threading.Event()
+    queue = engine.store.consume_queue("orders", 0)
+    engine.store.watch("orders", lambda: everything.set() if queue.max_offset == 21 else None)
+    thread.start()
+    try:
+        for number in range(20):
+            engine.send(b"", TIMER_DELAY_MS=1 + 7 * number % 90)
+        engine.send(b"", TIMER_DELAY_MS=120)
+
+        assert everything.wait(30)
+    finally:
+        thread.stop()
+
+    late_ms = [message.at_ms - int(message.properties["TIMER_DELIVER_MS"]) for message in engine.arrived()]
+    assert min(late_ms) >= 0
+    assert errors == []
+    engine.close()
+
+
+# --- trouble ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature("D1")
+def test_a_full_disk_delays_but_loses_nothing(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream gives up after three tries; here the wait is as long as the disk needs."""
+    engine.send(b"a", TIMER_DELAY_MS=1_500)
+    engine.send(b"b", TIMER_DELAY_MS=1_400)
+    engine.release_due()
+    engine.clock.move_ms(2_000)
+
+    def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.store, "put_all", full)
+        for _ in range(10):
+            assert engine.timer.step() == engine.clock.now_ms() + 1 * SECOND
+            engine.clock.move_ms(1 * SECOND)
+
+    engine.release_due()
+    assert engine.bodies() == [b"b", b"a"]
+
+
+@pytest.mark.feature("D13")
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"REAL_TOPIC": "orders", "REAL_QID": "0"},
+        {"REAL_TOPIC": "orders", "REAL_QID": "0", "TIMER_OUT_MS": "soon"},
+        {"REAL_TOPIC": "orders", "TIMER_OUT_MS": "1767225600000"},
+        {"REAL_QID": "0", "TIMER_OUT_MS": "1767225600000"},
+    ],
+)
+def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
+    open_engine: OpenEngine, properties: dict[str, str]
+) -> None:
+    """Upstream's default would try it for ever. Once, also over a crash at either side."""
+    engine = open_engine()
+    engine.put(RecordDraft(TIMER_TOPIC, 0, b"poison", encode_properties(properties)))
+    engine.send(b"healthy", TIMER_DELAY_MS=1_500)
+    engine.release_due()
+    engine.crash()
+    engine = open_engine()
+    engine.advance(10_000)
+
+    assert engine.bodies() == [b"healthy"]
+    assert engine.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+
+    engine.crash()
+    engine = open_engine()
+    engine.advance(10_000)
+    assert engine.bodies() == [b"healthy"]
+    assert engine.bodies(DEAD_LETTER_TOPIC) == [b"poison"]
+
+
+@pytest.mark.feature("D7", "D14")
+def test_a_damaged_record_is_counted_and_passed(engine: DelayEngine) -> None:
+    put = engine.send(b"damaged", TIMER_DELAY_MS=1_500)
+    engine.send(b"healthy", TIMER_DELAY_MS=1_500)
+    engine.release_due()
+    engine.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
+
+    engine.advance(2_000)
+
+    assert engine.bodies() == [b"healthy"]
+    assert engine.poison_count == 1
+
+
+def test_another_precision_is_as_exact(open_engine: OpenEngine) -> None:
+    engine = open_engine(limits=TimerLimits(precision_ms=100))
+    start = engine.clock.now_ms()
+    for delay_ms in (1, 99, 100, 101, 250):
+        engine.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+
+    engine.advance(1_000)
+
+    assert [message.at_ms - start for message in engine.arrived()] == [1, 99, 100, 101, 250]
+
+
+@pytest.mark.feature("D19")
+def test_progress_waits_for_what_is_not_handed_over(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream gives up waiting and goes on to the next slot. Here the slot stays open, and the files say so."""
+    start_ms = engine.clock.now_ms()
+    engine.send(b"held up", TIMER_DELAY_MS=1_500)
+    engine.release_due()
+
+    def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.store, "put_all", full)
+        engine.clock.move_ms(1 * HOUR)
+        engine.timer.step()
+        engine.store.take_checkpoint()
+
+    assert engine.timer._files is not None
+    assert engine.timer._files.checkpoint.last_read_time_ms <= start_ms + 1_000
+
+
+@pytest.mark.feature("D30")
+def test_a_stop_at_any_time_neither_loses_nor_repeats(open_engine: OpenEngine) -> None:
+    """Nothing hangs in a queue between threads: what a step did not hand over waits for the next owner."""
+    engine = open_engine()
+    delays_ms = [100 + 137 * number for number in range(40)]
+    for delay_ms in delays_ms:
+        engine.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
+    for _ in range(30):
+        engine.advance(193)
+        engine.close()
+        engine = open_engine()
+
+    engine.advance(10_000)
+
+    assert engine.bodies() == [b"%d" % delay_ms for delay_ms in delays_ms]
+
+
+@pytest.mark.feature("D4")
+def test_any_number_of_messages_may_be_due_in_one_second(engine: DelayEngine) -> None:
+    """Upstream's flow control refuses most just above its limit. There is none here: a slot costs what it holds."""
+    due_ms = engine.clock.now_ms() + 5_400
+    for _ in range(3_000):
+        engine.send(b"", TIMER_DELIVER_MS=due_ms)
+
+    engine.advance(5_400)
+
+    assert {message.at_ms for message in engine.arrived()} == {due_ms}
+    assert len(engine.bodies()) == 3_000
+
+
+def test_years_of_delay_are_kept_to_the_millisecond(open_engine: OpenEngine) -> None:
+    """Four bytes of a unit hold the way to its slot, and never more than the window."""
+    timers = {"slots_total": 40_000, "roll_window_slots": 30_000}
+    engine = open_engine(timers=timers, limits=TimerLimits(precision_ms=10_000, max_delay_ms=5 * 365 * DAY))
+    start_ms = engine.clock.now_ms()
+    engine.send(b"three years", TIMER_DELAY_MS=3 * 365 * DAY + 7)
+
+    engine.advance(3 * 365 * DAY + 7)
+
+    [message] = engine.arrived()
+    assert message.at_ms == start_ms + 3 * 365 * DAY + 7
+    assert int(message.properties["TIMER_ROLL_TIMES"]) == len(engine.timer_records()) - 1
+
+
+def test_a_clock_set_back_by_months_keeps_new_timers(open_engine: OpenEngine) -> None:
+    """Their slots were closed long ago in a time that is future again; the way from now is too long for four bytes."""
+    engine = open_engine()
+    engine.send(b"first", TIMER_DELAY_MS=5_000)
+    engine.advance(100 * DAY)
+    engine.clock.move_ms(-90 * DAY)
+    engine.send(b"second", TIMER_DELAY_MS=7_000)
+    engine.release_due()
+    engine.store.take_checkpoint()
+    engine.crash()
+    engine = open_engine()
+
+    engine.advance(7_000)
+
+    assert engine.bodies() == [b"first", b"second"]
+
+
+# --- files that go ----------------------------------------------------------------------------------
+
+
+def test_timer_log_files_go_with_the_commit_log(open_engine: OpenEngine) -> None:
+    """Those in which nothing waits and whose records are gone; never the last one."""
+    engine = open_engine()
+    for number in range(350):
+        engine.send(b"", TIMER_DELAY_MS=1_000 + number)
+    far = engine.send(b"far", TIMER_DELAY_MS=30 * MINUTE)
+    engine.advance(10 * SECOND)
+
+    assert engine.timer.delete_before(0) == 0
+    assert engine.timer.delete_before(far.physical_offset) == 3
+    assert engine.timer.delete_before(engine.store.end_offset) == 0
+    engine.store.take_checkpoint()
+    engine.crash()
+    engine = open_engine()
+    engine.advance(30 * MINUTE)
+    assert engine.bodies().count(b"far") == 1
+    assert len(engine.bodies()) == 351
+
+
+def test_a_timer_log_file_in_which_something_waits_stays(engine: DelayEngine) -> None:
+    engine.send(b"waits", TIMER_DELAY_MS=30 * MINUTE)
+    for number in range(250):
+        engine.send(b"", TIMER_DELAY_MS=1_000 + number)
+    engine.advance(10 * SECOND)
+
+    assert engine.timer.delete_before(engine.store.end_offset) == 0
+    engine.advance(30 * MINUTE)
+    assert engine.timer.delete_before(engine.store.end_offset) == 2
+
+
+# --- metrics ----------------------------------------------------------------------------------------
+
+
+def test_the_metrics_agree_with_what_the_store_holds(open_engine: OpenEngine) -> None:
+    """Waiting, released, rolled: counted on the way, the same as looked up."""
+    engine = open_engine()
+    for delay_s in (1, 2, 3, 4_000, 5_000):
+        engine.send(b"%d" % delay_s, UNIQ_KEY=f"id-{delay_s}", TIMER_DELAY_SEC=delay_s)
+    handle = engine.send_for(b"unwanted", TIMER_DELAY_SEC=90)
+    metrics = engine.store.metrics
+
+    assert metrics.snapshot()["delay.waiting.timer"] == 6
+    engine.control.cancel(handle)
+    assert metrics.snapshot()["delay.waiting.timer"] == 5
+    engine.advance(2 * SECOND)
+    engine.clock.move_ms(1_300)
+    engine.release_due()
+    assert metrics.snapshot()["delay.waiting.timer"] == 2
+    engine.advance(3_800 * SECOND)
+
+    snapshot = metrics.snapshot()
+    listed = sum(len(piece.rows) for piece in engine.timer.pending(0, 1 << 60))
+    assert snapshot["delay.waiting.timer"] == listed == 2
+    assert snapshot["delay.released"] == len(engine.bodies()) == 3
+    assert snapshot["delay.rolled"] == len([record for record in engine.timer_records() if is_rolled(record)]) == 2
+    assert metrics.histogram("delay.lag_ms").snapshot().total == 300
+    engine.crash()
+    engine = open_engine()
+    assert engine.store.metrics.snapshot()["delay.waiting.timer"] == 2
+
+
+def test_timermetrics_shows_how_many_wait_for_each_topic(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """One line of JSON, as upstream's; written twice a minute at most, and gone on from at the next start."""
+    engine = open_engine()
+    for delay_s in (1, 2, 90, 5_000):
+        engine.send(b"", TIMER_DELAY_SEC=delay_s)
+    engine.send(b"", topic="bills", TIMER_DELAY_SEC=90)
+    engine.advance(1_500)
+    now_ms = engine.clock.now_ms()
+    engine.store.take_checkpoint()
+    engine.close()
+
+    table = json.loads((tmp_path / TIMER_METRICS_FILE).read_text())
+    assert {topic: pair["count"] for topic, pair in table["timingCount"].items()} == {"orders": 3, "bills": 1}
+    assert table["dataVersion"] == {"counter": 1, "stateVersion": 0, "timestamp": now_ms}
+    engine = open_engine()
+    engine.advance(3_700 * SECOND)
+    engine.store.take_checkpoint()
+    table = json.loads((tmp_path / TIMER_METRICS_FILE).read_text())
+    assert {topic: pair["count"] for topic, pair in table["timingCount"].items()} == {"orders": 1, "bills": 0}
+
+
+def test_timermetrics_counts_every_topic_of_a_batch_with_thousands(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """A batch may name more topics than any cache holds, and two topics may share a Java hash (``Aa`` and ``BB``)."""
+    topics = ["Aa", "BB", *(f"topic-{number}" for number in range(4_200))]
+    engine = open_engine()
+    for topic in topics:
+        engine.send(b"", topic=topic, TIMER_DELAY_SEC=90)
+    engine.release_due()
+    engine.store.take_checkpoint()
+    engine.close()
+
+    table = json.loads((tmp_path / TIMER_METRICS_FILE).read_text())
+
+    assert {topic: pair["count"] for topic, pair in table["timingCount"].items()} == dict.fromkeys(topics, 1)
+    open_engine()
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"timingCount":{"orders":7}}', b'{"timingCount":[]}'])
+def test_timermetrics_that_cannot_be_read_stop_nobody(open_engine: OpenEngine, tmp_path: Path, text: bytes) -> None:
+    engine = open_engine()
+    engine.send(b"waits", TIMER_DELAY_SEC=5)
+    engine.release_due()
+    engine.close()
+    (tmp_path / TIMER_METRICS_FILE).write_bytes(text)
+
+    engine = open_engine()
+    engine.advance(5_000)
+
+    assert engine.bodies() == [b"waits"]
+
+
+def is_rolled(record: StoredRecord) -> bool:
+    return "TIMER_ROLL_TIMES" in record.properties
+
+
+def test_every_waiting_message_is_shown_wherever_it_is(open_engine: OpenEngine) -> None:
+    """On the wheel, parked, in a slot that is open, in one with many others: with the time it is due."""
+    engine = open_engine()
+    start_ms = engine.clock.now_ms()
+    delays_ms = [300, 700, 900, *range(5_000, 5_800, 4), 20 * MINUTE, 3 * HOUR]
+    for delay_ms in delays_ms:
+        engine.send(b"", TIMER_DELAY_MS=delay_ms)
+    engine.advance(500)
+
+    pieces = list(engine.timer.pending(0, 1 << 60))
+
+    rows = np.concatenate([piece.rows for piece in pieces])
+    assert sorted(rows["due_ms"].tolist()) == [start_ms + delay_ms for delay_ms in delays_ms[1:]]
+    floors = [piece.floor_ms for piece in pieces]
+    assert floors == sorted(floors)
+    assert all(rows["due_ms"].min() >= floor for floor in floors[:1])
+    between = engine.timer.pending_between(0, engine.store.end_offset)
+    assert sorted(between["physical_offset"].tolist()) == sorted(rows["physical_offset"].tolist())
+    some = [piece.rows for piece in engine.timer.pending(start_ms + 5_000, start_ms + 5_100)]
+    assert sum(len(piece) for piece in some) == 25

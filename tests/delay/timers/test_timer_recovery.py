@@ -1,0 +1,175 @@
+"""Timers after a kill, a power failure, lost files: what waits is kept, what was handed over is not repeated."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
+from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint
+from mqtemplate.errors import StoreFormatError
+from tests.delay.conftest import OpenEngine
+from tests.delay.delay_engine import SMALL_WHEEL, DelayEngine
+
+
+def send_three(engine: DelayEngine) -> None:
+    for delay_s in (5, 10, 15):
+        engine.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
+    engine.release_due()
+
+
+def checkpoint_of(engine: DelayEngine) -> TimerCheckpoint:
+    assert engine.timer._files is not None
+    return engine.timer._files.checkpoint
+
+
+def test_a_clean_stop_writes_down_everything(open_engine: OpenEngine) -> None:
+    """Three units of 52 bytes, three of the queue; slots before the read time are done."""
+    engine = open_engine()
+    start = engine.clock.now_ms()
+    send_three(engine)
+    engine.advance(7_000)
+    engine.close()
+
+    engine = open_engine()
+
+    checkpoint = checkpoint_of(engine)
+    assert checkpoint.last_timer_log_flush_pos == 156
+    assert checkpoint.last_timer_queue_offset == 3
+    assert checkpoint.master_timer_queue_offset == (1 << 63) - 1  # so that RocketMQ goes by its timer log
+    assert checkpoint.last_read_time_ms == start + 7_000
+    assert checkpoint.precision_ms == 1_000
+    engine.advance(60_000)
+    assert engine.bodies() == [b"5", b"10", b"15"]
+
+
+@pytest.mark.parametrize("checkpointed_after_ms", [0, 4_999, 5_000, 5_500, 7_000, None])
+def test_a_kill_neither_loses_nor_repeats(open_engine: OpenEngine, checkpointed_after_ms: int | None) -> None:
+    """Wherever the last checkpoint was: before the hand-over, right behind it, after its slot closed, or nowhere."""
+    engine = open_engine()
+    send_three(engine)
+    if checkpointed_after_ms is not None:
+        engine.advance(checkpointed_after_ms)
+        engine.store.take_checkpoint()
+        engine.advance(7_000 - checkpointed_after_ms)
+    else:
+        engine.advance(7_000)
+    engine.crash()
+
+    engine = open_engine()
+    engine.advance(60_000)
+
+    assert engine.bodies() == [b"5", b"10", b"15"]
+
+
+def test_a_kill_before_the_service_saw_the_messages_loses_none(open_engine: OpenEngine) -> None:
+    engine = open_engine()
+    engine.send(b"first", TIMER_DELAY_MS=3_000)
+    engine.store.take_checkpoint()
+    engine.send(b"second", TIMER_DELAY_MS=2_000)
+    engine.crash()
+
+    engine = open_engine()
+    engine.advance(60_000)
+
+    assert engine.bodies() == [b"second", b"first"]
+
+
+@pytest.mark.parametrize("lost", [TIMER_CHECKPOINT_FILE, TIMER_WHEEL_FILE, TIMER_LOG_FOLDER])
+@pytest.mark.parametrize("clean", [True, False])
+def test_lost_files_are_made_anew_from_the_log(open_engine: OpenEngine, tmp_path: Path, lost: str, clean: bool) -> None:
+    """Upstream hands over the whole backlog again where ``timercheck`` is missing; the copies in the log tell."""
+    engine = open_engine()
+    send_three(engine)
+    engine.advance(7_000)
+    engine.store.take_checkpoint()
+    if clean:
+        engine.close()
+    else:
+        engine.crash()
+    path = tmp_path / lost
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+    engine = open_engine()
+    engine.advance(60_000)
+
+    assert engine.bodies() == [b"5", b"10", b"15"]
+
+
+def test_a_kill_while_the_files_are_made_anew_is_no_harm(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """Half of the topic on the wheel is no state to go on from: it is begun again."""
+    engine = open_engine()
+    for number in range(1_500):
+        engine.send(b"%d" % number, TIMER_DELAY_MS=1_000 + number)
+    engine.advance(1_700)
+    engine.crash()
+    (tmp_path / TIMER_CHECKPOINT_FILE).unlink()
+    engine = open_engine()
+    engine.timer.step()
+    engine.store.take_checkpoint()
+    engine.crash()
+
+    engine = open_engine()
+    engine.advance(60_000)
+
+    assert engine.bodies() == [b"%d" % number for number in range(1_500)]
+
+
+def test_timers_whose_records_a_power_failure_took_are_forgotten(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """Their place in log and queue is given to the next message, which must not be taken for them."""
+    engine = open_engine()
+    engine.send(b"kept", TIMER_DELAY_MS=20_000)
+    lost = engine.send(b"lost", TIMER_DELAY_MS=20_000)
+    engine.release_due()
+    engine.store.take_checkpoint()
+    engine.crash()
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(log.read_bytes())
+    data[lost.physical_offset :] = bytes(len(data) - lost.physical_offset)
+    log.write_bytes(data)
+
+    engine = open_engine()
+    engine.send(b"next", TIMER_DELAY_MS=5_000)
+    engine.advance(60_000)
+
+    assert engine.bodies() == [b"next", b"kept"]
+
+
+def test_a_checkpoint_is_written_only_when_something_changed(open_engine: OpenEngine) -> None:
+    """An idle broker does not wear the disk."""
+    engine = open_engine()
+    send_three(engine)
+    engine.store.take_checkpoint()
+    before = checkpoint_of(engine)
+
+    engine.store.take_checkpoint()
+    assert checkpoint_of(engine) is before
+    engine.advance(5_000)
+    engine.store.take_checkpoint()
+    assert checkpoint_of(engine).counter == before.counter + 1
+
+
+def test_an_idle_broker_lets_the_log_be_forgotten(open_engine: OpenEngine) -> None:
+    """While nothing is due, all hand-overs lie behind the checkpoint: a restart has nothing to replay."""
+    engine = open_engine()
+    send_three(engine)
+    engine.advance(7_000)
+    engine.store.take_checkpoint()
+
+    assert engine.timer.persist() == engine.store.end_offset
+    assert engine.schedule.persist() == engine.store.end_offset
+
+
+def test_the_folder_refuses_another_wheel(open_engine: OpenEngine) -> None:
+    engine = open_engine()
+    send_three(engine)
+    engine.close()
+
+    with pytest.raises(StoreFormatError, match="timerwheel"):
+        open_engine(timers=SMALL_WHEEL | {"slots_total": 5_000})
+    open_engine()
