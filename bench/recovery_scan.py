@@ -1,7 +1,7 @@
-"""The start after a kill: 1 GiB of commit log with messages of 1 KiB is read, checked and compared with its queues.
+"""Start after a kill: read and verify 1 GiB of commit log with messages of 1 KiB, and compare it with the queues.
 
-No checkpoint was taken, so all of it is read. Once the consume queues are as the killed process left them, once they
-are gone and made anew. The delay services follow the log.
+No checkpoint was taken, so the whole log is read. The first run has the consume queues of the killed process; the
+second run has to rebuild them. The delay services follow the log.
 
     python -m bench.recovery_scan [MIB] [SEED]
 """
@@ -37,7 +37,7 @@ def open_store(folder: Path) -> MessageStore:
 
 
 def fill(folder: Path, mib: int, seed: int) -> int:
-    """Write messages until there are *mib*, and let go of the folder as a killed process does; gives how many."""
+    """Write *mib* of messages, and release the folder as a killed process does. Return the number of messages."""
     chance = random.Random(seed)
     bodies = [chance.randbytes(1_024) for _ in range(64)]
     tags = ["paid", "refunded", "late"]
@@ -48,7 +48,7 @@ def fill(folder: Path, mib: int, seed: int) -> int:
         store.put_all([_draft(number, chance, bodies, tags) for number in range(count, count + _BATCH)])
         count += _BATCH
     store.release()
-    os.sync()  # what is measured is reading
+    os.sync()  # only reading is measured
     return count
 
 
@@ -58,7 +58,7 @@ def _draft(number: int, chance: random.Random, bodies: list[bytes], tags: list[s
     return RecordDraft("orders", chance.randrange(_QUEUES), chance.choice(bodies), properties, tags_code(tag))
 
 
-def recover(folder: Path, what: str, count: int) -> None:
+def recover(folder: Path, case: str, count: int) -> None:
     before = resident_mib(anonymous_only=True)
     store = open_store(folder)
     followers = [ScheduleMessageService(store), TimerMessageStore(store)]
@@ -68,8 +68,8 @@ def recover(folder: Path, what: str, count: int) -> None:
     grown = resident_mib(anonymous_only=True) - before
     found = sum(store.consume_queue("orders", queue_id).max_offset for queue_id in range(_QUEUES))
     assert found == count, f"{found} of {count} messages are in their queues"
-    report(f"recovery scan, {what}", (store.end_offset >> 20) / seconds, "MiB/s", ">= 300 MiB/s")
-    report("  memory it took (mapped files aside)", grown, "MiB", "flat")
+    report(f"recovery scan, {case}", (store.end_offset >> 20) / seconds, "MiB/s", ">= 300 MiB/s")
+    report("  memory in addition, without mapped files", grown, "MiB", "flat")
     store.release()
 
 
@@ -78,9 +78,9 @@ def main() -> None:
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     with scratch_folder() as folder:
         count = fill(folder / "store", mib, seed)
-        recover(folder / "store", "queues as they were left", count)
+        recover(folder / "store", "queues of the killed process", count)
         shutil.rmtree(folder / "store" / "consumequeue")
-        recover(folder / "store", "queues gone", count)
+        recover(folder / "store", "queues missing", count)
 
 
 if __name__ == "__main__":
