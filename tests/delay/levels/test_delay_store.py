@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from mqtemplate.delay import DelayLevels
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingEntry
 from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
@@ -15,11 +14,6 @@ from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.delay_engine import DelayEngine
 
 SECOND, MINUTE = 1_000, 60_000
-
-
-def change_table(engine: DelayEngine, text: str) -> None:
-    """Change the table at run time."""
-    engine.levels = DelayLevels.parse(text)
 
 
 def record_of(engine: DelayEngine, put: PutResult) -> StoredRecord:
@@ -73,7 +67,7 @@ def test_due_time_and_slot_are_those_of_the_queue(engine: DelayEngine) -> None:
     """RocketMQ looks for a delete marker in the slot before the message's time."""
     engine.clock.move_ms(300)
     record = record_of(engine, engine.send(b"", DELAY=3))
-    change_table(engine, "1m")
+    engine.change_table("1m")
     engine.schedule.catch_up()
 
     due_ms = engine.clock.now_ms() + 10 * SECOND
@@ -83,7 +77,7 @@ def test_due_time_and_slot_are_those_of_the_queue(engine: DelayEngine) -> None:
 def test_pending_messages_of_all_levels_and_segments_are_returned(engine: DelayEngine) -> None:
     start = engine.clock.now_ms()
     late = engine.send(b"", DELAY=4)
-    change_table(engine, "1s 5s 10s 3s")
+    engine.change_table("1s 5s 10s 3s")
     soon, sooner = engine.send(b"", DELAY=4), engine.send(b"", DELAY=1)
     gone = engine.send(b"", DELAY=2)
     remove(engine, gone)
