@@ -1,7 +1,7 @@
-"""How late delayed messages reach their handler: 10,000 due over 10 s, levels and timers mixed.
+"""Lateness of 10,000 delayed messages due over 10 s, levels and timers mixed.
 
-Lateness is when the message is in the consumer's hands less the due millisecond. A tenth waits by level, the rest by
-time; they are sent ahead, so that sending does not disturb the release.
+Lateness is the time at which the consumer has the message, minus the due millisecond. A tenth of the messages has a
+level, the rest a time. They are sent before, so that sending does not disturb the release.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SPREAD_MS = 10_000
 _LEAD_MS = 4_000
 
 
-def sleep_and_tell() -> None:
-    """The peer: a process that does nothing but sleep until each of as many due times."""
+def sleep_only() -> None:
+    """Run the peer: a process that only sleeps until each of as many due times, and print its lateness."""
     start = time.time()
     late = []
     for number in range(_COUNT):
@@ -72,4 +72,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sleep_and_tell() if sys.argv[1:] == ["--peer"] else run(main)
+    sleep_only() if sys.argv[1:] == ["--peer"] else run(main)

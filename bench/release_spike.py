@@ -1,4 +1,4 @@
-"""100,000 messages of 1 KiB due in one millisecond: how fast they are released into their topic."""
+"""Rate at which 100,000 messages of 1 KiB, due in one millisecond, are released to their topic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure(mode: FlushDiskType) -> None:
         for _ in range(_COUNT // _BATCH):
             broker.send_batch([Message("spike", BODY, {"TIMER_DELIVER_MS": str(due_ms)}) for _ in range(_BATCH)])
         if time.time_ns() // 1_000_000 > due_ms:
-            raise SystemExit("sending took longer than the messages wait; raise the wait")
+            raise SystemExit("sending took longer than the delay; raise the delay")
         while sum(broker.max_offset(queue) for queue in queues) < _COUNT:
             time.sleep(0.005)
         took_s = time.time_ns() / 1e9 - due_ms / 1e3

@@ -107,16 +107,18 @@ class DelayController:
             result = self._apply([first], change)
             if result.count:
                 return result  # the common case needs no index: the message was never moved
-        return self._change_by_key(handle.msg_id, handle.topic, change)
+        return self._change_by_key(handle.msg_id, handle.topic, change, gone=first)
 
-    def _change_by_key(self, key: str, topic: str | None, change: _Change) -> ScheduleChange:
+    def _change_by_key(
+        self, key: str, topic: str | None, change: _Change, gone: StoredRecord | None = None
+    ) -> ScheduleChange:
         named = [
             record
             for delayed_topic in _DELAYED_TOPICS
             for record in self._lookup.by_key(delayed_topic, key)
             if _is_named(record, key, topic)
         ]
-        result = self._apply([record for record in named if not is_marker(record)], change)
+        result = self._apply([record for record in named if record != gone and not is_marker(record)], change)
         return result if result.count else ScheduleChange(self._final_status(named, key, topic))
 
     def _final_status(self, named: Sequence[StoredRecord], key: str, topic: str | None) -> ScheduleChangeStatus:

@@ -1,4 +1,4 @@
-"""A waiting engine in memory, and one in a folder that a test may close, kill and open again."""
+"""Delay engines: one in memory, and one on a store directory that a test may close, kill and open again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def engine() -> Iterator[DelayEngine]:
 
 @pytest.fixture
 def open_engine(tmp_path: Path) -> Iterator[OpenEngine]:
-    """Open the folder again and again, at the time the last one left; the last one is closed at the end."""
+    """Open the store directory again and again, with one clock. The last engine is closed at the end."""
     clock = VirtualClock()
     engines: list[DelayEngine] = []
 

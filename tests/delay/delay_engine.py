@@ -128,6 +128,10 @@ class DelayEngine:
         due_ms = self.clock.now_ms()
         return handle_of(topic, "broker-a", record.properties_bytes, due_ms, put.physical_offset)
 
+    def change_table(self, levels: str) -> None:
+        """Use another level table from now on."""
+        self.levels = DelayLevels.parse(levels)
+
     # --- time ----------------------------------------------------------------------------------
 
     def release_due(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Records as RocketMQ writes them: without our check, and its copies without a link to what waited."""
+"""Records as RocketMQ writes them: without our check, and copies without a link to the delayed record."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _I4 = struct.Struct(">i")
 
 
 class ForeignDraft(RecordDraft):
-    """A draft that leaves out what only we write."""
+    """A draft without the parts that only we write."""
 
     def size(self, store_host: bytes) -> int:
         return super().size(store_host) - CHECK_SIZE
 
     def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
-        properties, self.properties = self.properties, b""  # which may be longer than ours can be
+        properties, self.properties = self.properties, b""  # RocketMQ's may be longer than ours
         try:
             data = bytearray(super().encode(queue_offset, physical_offset, store_timestamp, store_host))
         finally:
@@ -34,13 +34,13 @@ class ForeignDraft(RecordDraft):
 
 
 def foreign_level_message(body: bytes, level: int, delay_ms: int, **properties: str) -> ForeignDraft:
-    """A message for queue 0 of ``orders`` that waits by level."""
+    """Return a message with a delay level for queue 0 of ``orders``."""
     kept = {"DELAY": str(level), "REAL_QID": "0", "REAL_TOPIC": "orders"} | properties
     return ForeignDraft(SCHEDULE_TOPIC, level - 1, body, encode_properties(kept), delay_ms=delay_ms)
 
 
 def foreign_copy(record: StoredRecord) -> ForeignDraft:
-    """What RocketMQ appends when *record* is due."""
+    """Return the record that RocketMQ appends when *record* is due."""
     properties = decode_properties(record.properties_bytes)
     return ForeignDraft(
         properties["REAL_TOPIC"],

@@ -1,4 +1,4 @@
-"""Cancelling and rescheduling: what is answered is true, for levels and timers, over kills and file ends."""
+"""Cancelling and rescheduling levels and timers: a reported status stays true, also across kills and lost files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import pytest
+from structlog.testing import capture_logs
 
-from mqtemplate.delay import TimerLimits
+from mqtemplate.delay import DelayStore, TimerLimits
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord
@@ -22,7 +24,7 @@ HOUR_MS = 3_600_000
 
 BY_LEVEL = {"DELAY": 5}  # a minute
 BY_TIMER = {"TIMER_DELAY_MS": 60_000}
-FAR = {"TIMER_DELAY_MS": 3 * HOUR_MS}  # beyond the small wheel's window: parked on the way
+FAR = {"TIMER_DELAY_MS": 3 * HOUR_MS}  # beyond the window of the small wheel, so it is parked
 BOTH_KINDS = pytest.mark.parametrize("delay", [BY_LEVEL, BY_TIMER, FAR], ids=["level", "timer", "parked"])
 
 
@@ -33,7 +35,7 @@ def engine(tmp_path: Path) -> DelayEngine:
 
 @BOTH_KINDS
 def test_a_cancelled_message_is_never_delivered(engine: DelayEngine, delay: dict[str, int]) -> None:
-    handle = engine.send_for(b"taken-back", **delay)
+    handle = engine.send_for(b"cancelled", **delay)
     engine.send_for(b"kept", **delay)
     engine.advance(1_500)
 
@@ -45,9 +47,9 @@ def test_a_cancelled_message_is_never_delivered(engine: DelayEngine, delay: dict
 
 
 @BOTH_KINDS
-def test_the_answer_to_a_second_cancel_is_still_cancelled(engine: DelayEngine, delay: dict[str, int]) -> None:
-    """It is the truth about the message, not about this call; the count tells that."""
-    handle = engine.send_for(b"taken-back", KEYS="4466", **delay)
+def test_a_second_cancel_reports_cancelled_again(engine: DelayEngine, delay: dict[str, int]) -> None:
+    """The status is that of the message. The count is that of the call."""
+    handle = engine.send_for(b"cancelled", KEYS="4466", **delay)
     engine.control.cancel(handle)
 
     again, by_key = engine.control.cancel(handle), engine.control.cancel(None, "4466")
@@ -59,7 +61,7 @@ def test_the_answer_to_a_second_cancel_is_still_cancelled(engine: DelayEngine, d
 
 
 @BOTH_KINDS
-def test_what_was_delivered_cannot_be_cancelled_and_says_so(engine: DelayEngine, delay: dict[str, int]) -> None:
+def test_a_change_of_a_delivered_message_reports_already_delivered(engine: DelayEngine, delay: dict[str, int]) -> None:
     handle = engine.send_for(b"out", **delay)
     engine.advance(4 * HOUR_MS)
 
@@ -72,7 +74,7 @@ def test_what_was_delivered_cannot_be_cancelled_and_says_so(engine: DelayEngine,
     assert engine.bodies() == [b"out"]
 
 
-def test_what_nobody_sent_is_unknown(engine: DelayEngine) -> None:
+def test_a_message_that_was_never_sent_is_unknown(engine: DelayEngine) -> None:
     handle = DelayEngine().send_for(b"elsewhere", **BY_TIMER)
 
     assert engine.control.cancel(handle).status is ScheduleChangeStatus.UNKNOWN
@@ -80,13 +82,13 @@ def test_what_nobody_sent_is_unknown(engine: DelayEngine) -> None:
     assert engine.control.reschedule(None, engine.clock.now_ms(), "4466").status is ScheduleChangeStatus.UNKNOWN
 
 
-def test_a_message_that_never_waited_counts_as_delivered(engine: DelayEngine) -> None:
+def test_a_message_without_a_delay_is_already_delivered(engine: DelayEngine) -> None:
     engine.send(b"at-once", UNIQ_KEY="at-once", KEYS="4466")
 
     assert engine.control.cancel(None, "4466", "orders").status is ScheduleChangeStatus.ALREADY_DELIVERED
 
 
-def test_a_key_takes_back_all_that_waits_under_it(engine: DelayEngine) -> None:
+def test_a_key_cancels_all_pending_messages_that_have_it(engine: DelayEngine) -> None:
     engine.send_for(b"a", KEYS="4466 x", **BY_LEVEL)
     engine.send_for(b"b", KEYS="4466", **BY_TIMER)
     engine.send_for(b"other-topic", "invoices", KEYS="4466", **BY_TIMER)
@@ -100,15 +102,15 @@ def test_a_key_takes_back_all_that_waits_under_it(engine: DelayEngine) -> None:
     assert engine.bodies("invoices") == [b"other-topic"]
 
 
-def test_a_retry_is_no_waiting_message_unless_its_topic_is_named(engine: DelayEngine) -> None:
-    """Its message was delivered, so "cancelled" would be no truth about it."""
+def test_a_retry_is_cancelled_only_if_its_topic_is_given(engine: DelayEngine) -> None:
+    """Its message was delivered, so ``CANCELLED`` would be wrong for it."""
     engine.send_for(b"again", "%RETRY%billing", KEYS="4466", **BY_LEVEL)
 
     assert engine.control.cancel(None, "4466").count == 0
     assert engine.control.cancel(None, "4466", "%RETRY%billing").count == 1
 
 
-def test_a_handle_of_several_takes_back_each(engine: DelayEngine) -> None:
+def test_a_handle_of_a_batch_cancels_each_message(engine: DelayEngine) -> None:
     handles = [engine.send_for(b"%d" % number, **BY_TIMER) for number in range(3)]
 
     result = engine.control.cancel(",".join(handles))
@@ -118,7 +120,7 @@ def test_a_handle_of_several_takes_back_each(engine: DelayEngine) -> None:
 
 @BOTH_KINDS
 @pytest.mark.parametrize("new_delay_ms", [0, 5, 500, 30_000, 61_000, 2 * HOUR_MS, 30 * DAY_MS])
-def test_a_rescheduled_message_comes_once_at_its_new_time(
+def test_a_rescheduled_message_is_delivered_once_at_its_new_time(
     engine: DelayEngine, delay: dict[str, int], new_delay_ms: int
 ) -> None:
     handle = engine.send_for(b"moved", TAGS="paid", KEYS="4466", **delay)
@@ -137,7 +139,7 @@ def test_a_rescheduled_message_comes_once_at_its_new_time(
 
 
 @BOTH_KINDS
-def test_the_first_handle_goes_on_naming_a_message_that_was_moved(engine: DelayEngine, delay: dict[str, int]) -> None:
+def test_the_first_handle_still_names_a_message_that_was_moved(engine: DelayEngine, delay: dict[str, int]) -> None:
     handle = engine.send_for(b"moved", **delay)
     moved = engine.control.reschedule(handle, engine.clock.now_ms() + HOUR_MS)
     engine.control.reschedule(handle, engine.clock.now_ms() + 2 * HOUR_MS)
@@ -150,7 +152,7 @@ def test_the_first_handle_goes_on_naming_a_message_that_was_moved(engine: DelayE
     assert engine.bodies() == []
 
 
-def test_a_message_keeps_its_handle_over_its_rolls(engine: DelayEngine) -> None:
+def test_a_rolled_message_keeps_its_handle(engine: DelayEngine) -> None:
     handle = engine.send_for(b"far", TIMER_DELAY_MS=10 * HOUR_MS)
     engine.advance(5 * HOUR_MS)
 
@@ -161,18 +163,18 @@ def test_a_message_keeps_its_handle_over_its_rolls(engine: DelayEngine) -> None:
     assert engine.bodies() == []
 
 
-def test_a_time_that_cannot_be_kept_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+def test_a_time_that_is_too_far_away_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     engine = DelayEngine(tmp_path / "store", limits=TimerLimits(max_delay_ms=DAY_MS))
-    handle = engine.send_for(b"stays", **BY_TIMER)
+    handle = engine.send_for(b"kept", **BY_TIMER)
 
     with pytest.raises(DelayError, match=r"allowed are 86400000 ms \(1 days\)"):
         engine.control.reschedule(handle, engine.clock.now_ms() + DAY_MS + 1)
     engine.advance(60_000)
 
-    assert engine.bodies() == [b"stays"]
+    assert engine.bodies() == [b"kept"]
 
 
-def test_a_wish_names_a_handle_or_a_key(engine: DelayEngine) -> None:
+def test_a_change_needs_either_a_handle_or_a_key(engine: DelayEngine) -> None:
     with pytest.raises(MessageError, match="name the pending message by its handle or by key"):
         engine.control.cancel(None)
     with pytest.raises(MessageError, match="by one of them"):
@@ -184,9 +186,9 @@ def test_a_wish_names_a_handle_or_a_key(engine: DelayEngine) -> None:
 @BOTH_KINDS
 @pytest.mark.parametrize("new_delay_ms", [None, 0, 5_000, 2 * HOUR_MS])
 @pytest.mark.parametrize("end", ["close", "crash", "checkpoint and crash"])
-def test_a_wish_outlives_the_process(tmp_path: Path, delay: dict[str, int], new_delay_ms: int | None, end: str) -> None:
+def test_a_change_survives_a_restart(tmp_path: Path, delay: dict[str, int], new_delay_ms: int | None, end: str) -> None:
     engine = DelayEngine(tmp_path / "store")
-    handle = engine.send_for(b"steered", **delay)
+    handle = engine.send_for(b"moved", **delay)
     engine.send_for(b"kept", **delay)
     engine.advance(1_500)
     engine.store.take_checkpoint()
@@ -201,14 +203,14 @@ def test_a_wish_outlives_the_process(tmp_path: Path, delay: dict[str, int], new_
     again = DelayEngine(tmp_path / "store", clock=engine.clock)
     again.advance(4 * HOUR_MS)
 
-    expected = [b"kept"] if new_delay_ms is None else [b"kept", b"steered"]
+    expected = [b"kept"] if new_delay_ms is None else [b"kept", b"moved"]
     assert sorted(again.bodies()) == expected
     again.close()
 
 
 @BOTH_KINDS
-def test_a_wish_is_found_again_though_the_files_of_what_waits_are_lost(tmp_path: Path, delay: dict[str, int]) -> None:
-    """Wheel, timer log, queues and positions are derived; the marker is in the log."""
+def test_a_change_survives_the_loss_of_the_delay_services_files(tmp_path: Path, delay: dict[str, int]) -> None:
+    """Wheel, timer log, queues and positions are derived from the commit log, which has the marker."""
     engine = DelayEngine(tmp_path / "store")
     gone = engine.send_for(b"gone", **delay)
     moved = engine.send_for(b"moved", **delay)
@@ -234,8 +236,8 @@ def markers_of(engine: DelayEngine) -> list[StoredRecord]:
 
 
 @BOTH_KINDS
-def test_a_marker_stands_where_rocketmq_looks_for_it(engine: DelayEngine, delay: dict[str, int]) -> None:
-    """So that a folder that RocketMQ opens next keeps the promise. It cannot for levels, which know no recall."""
+def test_a_marker_has_the_form_that_rocketmq_expects(engine: DelayEngine, delay: dict[str, int]) -> None:
+    """So RocketMQ honours a cancel when it opens the store directory next. It cannot recall messages with a level."""
     handle = engine.send_for(b"gone", **delay)
 
     engine.control.cancel(handle)
@@ -247,8 +249,8 @@ def test_a_marker_stands_where_rocketmq_looks_for_it(engine: DelayEngine, delay:
     assert marker.body == b"0"
 
 
-def test_a_marker_beside_the_moved_message_itself_deletes_nothing_by_key(engine: DelayEngine) -> None:
-    """Both stand in one slot, and RocketMQ deletes by key in a slot: better twice there than never."""
+def test_a_marker_in_the_slot_of_its_moved_message_has_no_key(engine: DelayEngine) -> None:
+    """RocketMQ deletes by key within a slot, and would delete the moved message, too. Delivered twice is better."""
     handle = engine.send_for(b"moved", TIMER_DELIVER_MS=engine.clock.now_ms() + 60_100)
 
     engine.control.reschedule(handle, engine.clock.now_ms() + 60_900)
@@ -258,7 +260,7 @@ def test_a_marker_beside_the_moved_message_itself_deletes_nothing_by_key(engine:
     assert engine.bodies() == [b"moved"]
 
 
-def test_steering_is_counted(engine: DelayEngine) -> None:
+def test_changes_are_counted(engine: DelayEngine) -> None:
     handles = [engine.send_for(b"%d" % number, **BY_TIMER) for number in range(3)]
     engine.control.cancel(handles[0])
     engine.control.reschedule(",".join(handles[1:]), engine.clock.now_ms() + 90_000)
@@ -269,67 +271,92 @@ def test_steering_is_counted(engine: DelayEngine) -> None:
     assert (metrics["delay.cancelled"], metrics["delay.rescheduled"]) == (1, 2)
 
 
+# --- races --------------------------------------------------------------------------------------
+
 ROUNDS = 50
-A_ROUND = 1_000
+GROUPS = 125
+MESSAGES_OF_A_GROUP = 8
 
 
 @pytest.fixture
-def restless_threads() -> Iterator[None]:
-    """Threads that change places a hundred times as often as usual."""
+def frequent_thread_switches() -> Iterator[None]:
+    """Switch threads a hundred times as often as usual."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(before / 100)
     yield
     sys.setswitchinterval(before)
 
 
+@pytest.fixture
+def unformatted_log() -> Iterator[None]:
+    """Collect log events without formatting them: the text of thousands of debug events takes half of the time."""
+    with capture_logs():
+        yield
+
+
+class Contested(NamedTuple):
+    """A message that is cancelled or moved while it is due."""
+
+    body: bytes
+    handle: str
+    is_cancelled: bool
+
+
 @pytest.mark.slow
-@pytest.mark.usefixtures("restless_threads")
+@pytest.mark.usefixtures("frequent_thread_switches", "unformatted_log")
 @pytest.mark.parametrize("kind", ["level", "timer"])
 def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
-    """Twice 50,000 wishes while the service hands the same messages over: never both, never neither."""
+    """50,000 changes while the service releases the same messages: never both, never neither."""
     engine = DelayEngine(levels="2s", log_file_size=1 << 22)
+    service: DelayStore = engine.schedule if kind == "level" else engine.timer
+    delay = {"DELAY": 1} if kind == "level" else {"TIMER_DELAY_MS": 2_000}
     chance = Random(4)
-    answers: dict[bytes, ScheduleChangeStatus] = {}
+    statuses: dict[bytes, ScheduleChangeStatus] = {}
     for number in range(ROUNDS):
-        wishes = []
-        for place in range(A_ROUND):
-            body = b"%d-%d" % (number, place)
-            handle = engine.send_for(body, **({"DELAY": 1} if kind == "level" else {"TIMER_DELAY_MS": 2_000}))
-            wishes.append((body, handle, chance.random() < 0.5))
+        groups = []
+        for group in range(GROUPS):
+            bodies = [b"%d-%d-%d" % (number, group, index) for index in range(MESSAGES_OF_A_GROUP)]
+            groups.append([Contested(body, engine.send_for(body, **delay), chance.random() < 0.5) for body in bodies])
             engine.clock.move_ms(1)
-        chance.shuffle(wishes)
-        engine.advance(1_000)  # the first is due a millisecond later
-        answers |= race(engine, wishes)
+        engine.release_due()
+        engine.clock.move_ms(2_000 - GROUPS - 1)  # the first group is due a millisecond later
+        statuses |= race(engine, service, groups)
 
     engine.advance(HOUR_MS)
-    bodies = engine.bodies()
+    delivered = engine.bodies()
 
-    assert len(bodies) == len(set(bodies)), "delivered twice"
-    cancelled = {body for body, status in answers.items() if status is ScheduleChangeStatus.CANCELLED}
-    assert cancelled.isdisjoint(bodies), "cancelled and delivered"
-    assert cancelled.union(bodies) == answers.keys(), "neither cancelled nor delivered"
-    won = sum(status is not ScheduleChangeStatus.ALREADY_DELIVERED for status in answers.values())
-    assert 0.02 * len(answers) < won < 0.98 * len(answers), "no race: one side was always first"
+    assert len(delivered) == len(set(delivered)), "delivered twice"
+    cancelled = {body for body, status in statuses.items() if status is ScheduleChangeStatus.CANCELLED}
+    assert cancelled.isdisjoint(delivered), "cancelled and delivered"
+    assert cancelled.union(delivered) == statuses.keys(), "neither cancelled nor delivered"
+    assert len(statuses) == ROUNDS * GROUPS * MESSAGES_OF_A_GROUP
+    won = sum(status is not ScheduleChangeStatus.ALREADY_DELIVERED for status in statuses.values())
+    assert 0.02 * len(statuses) < won < 0.98 * len(statuses), "no race: one side was always first"
 
 
-def race(engine: DelayEngine, wishes: list[tuple[bytes, str, bool]]) -> dict[bytes, ScheduleChangeStatus]:
-    """One thread hands over, a millisecond's worth at a time; this one cancels or moves the same messages."""
-    start = threading.Barrier(2)
+def race(engine: DelayEngine, service: DelayStore, groups: list[list[Contested]]) -> dict[bytes, ScheduleChangeStatus]:
+    """Cancel or move the messages of each group while another thread releases the same messages.
 
-    def hand_over() -> None:
-        start.wait()
-        for _ in range(A_ROUND):
-            engine.clock.move_ms(1)
-            engine.release_due()
+    Both threads start with a group when it becomes due. So each message is contested within the same millisecond.
+    """
+    due = threading.Semaphore(0)
 
-    thread = threading.Thread(target=hand_over)
+    def release() -> None:
+        for _ in groups:
+            due.acquire()
+            service.step()
+
+    thread = threading.Thread(target=release)
     thread.start()
-    start.wait()
     later_ms = engine.clock.now_ms() + 1_800_000
-    answers = {}
-    for body, handle, cancels in wishes:
-        result = engine.control.cancel(handle) if cancels else engine.control.reschedule(handle, later_ms)
-        answers[body] = result.status
+    statuses = {}
+    for group in groups:
+        engine.clock.move_ms(1)
+        due.release()
+        for body, handle, is_cancelled in group:
+            control = engine.control
+            change = control.cancel(handle) if is_cancelled else control.reschedule(handle, later_ms)
+            statuses[body] = change.status
     thread.join()
-    assert ScheduleChangeStatus.UNKNOWN not in answers.values()
-    return answers
+    assert ScheduleChangeStatus.UNKNOWN not in statuses.values()
+    return statuses

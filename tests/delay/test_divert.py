@@ -1,4 +1,4 @@
-"""Where a message goes that asks for a delay."""
+"""Decision of where a delayed message is stored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NOW = 1_767_225_600_500
 DAY = 86_400_000
 
 
-def ask(limits: TimerLimits | None = None, **properties: object) -> Diverted | None:
-    wanted = {name: str(value) for name, value in properties.items()}
-    return divert(wanted, "orders", 3, NOW, DelayLevels.parse(), limits or TimerLimits())
+def diverted_or_none(limits: TimerLimits | None = None, **properties: object) -> Diverted | None:
+    texts = {name: str(value) for name, value in properties.items()}
+    return divert(texts, "orders", 3, NOW, DelayLevels.parse(), limits or TimerLimits())
 
 
 def timer(**properties: object) -> Diverted:
-    diverted = ask(**properties)
+    diverted = diverted_or_none(**properties)
     assert diverted is not None
     assert diverted.topic == TIMER_TOPIC
     return diverted
@@ -33,14 +33,14 @@ def due_ms(**properties: object) -> int:
 # --- levels -----------------------------------------------------------------------------------------
 
 
-def test_a_message_without_a_delay_is_left_alone() -> None:
-    assert ask(TAGS="paid", KEYS="4466") is None
+def test_a_message_without_a_delay_is_not_diverted() -> None:
+    assert diverted_or_none(TAGS="paid", KEYS="4466") is None
 
 
 @pytest.mark.feature("F2", "F3", "G7", "G8")
-def test_a_level_sends_the_message_to_the_schedule_topic() -> None:
-    """The queue is level - 1; real topic and queue are kept in properties."""
-    assert ask(DELAY=3, TAGS="paid") == Diverted(
+def test_a_message_with_a_level_is_stored_in_the_schedule_topic() -> None:
+    """The queue is level - 1. Properties have the real topic and queue."""
+    assert diverted_or_none(DELAY=3, TAGS="paid") == Diverted(
         topic=SCHEDULE_TOPIC,
         queue_id=2,
         properties={"TAGS": "paid", "DELAY": "3", "__DELAY_MS": "10000", "REAL_TOPIC": "orders", "REAL_QID": "3"},
@@ -51,20 +51,21 @@ def test_a_level_sends_the_message_to_the_schedule_topic() -> None:
 
 @pytest.mark.feature("G6")
 def test_a_level_above_the_highest_is_stored_as_the_highest() -> None:
-    """Clamped, not refused."""
-    diverted = ask(DELAY=99)
+    """It is limited, not refused."""
+    diverted = diverted_or_none(DELAY=99)
 
     assert diverted is not None
     assert (diverted.queue_id, diverted.properties["DELAY"], diverted.delay_ms) == (17, "18", 7_200_000)
 
 
-def test_level_zero_is_no_delay() -> None:
-    assert ask(DELAY=0) is None
+def test_level_zero_means_no_delay() -> None:
+    assert diverted_or_none(DELAY=0) is None
 
 
 def test_a_level_wins_over_every_time() -> None:
-    """The times are taken out, so that nobody finds them later and waits again."""
-    diverted = ask(DELAY=1, TIMER_DELAY_SEC=9, TIMER_DELAY_MS=9, TIMER_DELIVER_MS=NOW + 9, __STARTDELIVERTIME=NOW + 9)
+    """The times are removed, so that the released message is not delayed again."""
+    times = {"TIMER_DELAY_SEC": 9, "TIMER_DELAY_MS": 9, "TIMER_DELIVER_MS": NOW + 9, "__STARTDELIVERTIME": NOW + 9}
+    diverted = diverted_or_none(DELAY=1, **times)
 
     assert diverted is not None
     assert diverted.topic == SCHEDULE_TOPIC
@@ -72,21 +73,21 @@ def test_a_level_wins_over_every_time() -> None:
 
 
 @pytest.mark.feature("X11")
-def test_what_was_promised_travels_with_the_message() -> None:
-    """Whatever the table says when its queue has to be rebuilt. A promise that a sender copied is none."""
-    diverted = ask(DELAY=2, __DELAY_MS=77)
+def test_the_delay_of_the_level_is_stored_in_the_message() -> None:
+    """A queue may be rebuilt after the table has changed. A delay that a producer copied is ignored."""
+    diverted = diverted_or_none(DELAY=2, __DELAY_MS=77)
 
     assert diverted is not None
     assert diverted.properties["__DELAY_MS"] == str(diverted.delay_ms) == "5000"
 
 
-def test_level_zero_does_not_hide_a_time() -> None:
+def test_a_time_beside_level_zero_is_used() -> None:
     assert due_ms(DELAY=0, TIMER_DELAY_MS=9) == NOW + 9
 
 
 def test_a_level_below_zero_is_refused_with_the_table() -> None:
     with pytest.raises(DelayError, match=r"must be 0\.\.18 \(1=1s 2=5s .* 18=2h\), got -1"):
-        ask(DELAY=-1)
+        diverted_or_none(DELAY=-1)
 
 
 # --- times ------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def test_a_level_below_zero_is_refused_with_the_table() -> None:
 
 @pytest.mark.feature("A1", "A2", "A17", "G2", "G4")
 @pytest.mark.parametrize(
-    "asked",
+    "properties",
     [
         {"TIMER_DELAY_SEC": 10},
         {"TIMER_DELAY_MS": 10_000},
@@ -102,21 +103,21 @@ def test_a_level_below_zero_is_refused_with_the_table() -> None:
         {"__STARTDELIVERTIME": NOW + 10_000},
     ],
 )
-def test_all_ways_to_say_it_give_the_same_due_time(asked: dict[str, int]) -> None:
-    """A relative delay is the absolute time after adding now."""
-    assert due_ms(**asked) == NOW + 10_000
+def test_all_delay_properties_lead_to_the_same_due_time(properties: dict[str, int]) -> None:
+    """A relative delay is added to the current time."""
+    assert due_ms(**properties) == NOW + 10_000
 
 
 @pytest.mark.feature("A18")
 def test_a_relative_delay_counts_from_the_brokers_clock() -> None:
-    """The sender's clock does not matter for it; an absolute time is taken as it is."""
+    """The producer's clock does not matter for it. An absolute time is used unchanged."""
     assert due_ms(TIMER_DELAY_MS=700) == NOW + 700
     assert due_ms(TIMER_DELIVER_MS=NOW + 1) == NOW + 1
 
 
 @pytest.mark.feature("G7")
-def test_the_exact_time_and_its_slot_travel_with_the_message() -> None:
-    """What the sender gave stays; the millisecond is kept beside the slot."""
+def test_the_exact_time_and_its_slot_are_stored_in_the_message() -> None:
+    """The producer's property is kept. The millisecond is stored beside the slot."""
     assert timer(TIMER_DELAY_MS=1_234).properties == {
         "TIMER_DELAY_MS": "1234",
         "TIMER_DELIVER_MS": str(NOW + 1_234),
@@ -126,58 +127,58 @@ def test_the_exact_time_and_its_slot_travel_with_the_message() -> None:
     }
 
 
-def test_seconds_go_before_milliseconds_before_absolute_times() -> None:
+def test_seconds_win_over_milliseconds_and_these_over_absolute_times() -> None:
     assert due_ms(__STARTDELIVERTIME=NOW + 4, TIMER_DELIVER_MS=NOW + 3) == NOW + 3
     assert due_ms(TIMER_DELIVER_MS=NOW + 3, TIMER_DELAY_MS=2) == NOW + 2
     assert due_ms(TIMER_DELAY_MS=2, TIMER_DELAY_SEC=1) == NOW + 1_000
 
 
 @pytest.mark.parametrize(("deliver_ms", "slot_ms"), [(5_001, 5_000), (5_999, 5_000), (6_000, 5_000), (6_001, 6_000)])
-def test_a_slot_ends_with_the_time_that_names_the_next(deliver_ms: int, slot_ms: int) -> None:
-    """A time on a full second belongs to the slot before: that one is over when the time has come."""
+def test_a_time_on_a_multiple_belongs_to_the_slot_before(deliver_ms: int, slot_ms: int) -> None:
+    """That slot is complete when the time has come."""
     assert slot_of(deliver_ms, 1_000) == slot_ms
 
 
 @pytest.mark.parametrize("past", [{"TIMER_DELAY_MS": 0}, {"TIMER_DELAY_SEC": -5}, {"TIMER_DELIVER_MS": NOW}])
-def test_a_time_that_is_past_is_no_delay(past: dict[str, int]) -> None:
-    assert ask(**past) is None
+def test_a_time_in_the_past_means_no_delay(past: dict[str, int]) -> None:
+    assert diverted_or_none(**past) is None
 
 
 @pytest.mark.feature("A3")
-def test_forty_days_are_accepted_and_a_millisecond_more_is_not() -> None:
-    """The bound is the configured one, counted from now."""
+def test_forty_days_are_accepted_and_a_millisecond_more_is_refused() -> None:
+    """The limit is configured, and counted from now."""
     assert due_ms(TIMER_DELAY_MS=40 * DAY) == NOW + 40 * DAY
     with pytest.raises(DelayError, match=r"3456000001 ms from now, allowed are 3456000000 ms \(40 days\); raise"):
-        ask(TIMER_DELAY_MS=40 * DAY + 1)
+        diverted_or_none(TIMER_DELAY_MS=40 * DAY + 1)
     with pytest.raises(DelayError, match=r"allowed are 86400000 ms \(1 days\)"):
-        ask(TimerLimits(max_delay_ms=DAY), TIMER_DELAY_MS=DAY + 1)
+        diverted_or_none(TimerLimits(max_delay_ms=DAY), TIMER_DELAY_MS=DAY + 1)
 
 
 @pytest.mark.parametrize(
     "name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"]
 )
 @pytest.mark.parametrize("text", ["soon", "1.5", "", "0x10", "١٢", "9" * 19])
-def test_what_is_no_number_is_named(name: str, text: str) -> None:
+def test_the_error_for_a_text_that_is_not_a_number_names_the_property(name: str, text: str) -> None:
     with pytest.raises(DelayError, match=f"property {name} is '.*', expected a whole number"):
-        ask(**{name: text})
+        diverted_or_none(**{name: text})
 
 
-def test_without_timers_a_time_is_refused_with_a_way_out() -> None:
+def test_without_timers_a_time_is_refused() -> None:
     with pytest.raises(DelayError, match=r"has no timers; set mqtemplate\.broker\.timer-wheel-enable to true"):
-        ask(TimerLimits(enabled=False), TIMER_DELAY_MS=5)
+        diverted_or_none(TimerLimits(enabled=False), TIMER_DELAY_MS=5)
 
 
-def test_a_delete_marker_for_the_past_is_refused() -> None:
+def test_a_delete_marker_for_a_due_message_is_refused() -> None:
     with pytest.raises(DelayError, match="was due 5 ms ago; only a pending message can be cancelled"):
-        ask(TIMER_DELIVER_MS=NOW - 5, TIMER_DEL_UNIQKEY="key")
+        diverted_or_none(TIMER_DELIVER_MS=NOW - 5, TIMER_DEL_UNIQKEY="key")
 
 
-# --- forgery ----------------------------------------------------------------------------------------
+# --- forged properties ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.feature("G9")
-def test_a_sender_cannot_write_the_brokers_properties() -> None:
-    """A copied TIMER_OUT_MS does not switch the delay off, a forged REAL_TOPIC does not lead elsewhere."""
+def test_a_producer_cannot_set_the_brokers_properties() -> None:
+    """A copied TIMER_OUT_MS does not cancel the delay. A forged REAL_TOPIC does not change the topic."""
     diverted = timer(TIMER_DELAY_MS=5, TIMER_OUT_MS=1, TIMER_ROLL_TIMES=7, REAL_TOPIC="payroll", REAL_QID=9)
 
     assert diverted.properties["REAL_TOPIC"] == "orders"
@@ -187,7 +188,7 @@ def test_a_sender_cannot_write_the_brokers_properties() -> None:
 
 
 @pytest.mark.feature("G9")
-def test_the_brokers_properties_can_be_taken_off_a_message_that_does_not_wait() -> None:
+def test_the_brokers_properties_are_removed_from_a_message_without_a_delay() -> None:
     plain = {"TAGS": "paid"}
 
     assert strip_broker_properties(plain) is plain

@@ -1,19 +1,17 @@
-"""Whatever happens, in whatever order: each delayed message arrives once, none early, and in order of due time."""
+"""Properties over random actions: each delayed message arrives once, never early, and in order of due time."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.clock import VirtualClock
 from tests.delay.delay_engine import DelayEngine
+from tests.delay.killed_engine import Action, KilledEngine
 
 LEVEL_MS = {1: 1_000, 2: 5_000, 3: 10_000, 4: 30_000}
 LONGEST_MS = 3 * 3_600_000
@@ -28,7 +26,7 @@ spans = st.one_of(st.integers(0, 50), st.integers(0, 6_000), st.integers(0, LONG
 @given(st.lists(st.tuples(delays, st.one_of(st.just(0), spans)), max_size=40))
 @settings(max_examples=60)
 def test_any_mix_arrives_once_and_at_its_millisecond(plan: list[tuple[dict[str, int], int]]) -> None:
-    """On a virtual clock nothing is late either, so the order is that of the due times."""
+    """On a virtual clock no message is late. So the messages arrive in order of due time."""
     engine = DelayEngine()
     due = {}
     for number, (delay, pause_ms) in enumerate(plan):
@@ -46,108 +44,70 @@ def test_any_mix_arrives_once_and_at_its_millisecond(plan: list[tuple[dict[str, 
     engine.close()
 
 
-class Killed(BaseException):
-    """What ends a process at any moment; nothing catches it."""
-
-
-class MortalClock(VirtualClock):
-    """Kills whoever looks at it for the n-th time: in the middle of an append, a batch, a checkpoint, a recovery."""
-
-    looks_left: int | None = None
-
-    def now_ms(self) -> int:
-        if self.looks_left is not None:
-            self.looks_left -= 1
-            if self.looks_left <= 0:
-                self.looks_left = None
-                raise Killed
-        return super().now_ms()
-
-
-@dataclass(frozen=True)
-class Act:
-    """One thing that happens, and after how many looks at the clock a kill interrupts it, if one does."""
-
-    name: str
-    argument: Any = None
-    killed_after: int | None = None
-
-
 kills = st.one_of(st.none(), st.none(), st.integers(1, 40))
-acts = st.one_of(
-    st.builds(Act, st.just("send"), st.lists(delays, min_size=1, max_size=5), kills),
-    st.builds(Act, st.just("send"), st.lists(delays, min_size=1, max_size=5), kills),
-    st.builds(Act, st.just("wait"), spans, kills),
-    st.builds(Act, st.just("set clock"), st.integers(-LONGEST_MS, LONGEST_MS)),
-    st.builds(Act, st.just("checkpoint"), st.none(), kills),
-    st.builds(Act, st.just("close")),
-    st.builds(Act, st.just("kill")),
+actions = st.one_of(
+    st.builds(Action, st.just("send"), st.lists(delays, min_size=1, max_size=5), kills),
+    st.builds(Action, st.just("send"), st.lists(delays, min_size=1, max_size=5), kills),
+    st.builds(Action, st.just("advance"), spans, kills),
+    st.builds(Action, st.just("set clock"), st.integers(-LONGEST_MS, LONGEST_MS)),
+    st.builds(Action, st.just("checkpoint"), st.none(), kills),
+    st.builds(Action, st.just("close")),
+    st.builds(Action, st.just("kill")),
 )
 
 
-class Life:
-    """A folder, and the processes that own it one after the other."""
+class Scenario(KilledEngine):
+    """Actions on delayed messages, and when each acknowledged message is due."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.clock = MortalClock()
-        self.due: dict[bytes, int] = {}  # of acknowledged messages, by store time for levels
+        self.due: dict[bytes, int] = {}  # for levels counted from the store time
         self.count = 0
-        self.engine = self.open()
+        super().__init__()
 
     def open(self) -> DelayEngine:
         return DelayEngine(self.folder, clock=self.clock, log_file_size=40_000)
 
-    def do(self, act: Act) -> None:
-        match act.name:
+    def do(self, action: Action) -> None:
+        match action.name:
             case "send":
-                self.mortally(lambda: [self.send(delay) for delay in act.argument], act.killed_after)
-            case "wait":
-                self.mortally(lambda: self.engine.advance(act.argument), act.killed_after)
+                self.run(lambda: [self.send(delay) for delay in action.argument], action)
+            case "advance":
+                self.run(lambda: self.engine.advance(action.argument), action)
             case "set clock":
-                self.clock.move_ms(act.argument)
+                self.clock.move_ms(action.argument)
             case "checkpoint":
-                self.mortally(self.engine.store.take_checkpoint, act.killed_after)
+                self.run(self.engine.store.take_checkpoint, action)
             case "close":
                 self.engine.close()
                 self.engine = self.open()
             case "kill":
-                self.engine.crash()
-                self.engine = self.open()
-
-    def mortally(self, action: Callable[[], object], killed_after: int | None) -> None:
-        self.clock.looks_left = killed_after
-        try:
-            action()
-        except Killed:
-            self.engine.crash()
-            self.engine = self.open()
-        self.clock.looks_left = None
+                self.reopen()
 
     def send(self, delay: dict[str, int]) -> None:
         body = b"%d" % self.count
         self.count += 1
-        now_ms = VirtualClock.now_ms(self.clock)
+        now_ms = VirtualClock.now_ms(self.clock)  # this reading does not count
         put = self.engine.send(body, **delay)
         level = delay.get("DELAY")
         self.due[body] = put.store_timestamp + LEVEL_MS[level] if level else now_ms + delay["TIMER_DELAY_MS"]
 
 
-@given(st.lists(acts, max_size=25))
+@given(st.lists(actions, max_size=25))
 @settings(max_examples=60)
-def test_kills_at_any_moment_neither_lose_nor_repeat_nor_hurry(plan: list[Act]) -> None:
-    """What was acknowledged arrives exactly once; what a kill kept from being acknowledged, once or not at all."""
+def test_kills_at_any_moment_neither_lose_nor_repeat_messages_nor_release_them_early(plan: list[Action]) -> None:
+    """An acknowledged message arrives exactly once. One that a kill interrupted arrives once or not at all."""
     with TemporaryDirectory() as folder:
-        life = Life(Path(folder))
-        for act in plan:
-            life.do(act)
+        scenario = Scenario(Path(folder))
+        for action in plan:
+            scenario.do(action)
         for _ in range(4):
-            life.engine.advance(LONGEST_MS)  # enough for a clock that was set back
+            scenario.engine.advance(LONGEST_MS)  # enough for a clock that was set back
 
-        arrived = life.engine.arrived()
-        life.engine.close()
+        arrived = scenario.engine.arrived()
+        scenario.engine.close()
 
     counts = Counter(message.body for message in arrived)
-    assert [body for body in life.due if counts[body] != 1] == []
+    assert [body for body in scenario.due if counts[body] != 1] == []
     assert [body for body, count in counts.items() if count > 1] == []
-    assert [message.body for message in arrived if message.at_ms < life.due.get(message.body, 0)] == []
+    assert [message.body for message in arrived if message.at_ms < scenario.due.get(message.body, 0)] == []

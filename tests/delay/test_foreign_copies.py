@@ -1,4 +1,4 @@
-"""What RocketMQ handed over without a link to the record that waited."""
+"""Copies that RocketMQ released without a link to the delayed record."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 LEVEL = {"UNIQ_KEY": "A1", "DELAY": "3", "REAL_TOPIC": "orders", "REAL_QID": "2", "KEYS": "4466"}
 TIMER = {"UNIQ_KEY": "A1", "TIMER_OUT_MS": "5000", "REAL_TOPIC": "orders", "REAL_QID": "2"}
 
-_places: Iterator[int] = count(0, 10_000)
+_offsets: Iterator[int] = count(0, 10_000)
 
 
 def stored(topic: str, properties: dict[str, str], **changes: int) -> StoredRecord:
-    """A record as it is read from the log, each at a place and a time of its own."""
-    place = next(_places)
+    """Return a record as it is read from the log, each with its own offset and store time."""
+    offset = next(_offsets)
     draft = RecordDraft(topic, 2, b"body", encode_properties(properties), born_timestamp=77)
     for name, value in changes.items():
         setattr(draft, name, value)
-    return parse_record(draft.encode(0, place, place, bytes(8)))
+    return parse_record(draft.encode(0, offset, offset, bytes(8)))
 
 
 @pytest.mark.feature("D8", "D9")
 @pytest.mark.parametrize(("source_topic", "properties"), [(SCHEDULE_TOPIC, LEVEL), (TIMER_TOPIC, TIMER)])
-def test_a_released_copy_is_matched_to_the_record_that_waited(source_topic: str, properties: dict[str, str]) -> None:
-    """RocketMQ keeps body and properties, in any order, and adds stamps of its own."""
+def test_a_released_copy_is_matched_to_the_delayed_record(source_topic: str, properties: dict[str, str]) -> None:
+    """RocketMQ keeps body and properties, in any order, and adds its own times."""
     copies = ForeignCopies()
     copies.replay(stored("orders", dict(reversed(properties.items())) | {"TIMER_DEQUEUE_MS": "6001"}))
 
@@ -49,8 +49,8 @@ def test_a_released_copy_is_matched_to_the_record_that_waited(source_topic: str,
         {"body_crc": 1},
     ],
 )
-def test_a_message_that_differs_in_anything_that_is_kept_still_waits(other: dict[str, str | int]) -> None:
-    """As a retry does, which has the id of the message it repeats."""
+def test_a_message_that_differs_in_any_kept_field_is_still_pending(other: dict[str, str | int]) -> None:
+    """A retry has the id of the message that it repeats, but other fields."""
     copies = ForeignCopies()
     copies.replay(stored("orders", LEVEL))
 
@@ -70,9 +70,9 @@ def test_a_message_that_differs_in_anything_that_is_kept_still_waits(other: dict
         stored("payroll", LEVEL),
         stored("orders", {name: value for name, value in LEVEL.items() if name != "DELAY"}),
     ],
-    ids=["never waited", "ours, linked", "still waits", "another topic", "asked for no delay"],
+    ids=["never delayed", "ours, linked", "still pending", "another topic", "without a delay"],
 )
-def test_other_records_are_no_copies(record: StoredRecord) -> None:
+def test_other_records_are_not_copies(record: StoredRecord) -> None:
     copies = ForeignCopies()
     copies.replay(record)
 
@@ -81,7 +81,7 @@ def test_other_records_are_no_copies(record: StoredRecord) -> None:
     assert copies.last_timestamp == -1
 
 
-def test_it_tells_when_the_newest_copy_was_stored() -> None:
+def test_last_timestamp_is_the_store_time_of_the_newest_copy() -> None:
     copies = ForeignCopies()
     first, second = stored("orders", LEVEL), stored("orders", TIMER)
     copies.replay(second)
@@ -90,7 +90,7 @@ def test_it_tells_when_the_newest_copy_was_stored() -> None:
     assert copies.last_timestamp == second.store_timestamp
 
 
-def test_a_copy_may_be_seen_twice_and_after_a_question() -> None:
+def test_a_copy_may_be_replayed_twice_and_after_a_lookup() -> None:
     copies = ForeignCopies()
     first = stored("orders", LEVEL)
     copies.replay(first)
@@ -100,3 +100,17 @@ def test_a_copy_may_be_seen_twice_and_after_a_question() -> None:
 
     assert copies.contains(stored(TIMER_TOPIC, TIMER))
     assert copies.contains(stored(SCHEDULE_TOPIC, LEVEL))
+
+
+def test_a_rolled_timer_replaces_the_record_with_one_roll_less() -> None:
+    """Both are in the timer topic, and differ in the number of rolls."""
+    copies = ForeignCopies()
+    rolled = stored(TIMER_TOPIC, TIMER | {"TIMER_ROLL_TIMES": "2"})
+    before = [stored(TIMER_TOPIC, TIMER | {"TIMER_ROLL_TIMES": str(rolls)}) for rolls in (0, 1, 2)]
+    copies.replay(rolled)
+
+    assert copies.rolls_end == rolled.physical_offset + 1
+    assert copies.last_timestamp == -1
+    earlier = [record._replace(physical_offset=rolled.physical_offset - 1) for record in before]
+    assert [copies.contains(record) for record in earlier] == [False, True, False]
+    assert not copies.contains(before[1]), "it is after the rolled record"

@@ -1,4 +1,4 @@
-"""Looking at what waits: in the order of due times, over levels and timers, without reading all of it."""
+"""Queries of pending messages: in order of due time, over levels and timers, page by page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def engine(tmp_path: Path) -> DelayEngine:
 
 
 def shown(engine: DelayEngine, query: PendingQuery = ALL, page_size: int = 100) -> list[str]:
-    """The ids of everything that a query shows, page by page."""
+    """Return the message ids of all pages of a query."""
     ids: list[str] = []
     cursor = None
     while True:
@@ -42,14 +42,14 @@ def fill(engine: DelayEngine) -> None:
     engine.send_for(b"ten", "invoices", DELAY=3)
 
 
-def test_what_is_due_first_is_shown_first(engine: DelayEngine) -> None:
+def test_pages_are_in_order_of_due_time(engine: DelayEngine) -> None:
     fill(engine)
 
     assert shown(engine) == ["second", "ten", "minute", "half", "far"]
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3])
-def test_pages_go_on_where_the_one_before_ended(engine: DelayEngine, page_size: int) -> None:
+def test_a_page_continues_where_the_page_before_ended(engine: DelayEngine, page_size: int) -> None:
     fill(engine)
 
     assert shown(engine, page_size=page_size) == ["second", "ten", "minute", "half", "far"]
@@ -67,7 +67,7 @@ def test_pages_go_on_where_the_one_before_ended(engine: DelayEngine, page_size: 
         (PendingQuery(topic="nothing"), []),
     ],
 )
-def test_a_query_shows_what_agrees_with_all_of_it(
+def test_a_query_matches_messages_that_meet_all_its_conditions(
     engine: DelayEngine, query: PendingQuery, expected: list[str]
 ) -> None:
     fill(engine)
@@ -76,7 +76,7 @@ def test_a_query_shows_what_agrees_with_all_of_it(
     assert engine.view.count(query, 60_000).total == len(expected)
 
 
-def test_a_span_of_time_begins_with_its_first_millisecond(engine: DelayEngine) -> None:
+def test_a_span_of_time_includes_its_start_and_excludes_its_end(engine: DelayEngine) -> None:
     start = engine.clock.now_ms()
     for after_ms in (999, 1_000, 1_999, 2_000):
         engine.send_for(b"%d" % after_ms, TIMER_DELAY_MS=after_ms)
@@ -84,7 +84,7 @@ def test_a_span_of_time_begins_with_its_first_millisecond(engine: DelayEngine) -
     assert shown(engine, PendingQuery(after_ms=start + 1_000, before_ms=start + 2_000)) == ["1000", "1999"]
 
 
-def test_a_message_tells_all_about_itself_and_can_be_steered_by_it(engine: DelayEngine) -> None:
+def test_a_pending_message_has_its_details_and_a_valid_handle(engine: DelayEngine) -> None:
     now_ms = engine.clock.now_ms()
     engine.send_for(b"minute", DELAY=5, TAGS="paid", KEYS="4466")
 
@@ -97,7 +97,7 @@ def test_a_message_tells_all_about_itself_and_can_be_steered_by_it(engine: Delay
     assert engine.control.cancel(message.handle).count == 1
 
 
-def test_a_message_that_was_rolled_shows_how_often_and_keeps_its_time(engine: DelayEngine) -> None:
+def test_a_rolled_message_has_its_roll_count_and_its_due_time(engine: DelayEngine) -> None:
     due_ms = engine.clock.now_ms() + 5 * HOUR_MS
     engine.send_for(b"far", TIMER_DELAY_MS=5 * HOUR_MS)
     engine.advance(3 * HOUR_MS)
@@ -108,7 +108,7 @@ def test_a_message_that_was_rolled_shows_how_often_and_keeps_its_time(engine: De
     assert message.deliver_ms == due_ms
 
 
-def test_what_was_delivered_cancelled_or_moved_is_not_shown_where_it_was(engine: DelayEngine) -> None:
+def test_delivered_cancelled_and_moved_messages_are_not_pending_at_their_old_time(engine: DelayEngine) -> None:
     for name, delay in (("level", {"DELAY": 5}), ("timer", {"TIMER_DELAY_MS": 60_000})):
         engine.send_for(name.encode() + b"-delivered", TIMER_DELAY_MS=1_000)
         engine.control.cancel(engine.send_for(name.encode() + b"-cancelled", **delay))
@@ -119,8 +119,8 @@ def test_what_was_delivered_cancelled_or_moved_is_not_shown_where_it_was(engine:
     assert shown(engine) == ["level-kept", "timer-kept", "level-moved", "timer-moved"]
 
 
-def test_counts_are_by_span_of_time(engine: DelayEngine) -> None:
-    start = engine.clock.now_ms()  # a full minute
+def test_messages_are_counted_by_span_of_time(engine: DelayEngine) -> None:
+    start = engine.clock.now_ms()  # the clock starts at a full minute
     for seconds in (10, 59, 61, 119, 300):
         engine.send_for(b"%d" % seconds, TIMER_DELAY_MS=seconds * 1_000)
     engine.send_for(b"level", DELAY=5)
@@ -131,8 +131,8 @@ def test_counts_are_by_span_of_time(engine: DelayEngine) -> None:
     assert counts.buckets == {start: 2, start + 60_000: 3, start + 300_000: 1}
 
 
-def test_topics_with_one_hash_are_counted_apart(engine: DelayEngine) -> None:
-    """The timer log keeps a hash of the topic; those of these two are equal."""
+def test_topics_with_the_same_hash_are_counted_separately(engine: DelayEngine) -> None:
+    """The timer log stores a hash of the topic. ``Aa`` and ``BB`` have the same hash."""
     engine.view._topics = lambda: ["Aa", "BB"]
     engine.send_for(b"1", "Aa", TIMER_DELAY_MS=1_000)
     engine.send_for(b"2", "BB", TIMER_DELAY_MS=1_000)
@@ -140,7 +140,7 @@ def test_topics_with_one_hash_are_counted_apart(engine: DelayEngine) -> None:
     assert engine.view.count(PendingQuery(topic="Aa"), 60_000).total == 1
 
 
-def test_what_makes_no_sense_is_refused(engine: DelayEngine) -> None:
+def test_invalid_arguments_are_refused(engine: DelayEngine) -> None:
     with pytest.raises(MessageError, match="max_count must be 1 or more, got 0"):
         engine.view.page(ALL, 0, None)
     with pytest.raises(MessageError, match="'x' is not a cursor; pass PendingPage.cursor unchanged"):
@@ -165,29 +165,29 @@ LEVEL_MS = {1: 1_000, 2: 5_000, 3: 10_000, 4: 30_000, 5: 60_000}
     st.integers(0, HOUR_MS),
 )
 @settings(max_examples=40, deadline=None)
-def test_pages_are_the_sorted_list_of_all_that_waits(
+def test_all_pages_together_are_the_sorted_list_of_pending_messages(
     plan: list[tuple[dict[str, int], str, int]], page_size: int, wait_ms: int
 ) -> None:
-    """Against a plain list, with cancels and moves, at any moment."""
+    """Compare with a plain dictionary, with cancels and moves, at any moment."""
     engine = DelayEngine()
     due: dict[str, int] = {}
-    for number, (delay, fate, pause_ms) in enumerate(plan):
+    for number, (delay, change, pause_ms) in enumerate(plan):
         name = str(number)
         handle = engine.send_for(name.encode(), **delay)
         due[name] = engine.clock.now_ms() + (delay.get("TIMER_DELAY_MS") or LEVEL_MS[delay["DELAY"]])
-        if fate == "cancel":
+        if change == "cancel":
             engine.control.cancel(handle)
             del due[name]
-        elif fate == "move":
+        elif change == "move":
             due[name] = engine.clock.now_ms() + 7_000
             engine.control.reschedule(handle, due[name])
         engine.advance(pause_ms)
     engine.advance(wait_ms)
     now_ms = engine.clock.now_ms()
-    waiting = {name: due_ms for name, due_ms in due.items() if due_ms > now_ms}
+    pending = {name: due_ms for name, due_ms in due.items() if due_ms > now_ms}
 
     ids = shown(engine, page_size=page_size)
 
-    assert sorted(ids) == sorted(waiting)
-    assert [waiting[name] for name in ids] == sorted(waiting.values())
-    assert engine.view.count(ALL, 1).total == len(waiting)
+    assert sorted(ids) == sorted(pending)
+    assert [pending[name] for name in ids] == sorted(pending.values())
+    assert engine.view.count(ALL, 1).total == len(pending)

@@ -1,4 +1,4 @@
-"""Spikes: copies made together are those that are made one by one."""
+"""Release of spikes: copies built together equal copies built one by one."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.delay.delay_engine import DelayEngine
 
 SECOND = 1_000
 NEVER = 1 << 40
-"""A run that no take is long enough for."""
+"""A smallest run that no batch reaches."""
 
 
 class Stretch(NamedTuple):
-    """Messages sent one behind the other."""
+    """Messages that are sent one after the other."""
 
     length: int
     kind: str
@@ -53,7 +53,7 @@ STRETCHES = st.builds(
 
 
 def odd(kind: str, number: int, properties: dict[str, str]) -> tuple[bytes, dict[str, Any]]:
-    """Properties and fields of a record as another broker may have written it."""
+    """Return properties and fields of a record that another broker may have written."""
     encoded = encode_properties(properties)
     if kind == "v6":
         return encoded, {"born_host": pack_host(HostAddress("::1", 9))}
@@ -73,7 +73,7 @@ def send(engine: DelayEngine, stretch: Stretch, due_ms: int) -> list[PutResult]:
     puts = []
     for number in range(stretch.length):
         tags = {"TAGS": stretch.tags[number % len(stretch.tags)]} if stretch.tags else {}
-        if stretch.spread_ms and number % 7 == 6:  # others are stored, and put on the wheel, at another time
+        if stretch.spread_ms and number % 7 == 6:  # the next ones are stored and put on the wheel at another time
             engine.timer.step()
             engine.clock.set_ms(engine.clock.now_ms() + 1)
         queue_id, due = number % stretch.queues, due_ms + number % (stretch.spread_ms + 1)
@@ -91,21 +91,21 @@ def send(engine: DelayEngine, stretch: Stretch, due_ms: int) -> list[PutResult]:
 
 
 def damage(engine: DelayEngine, put: PutResult, share: float) -> None:
-    """Turn a bit somewhere in a record."""
+    """Flip a bit of a record."""
     found = engine.store._commit_log.find(put.physical_offset)
     assert found is not None
     at = put.physical_offset - found[1] + int(put.size * share)
     found[0].write_mapped(at, bytes([found[0].view[at] ^ 1]))
 
 
-def hand_over(folder: Path, stretches: Sequence[Stretch], hurt: Sequence[tuple[int, float]]) -> dict[str, object]:
-    """What is there once all was due: every file, and the counts."""
+def release(folder: Path, stretches: Sequence[Stretch], damaged: Sequence[tuple[int, float]]) -> dict[str, object]:
+    """Return every file and all metrics after the messages were released."""
     engine = DelayEngine(folder, clock=VirtualClock())
     puts = [put for stretch in stretches for put in send(engine, stretch, engine.clock.now_ms() + 5 * SECOND)]
     engine.release_due()
-    for number, share in hurt:
+    for number, share in damaged:
         damage(engine, puts[number % len(puts)], share)
-    engine.clock.set_ms(engine.clock.now_ms() + 7 * SECOND)  # at once: what was due at several times is one take
+    engine.clock.set_ms(engine.clock.now_ms() + 7 * SECOND)  # messages of several due times become one batch
     engine.release_due()
     counts = {name: count for name, count in engine.store.metrics.snapshot().items() if not name.endswith("_ns")}
     engine.close()
@@ -117,15 +117,15 @@ def hand_over(folder: Path, stretches: Sequence[Stretch], hurt: Sequence[tuple[i
     st.lists(STRETCHES, min_size=1, max_size=5),
     st.lists(st.tuples(st.integers(0, 200), st.floats(0, 1, exclude_max=True)), max_size=3),
 )
-def test_a_folder_looks_the_same_however_copies_were_made(
-    stretches: list[Stretch], hurt: list[tuple[int, float]]
+def test_files_are_equal_whether_copies_are_built_together_or_one_by_one(
+    stretches: list[Stretch], damaged: list[tuple[int, float]]
 ) -> None:
-    """Damaged and odd records among them are reported, and copied, as ever."""
+    """Damaged and unusual records among them are reported or copied in the same way."""
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder, pytest.MonkeyPatch.context() as patched:
-        together = hand_over(Path(folder, "together"), stretches, hurt)
+        together = release(Path(folder, "together"), stretches, damaged)
         patched.setattr(releaser, "_MIN_RUN", NEVER)
-        one_by_one = hand_over(Path(folder, "one by one"), stretches, hurt)
+        one_by_one = release(Path(folder, "one by one"), stretches, damaged)
 
     assert together.keys() == one_by_one.keys()
     assert [name for name in together if together[name] != one_by_one[name]] == []
@@ -133,25 +133,25 @@ def test_a_folder_looks_the_same_however_copies_were_made(
 
 @pytest.mark.parametrize("kind", ["timer", "level", "stamped", "prepared"])
 @pytest.mark.parametrize("spread_ms", [0, 3])
-def test_each_copy_of_a_run_has_what_was_its_own(tmp_path: Path, kind: str, spread_ms: int) -> None:
-    """Queue and tags, who sent it and when, when it was put on the wheel, when it was due."""
+def test_each_copy_of_a_run_has_its_own_fields(tmp_path: Path, kind: str, spread_ms: int) -> None:
+    """Queue and tags, born host and time, times on the wheel, due time."""
     spike = [Stretch(120, kind, 20, ("a", "b"), 8, spread_ms)]
     with pytest.MonkeyPatch.context() as patched:
-        together = hand_over(tmp_path / "together", spike, [])
+        together = release(tmp_path / "together", spike, [])
         patched.setattr(releaser, "_MIN_RUN", NEVER)
-        one_by_one = hand_over(tmp_path / "one by one", spike, [])
+        one_by_one = release(tmp_path / "one by one", spike, [])
 
     assert [name for name in together if together[name] != one_by_one[name]] == []
     assert together["delay.released"] == 120
 
 
-def test_a_large_spike_goes_over_the_ends_of_files(tmp_path: Path) -> None:
-    """A thousand units a queue file, one MiB a file of the log."""
+def test_a_large_spike_is_released_across_files(tmp_path: Path) -> None:
+    """A queue file has a thousand units, a file of the log one MiB."""
     spike = [Stretch(4_000, "timer", 40, ("a", "b"), 3, 0)]
     with pytest.MonkeyPatch.context() as patched:
-        together = hand_over(tmp_path / "together", spike, [])
+        together = release(tmp_path / "together", spike, [])
         patched.setattr(releaser, "_MIN_RUN", NEVER)
-        one_by_one = hand_over(tmp_path / "one by one", spike, [])
+        one_by_one = release(tmp_path / "one by one", spike, [])
 
     assert together == one_by_one
     assert "consumequeue/orders/2/00000000000000020000" in together
@@ -159,8 +159,8 @@ def test_a_large_spike_goes_over_the_ends_of_files(tmp_path: Path) -> None:
     assert together["delay.released"] == 4_000
 
 
-def test_a_full_disk_keeps_a_spike_waiting(engine: DelayEngine) -> None:
-    """All of a take or nothing: then it is due once more."""
+def test_a_full_disk_delays_a_spike(engine: DelayEngine) -> None:
+    """A batch is appended completely or not at all. Then it is due again."""
 
     def full(*_: object) -> int:
         raise StoreFullError("no room")
@@ -175,59 +175,59 @@ def test_a_full_disk_keeps_a_spike_waiting(engine: DelayEngine) -> None:
     assert len(engine.bodies()) == 50
 
 
-def waiting(puts: Sequence[PutResult], due_ms: int) -> list[DueRecord]:
+def due(puts: Sequence[PutResult], due_ms: int) -> list[DueRecord]:
     return [DueRecord(due_ms, put.physical_offset, put.size, due_ms - 5 * SECOND) for put in puts]
 
 
 def lengths(engine: DelayEngine, puts: Sequence[PutResult], topic: str = TIMER_TOPIC) -> list[int]:
-    """How many copies are made together, one by one."""
+    """Return how many copies are built together, for each run; 1 for a single copy."""
     due_ms = engine.clock.now_ms() + 5 * SECOND
-    copies = Releaser(engine.store, topic, "delay").copies(waiting(puts, due_ms), due_ms)
+    copies = Releaser(engine.store, topic, "delay").copies(due(puts, due_ms), due_ms)
     return [len(each) if isinstance(each, RecordRun) else 1 for each in copies]
 
 
 @pytest.mark.parametrize(("kind", "topic"), [("timer", TIMER_TOPIC), ("level", SCHEDULE_TOPIC)])
 def test_a_spike_is_one_run(engine: DelayEngine, kind: str, topic: str) -> None:
-    """Whatever queues and tags it goes to, if their names are of one length."""
+    """Queues and tags may differ, if their texts have one length."""
     puts = send(engine, Stretch(300, kind, 20, ("a", "b"), 8, 0), engine.clock.now_ms() + 5 * SECOND)
 
     assert lengths(engine, puts, topic) == [300]
 
 
-def test_a_damaged_record_ends_a_run_and_is_told_of(engine: DelayEngine) -> None:
-    """The next run begins a few records behind it."""
+def test_a_damaged_record_ends_a_run_and_is_reported(engine: DelayEngine) -> None:
+    """The next run starts a few records after it."""
     due_ms = engine.clock.now_ms() + 5 * SECOND
     puts = send(engine, Stretch(200, "timer", 20, (), 1, 0), due_ms)
     damage(engine, puts[100], 0.5)
     releaser = Releaser(engine.store, TIMER_TOPIC, "delay")
 
-    copies = releaser.copies(waiting(puts, due_ms), due_ms)
+    copies = releaser.copies(due(puts, due_ms), due_ms)
 
     assert count_copies(copies) == 199
     assert [len(each) for each in copies if isinstance(each, RecordRun)] == [100, 32, 36]
     assert engine.poison_count == 1
 
 
-def test_rows_are_read_wherever_they_lie(engine: DelayEngine) -> None:
-    """Neighbours or not; and the first may lie just where a distance from nothing would look like a neighbour's."""
+def test_rows_are_read_at_any_offsets(engine: DelayEngine) -> None:
+    """They may be adjacent or not. A first offset that equals the size is not adjacent to offset 0."""
     engine.put(RecordDraft("orders", 0, bytes(200), b""))
     data = engine.store.read_bytes(0, 300)
 
-    for places in ([9, 19, 29, 50, 40], [10, 20], [19], [30, 20, 10]):
-        rows = read_rows(engine.store, np.array(places), 10)
+    for offsets in ([9, 19, 29, 50, 40], [10, 20], [19], [30, 20, 10]):
+        rows = read_rows(engine.store, np.array(offsets), 10)
         assert rows is not None
-        assert [row.tobytes() for row in rows] == [data[place : place + 10] for place in places]
+        assert [row.tobytes() for row in rows] == [data[offset : offset + 10] for offset in offsets]
     assert read_rows(engine.store, np.array([0, (1 << 20) - 5]), 10) is None
 
 
-def test_few_are_copied_one_by_one(engine: DelayEngine) -> None:
+def test_few_records_are_copied_one_by_one(engine: DelayEngine) -> None:
     puts = send(engine, Stretch(31, "timer", 20, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
 
     assert lengths(engine, puts) == [1] * 31
 
 
-def test_shapes_that_take_turns_are_copied_one_by_one_in_their_order(engine: DelayEngine) -> None:
-    """Bodies of one length, topics of one length: nothing but the topic's name tells them apart."""
+def test_alternating_shapes_are_copied_one_by_one_in_their_order(engine: DelayEngine) -> None:
+    """Bodies and topics have one length: only the topic's name differs."""
     due_ms = engine.clock.now_ms() + 5 * SECOND
     for number in range(100):
         engine.send(b"%02d" % number, ("orders", "offers")[number % 2], TIMER_DELIVER_MS=due_ms)
@@ -237,8 +237,8 @@ def test_shapes_that_take_turns_are_copied_one_by_one_in_their_order(engine: Del
     assert engine.bodies("offers") == [b"%02d" % number for number in range(1, 100, 2)]
 
 
-def test_a_spike_to_no_topic_is_dead(engine: DelayEngine) -> None:
-    """What is wrong with the first of them is wrong with all."""
+def test_a_spike_without_a_valid_queue_goes_to_the_dead_letters(engine: DelayEngine) -> None:
+    """The first record has the fault of all others."""
     send(engine, Stretch(90, "no queue", 5, (), 1, 0), engine.clock.now_ms() + 5 * SECOND)
     engine.advance(6 * SECOND)
 

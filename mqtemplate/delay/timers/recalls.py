@@ -80,8 +80,8 @@ class TimerRecalls:
         """
         for position, units in self._log.pieces(start, self._log.end):
             indexes = np.flatnonzero(units["magic"] & (Magic.DELETE | Magic.DONE) == bit)
-            indexes = indexes[slots_of(units[indexes]) >= read_ms]
-            if len(indexes):
+            if len(indexes):  # most pieces have no markers
+                indexes = indexes[slots_of(units[indexes]) >= read_ms]
                 yield position + indexes * TIMER_UNIT_SIZE, units[indexes]
 
     def _add_markers(self, markers: np.ndarray) -> None:

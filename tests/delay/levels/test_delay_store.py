@@ -1,11 +1,10 @@
-"""What the service of the levels offers to those who look at what waits, and to those who steer it."""
+"""The interface `DelayStore` of the level service: pending messages, and their removal."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
-from mqtemplate.delay import DelayLevels
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingEntry
 from mqtemplate.record.codec import RecordDraft, StoredRecord
@@ -18,23 +17,18 @@ from tests.delay.delay_engine import DelayEngine
 SECOND, MINUTE = 1_000, 60_000
 
 
-def change_table(engine: DelayEngine, text: str) -> None:
-    """At run time: for the front door, and for the service."""
-    engine.levels = DelayLevels.parse(text)
-
-
 def record_of(engine: DelayEngine, put: PutResult) -> StoredRecord:
     return engine.store.read(put.physical_offset, put.size)
 
 
-def withdraw(engine: DelayEngine, put: PutResult) -> None:
+def remove(engine: DelayEngine, put: PutResult) -> None:
     with engine.schedule.lock:
         engine.schedule.catch_up()
         engine.schedule.remove(record_of(engine, put))
 
 
 def shown(engine: DelayEngine, after_ms: int = 0, before_ms: int = 1 << 62) -> list[int]:
-    """Physical offsets of what waits, in order of due time; checks what the pieces promise."""
+    """Return the physical offsets of pending messages, in order of due time. Check the pieces' floors."""
     rows: list[tuple[int, int]] = []
     floors: list[int] = []
     for floor_ms, piece in engine.schedule.pending(after_ms, before_ms):
@@ -46,14 +40,14 @@ def shown(engine: DelayEngine, after_ms: int = 0, before_ms: int = 1 << 62) -> l
     return [physical_offset for _, physical_offset in sorted(rows)]
 
 
-def test_it_keeps_what_a_keeper_keeps(engine: DelayEngine) -> None:
-    """`DelayStore`: the protocol that steering and looking work with."""
+def test_the_level_service_is_a_delay_store(engine: DelayEngine) -> None:
+    """`DelayController` and `PendingView` use this interface only."""
     delay_store: DelayStore = engine.schedule
 
     assert delay_store.source_topic == SCHEDULE_TOPIC
 
 
-def test_a_message_waits_until_it_is_handed_over_or_withdrawn(engine: DelayEngine) -> None:
+def test_a_message_is_pending_until_it_is_released_or_removed(engine: DelayEngine) -> None:
     first, second, third = (record_of(engine, engine.send(b"", DELAY=level)) for level in (1, 3, 3))
     engine.schedule.catch_up()
     assert [engine.schedule.find(record) is not None for record in (first, second, third)] == [True] * 3
@@ -64,30 +58,30 @@ def test_a_message_waits_until_it_is_handed_over_or_withdrawn(engine: DelayEngin
     assert [engine.schedule.find(record) is not None for record in (first, second, third)] == [False, True, False]
 
 
-def test_a_level_that_nobody_used_has_nothing_that_waits(engine: DelayEngine) -> None:
+def test_a_level_that_was_never_used_has_no_pending_messages(engine: DelayEngine) -> None:
     record = record_of(engine, engine.send(b"", DELAY=1))
 
     assert engine.schedule.find(record._replace(queue_id=9)) is None
 
 
 def test_due_time_and_slot_are_those_of_the_queue(engine: DelayEngine) -> None:
-    """RocketMQ looks for a delete marker in the slot before its message's time."""
+    """RocketMQ looks for a delete marker in the slot before the message's time."""
     engine.clock.move_ms(300)
     record = record_of(engine, engine.send(b"", DELAY=3))
-    change_table(engine, "1m")
+    engine.change_table("1m")
     engine.schedule.catch_up()
 
     due_ms = engine.clock.now_ms() + 10 * SECOND
     assert engine.schedule.find(record) == PendingEntry(due_ms, due_ms // SECOND * SECOND)
 
 
-def test_what_waits_is_shown_over_all_levels_and_segments(engine: DelayEngine) -> None:
+def test_pending_messages_of_all_levels_and_segments_are_returned(engine: DelayEngine) -> None:
     start = engine.clock.now_ms()
     late = engine.send(b"", DELAY=4)
-    change_table(engine, "1s 5s 10s 3s")
+    engine.change_table("1s 5s 10s 3s")
     soon, sooner = engine.send(b"", DELAY=4), engine.send(b"", DELAY=1)
     gone = engine.send(b"", DELAY=2)
-    withdraw(engine, gone)
+    remove(engine, gone)
 
     assert shown(engine) == [sooner.physical_offset, soon.physical_offset, late.physical_offset]
     assert shown(engine, start + 3 * SECOND, start + 30 * SECOND) == [soon.physical_offset]
@@ -97,8 +91,8 @@ def test_what_waits_is_shown_over_all_levels_and_segments(engine: DelayEngine) -
     assert shown(engine) == [soon.physical_offset, late.physical_offset]
 
 
-def test_a_backlog_is_shown_in_pieces(engine: DelayEngine) -> None:
-    """Memory is that of one piece, and what is handed over meanwhile is left out."""
+def test_a_backlog_is_returned_in_pieces(engine: DelayEngine) -> None:
+    """Memory is that of one piece. Messages that are released between two pieces are left out."""
     draft = RecordDraft(
         SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0"}), delay_ms=5
     )
@@ -113,7 +107,7 @@ def test_a_backlog_is_shown_in_pieces(engine: DelayEngine) -> None:
     assert list(pieces) == []
 
 
-def test_what_waits_in_a_part_of_the_log_is_shown(engine: DelayEngine) -> None:
+def test_pending_messages_of_a_part_of_the_log_are_returned(engine: DelayEngine) -> None:
     puts = [engine.send(b"", DELAY=level) for level in (1, 3, 1, 3)]
 
     rows = engine.schedule.pending_between(puts[1].physical_offset, puts[3].physical_offset)
@@ -123,22 +117,22 @@ def test_what_waits_in_a_part_of_the_log_is_shown(engine: DelayEngine) -> None:
     assert len(engine.schedule.pending_between(0, 0)) == 0
 
 
-def test_a_message_that_another_thread_withdraws_is_not_handed_over(engine: DelayEngine) -> None:
-    """The release holds the lock from looking until the copies are there: whoever gets it first has the message."""
+def test_a_message_that_another_thread_removes_is_not_released(engine: DelayEngine) -> None:
+    """The release holds the lock from reading the queue to appending the copies. So one thread gets the message."""
     put = engine.send(b"", DELAY=1)
     engine.clock.move_ms(1 * SECOND)
     stepping = threading.Thread(target=engine.schedule.step)
     with engine.schedule.lock:
         stepping.start()
-        withdraw(engine, put)
+        remove(engine, put)
 
     stepping.join()
 
     assert engine.bodies() == []
 
 
-def test_a_cancel_is_struck_out_before_it_is_answered(tmp_path: Path) -> None:
-    """RocketMQ, which knows no recall of levels, may open the folder of a process that is killed right afterwards."""
+def test_a_cancel_marks_the_unit_before_it_returns(tmp_path: Path) -> None:
+    """RocketMQ cannot recall levels. It may open the store directory if the process is killed right afterwards."""
     engine = DelayEngine(tmp_path / "store")
     handle = engine.send_for(b"gone", DELAY=5)
     engine.send_for(b"kept", DELAY=5)
@@ -150,12 +144,12 @@ def test_a_cancel_is_struck_out_before_it_is_answered(tmp_path: Path) -> None:
     assert sizes[1] > DONE_SIZE_MARK
 
 
-def test_a_reschedule_is_struck_out_once_its_copy_is_on_the_disk(tmp_path: Path) -> None:
-    """Before that a power failure could take the copy and leave the mark."""
-    for flush, is_struck_out in ((FlushDiskType.SYNC_FLUSH, True), (FlushDiskType.ASYNC_FLUSH, False)):
+def test_a_reschedule_marks_the_unit_once_its_copy_is_on_disk(tmp_path: Path) -> None:
+    """Before, a power failure could take the copy and leave the mark."""
+    for flush, is_marked in ((FlushDiskType.SYNC_FLUSH, True), (FlushDiskType.ASYNC_FLUSH, False)):
         engine = DelayEngine(tmp_path / flush.value, flush=flush)
 
         engine.control.reschedule(engine.send_for(b"moved", DELAY=5), engine.clock.now_ms() + 90_000)
 
         [size] = engine.store.consume_queue(SCHEDULE_TOPIC, 4).units(0, 1)["size"].tolist()
-        assert (size == DONE_SIZE_MARK) is is_struck_out
+        assert (size == DONE_SIZE_MARK) is is_marked

@@ -1,14 +1,11 @@
-"""The level table changes, at run time and between runs: each message keeps the time it was promised."""
+"""Changes of the level table, at run time and between runs: each message keeps the due time it was sent with."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +18,7 @@ from mqtemplate.store import PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.delay_engine import DelayEngine
-from tests.delay.test_exactly_once import Killed, MortalClock
+from tests.delay.killed_engine import Action, KilledEngine
 
 LONGEST_MS = 60_000
 
@@ -30,68 +27,49 @@ kills = st.one_of(st.none(), st.none(), st.integers(1, 30))
 ends = st.sampled_from(["close", "kill", "lose queues"])
 
 
-@dataclass(frozen=True)
-class Act:
-    """One thing that happens, and after how many looks at the clock a kill interrupts it, if one does."""
-
-    name: str
-    argument: Any = None
-    killed_after: int | None = None
-
-
-sends = st.builds(Act, st.just("send"), st.lists(st.integers(1, 5), min_size=1, max_size=5), kills)
-acts = st.one_of(
+sends = st.builds(Action, st.just("send"), st.lists(st.integers(1, 5), min_size=1, max_size=5), kills)
+actions = st.one_of(
     sends,
     sends,
-    st.builds(Act, st.just("change"), tables),
-    st.builds(Act, st.just("cancel"), st.integers(0, 100), kills),
-    st.builds(Act, st.just("wait"), st.integers(0, 12_000), kills),
-    st.builds(Act, st.just("checkpoint"), st.none(), kills),
-    st.builds(Act, st.just("restart"), st.tuples(ends, tables)),
+    st.builds(Action, st.just("change"), tables),
+    st.builds(Action, st.just("cancel"), st.integers(0, 100), kills),
+    st.builds(Action, st.just("advance"), st.integers(0, 12_000), kills),
+    st.builds(Action, st.just("checkpoint"), st.none(), kills),
+    st.builds(Action, st.just("restart"), st.tuples(ends, tables)),
 )
 
 
-class Life:
-    """A folder, the processes that own it one after the other, and what they promised."""
+class Scenario(KilledEngine):
+    """Actions on messages with levels, and when each acknowledged message is due."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.clock = MortalClock()
         self.table = "1s 5s 30s"
-        self.due: dict[bytes, int] = {}  # of acknowledged messages
+        self.due: dict[bytes, int] = {}
         self.puts: dict[bytes, PutResult] = {}
         self.cancelled: set[bytes] = set()
-        self.unsure: set[bytes] = set()  # a kill came while it was sent or cancelled
+        self.unsure: set[bytes] = set()  # a kill interrupted the send or the cancel
         self.count = 0
-        self.engine = self.open()
+        super().__init__()
 
     def open(self) -> DelayEngine:
         return DelayEngine(self.folder, clock=self.clock, levels=self.table, log_file_size=20_000, queue_file_size=200)
 
-    def do(self, act: Act) -> None:
-        match act.name:
+    def do(self, action: Action) -> None:
+        match action.name:
             case "send":
-                self.mortally(lambda: [self.send(level) for level in act.argument], act.killed_after)
+                self.run(lambda: [self.send(level) for level in action.argument], action)
             case "change":
-                self.table = act.argument
+                self.table = action.argument
                 self.engine.levels = DelayLevels.parse(self.table)
             case "cancel":
-                self.mortally(lambda: self.cancel(act.argument), act.killed_after)
-            case "wait":
-                self.mortally(lambda: self.engine.advance(act.argument), act.killed_after)
+                self.run(lambda: self.cancel(action.argument), action)
+            case "advance":
+                self.run(lambda: self.engine.advance(action.argument), action)
             case "checkpoint":
-                self.mortally(self.engine.store.take_checkpoint, act.killed_after)
+                self.run(self.engine.store.take_checkpoint, action)
             case "restart":
-                self.restart(*act.argument)
-
-    def mortally(self, action: Callable[[], object], killed_after: int | None) -> None:
-        self.clock.looks_left = killed_after
-        try:
-            action()
-        except Killed:
-            self.engine.crash()
-            self.engine = self.open()
-        self.clock.looks_left = None
+                self.restart(*action.argument)
 
     def send(self, level: int) -> None:
         body = b"%d" % self.count
@@ -103,7 +81,7 @@ class Life:
         self.due[body] = put.store_timestamp + levels.delays_ms[min(level, levels.max_level) - 1]
 
     def cancel(self, number: int) -> None:
-        """What `DelayController` does, on some message."""
+        """Cancel a message as `DelayController` does."""
         body = b"%d" % (number % max(self.count, 1))
         schedule, store = self.engine.schedule, self.engine.store
         if body not in self.due:
@@ -142,7 +120,7 @@ class Life:
             shutil.rmtree(self.folder / "consumequeue", ignore_errors=True)
         self.engine = self.open()
 
-    def counts_what_waits(self) -> bool:
+    def has_correct_count(self) -> bool:
         arrived = self.engine.bodies()
         expected = self.due.keys() - self.cancelled - set(arrived)
         count = self.engine.schedule.count_pending()
@@ -150,38 +128,39 @@ class Life:
 
 
 @pytest.mark.feature("X11", "D11")
-@given(st.lists(acts, max_size=30))
+@given(st.lists(actions, max_size=30))
 @settings(max_examples=50)
-def test_no_message_is_early_late_lost_or_repeated(plan: list[Act]) -> None:
-    """On a virtual clock on time means: exactly at the millisecond. Cancelled ones never come."""
+def test_no_message_is_early_late_lost_or_repeated(plan: list[Action]) -> None:
+    """On a virtual clock each message arrives exactly at its millisecond. A cancelled one never arrives."""
     with TemporaryDirectory() as folder:
-        life = Life(Path(folder))
-        for act in plan:
-            life.do(act)
-            assert life.counts_what_waits()
-        life.engine.advance(2 * LONGEST_MS)
+        scenario = Scenario(Path(folder))
+        for action in plan:
+            scenario.do(action)
+            assert scenario.has_correct_count()
+        scenario.engine.advance(2 * LONGEST_MS)
 
-        arrived = life.engine.arrived()
-        life.engine.close()
+        arrived = scenario.engine.arrived()
+        scenario.engine.close()
 
-    expected = {body: due_ms for body, due_ms in life.due.items() if body not in life.cancelled | life.unsure}
+    left_out = scenario.cancelled | scenario.unsure
+    expected = {body: due_ms for body, due_ms in scenario.due.items() if body not in left_out}
     counts = Counter(message.body for message in arrived)
-    assert {message.body: message.at_ms for message in arrived if message.body not in life.unsure} == expected
+    assert {message.body: message.at_ms for message in arrived if message.body not in scenario.unsure} == expected
     assert [body for body, count in counts.items() if count > 1] == []
     assert [message.at_ms for message in arrived] == sorted(message.at_ms for message in arrived)
-    assert all(message.at_ms >= life.due.get(message.body, 0) for message in arrived)
+    assert all(message.at_ms >= scenario.due.get(message.body, 0) for message in arrived)
 
 
 @pytest.mark.feature("X11", "D11")
-def test_a_closed_folder_tells_upstream_what_it_need_not_hand_over(tmp_path: Path) -> None:
-    """It reads position and marks, and nothing of ours besides: what they leave is what waits."""
-    life = Life(tmp_path)
-    life.do(Act("send", [3, 1]))
-    life.do(Act("change", "5s 1s"))
-    life.do(Act("send", [1, 2, 1]))
-    life.do(Act("wait", 2_000))
-    life.do(Act("cancel", 4))
-    store, schedule = life.engine.store, life.engine.schedule
+def test_after_a_checkpoint_rocketmq_releases_exactly_the_pending_messages(tmp_path: Path) -> None:
+    """RocketMQ reads the positions and the marks only. The other units are the pending ones."""
+    scenario = Scenario(tmp_path)
+    scenario.do(Action("send", [3, 1]))
+    scenario.do(Action("change", "5s 1s"))
+    scenario.do(Action("send", [1, 2, 1]))
+    scenario.do(Action("advance", 2_000))
+    scenario.do(Action("cancel", 4))
+    store, schedule = scenario.engine.store, scenario.engine.schedule
     store.take_checkpoint()
 
     left = [
@@ -192,5 +171,5 @@ def test_a_closed_folder_tells_upstream_what_it_need_not_hand_over(tmp_path: Pat
     ]
 
     assert sorted(left) == [b"0", b"2"]
-    assert sorted(life.engine.bodies()) == [b"1", b"3"]
-    life.engine.close()
+    assert sorted(scenario.engine.bodies()) == [b"1", b"3"]
+    scenario.engine.close()

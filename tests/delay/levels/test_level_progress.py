@@ -1,4 +1,4 @@
-"""Delay levels over restarts: what is handed over, and where that stands written."""
+"""Delay levels across restarts: released messages, positions and marks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.delay import DEAD_LETTER_TOPIC, DelayLevels
+from mqtemplate.delay import DEAD_LETTER_TOPIC
 from mqtemplate.delay.levels.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import encode_properties
@@ -23,13 +23,8 @@ from tests.delay.foreign_records import foreign_copy, foreign_level_message
 SECOND, MINUTE = 1_000, 60_000
 
 
-def change_table(engine: DelayEngine, text: str) -> None:
-    """At run time: for the front door, and for the service."""
-    engine.levels = DelayLevels.parse(text)
-
-
 def marker(record: StoredRecord) -> RecordDraft:
-    """What takes the place of a waiting message that was cancelled."""
+    """Return the marker that replaces a cancelled message."""
     kept = {name: record.properties[name] for name in ("REAL_TOPIC", "REAL_QID")}
     due = {"TIMER_DELIVER_MS": "1000", "TIMER_OUT_MS": "0", "TIMER_DEL_UNIQKEY": "-", "__STEERED": "1"}
     return linked(record, TIMER_TOPIC, kept | due)
@@ -54,8 +49,8 @@ def cancel(engine: DelayEngine, put: PutResult) -> None:
 
 
 @pytest.mark.feature("F9", "F10", "F12")
-def test_progress_is_kept_in_upstreams_file(open_engine: OpenEngine) -> None:
-    """Level -> next queue offset; written at a checkpoint and at the end."""
+def test_progress_is_stored_in_rocketmqs_file(open_engine: OpenEngine) -> None:
+    """Level -> next queue offset, written by a checkpoint and when the store is closed."""
     engine = open_engine()
     engine.send(b"", DELAY=2)
     engine.send(b"", DELAY=2)
@@ -72,8 +67,8 @@ def test_progress_is_kept_in_upstreams_file(open_engine: OpenEngine) -> None:
 
 
 @pytest.mark.feature("F12")
-def test_upstreams_file_with_bare_numbers_as_keys_is_read(open_engine: OpenEngine) -> None:
-    """As found on the disk of a real broker."""
+def test_rocketmqs_file_with_unquoted_numbers_as_keys_is_read(open_engine: OpenEngine) -> None:
+    """The text is from a real broker."""
     engine = open_engine()
     engine.send(b"", DELAY=2)
     for _ in range(3):
@@ -93,11 +88,11 @@ def test_upstreams_file_with_bare_numbers_as_keys_is_read(open_engine: OpenEngin
 
 @pytest.mark.feature("D9")
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"offsetTable":7}', b'{"offsetTable":{"1":-1}}', b"\xff"])
-def test_a_file_that_cannot_be_read_is_made_anew_from_the_log(open_engine: OpenEngine, text: bytes) -> None:
-    """The log knows better anyway; nothing is delivered again."""
+def test_an_unreadable_file_is_rebuilt_from_the_log(open_engine: OpenEngine, text: bytes) -> None:
+    """The copies in the log show what was released. No message is released again."""
     engine = open_engine()
     engine.send(b"done", DELAY=1)
-    engine.send(b"waits", DELAY=3)
+    engine.send(b"pending", DELAY=3)
     engine.advance(1 * SECOND)
     engine.close()
     engine.store_files.write_bytes(DELAY_OFFSET_FILE, text)
@@ -106,12 +101,12 @@ def test_a_file_that_cannot_be_read_is_made_anew_from_the_log(open_engine: OpenE
 
     assert engine.schedule.positions == {1: 1, 3: 0}
     engine.advance(60 * SECOND)
-    assert engine.bodies() == [b"done", b"waits"]
+    assert engine.bodies() == [b"done", b"pending"]
 
 
 @pytest.mark.feature("F20")
-def test_progress_beyond_the_queues_ends_is_corrected(open_engine: OpenEngine) -> None:
-    """Before its minimum: the minimum; behind its maximum: the maximum."""
+def test_progress_after_the_end_of_the_queue_is_corrected(open_engine: OpenEngine) -> None:
+    """The maximum offset of the queue is used instead."""
     engine = open_engine()
     engine.send(b"", DELAY=1)
     engine.close()
@@ -132,11 +127,11 @@ def test_without_progress_a_level_starts_at_its_first_message(open_engine: OpenE
     assert engine.bodies() == [b"first"]
 
 
-def test_a_lost_progress_file_does_not_deliver_again(open_engine: OpenEngine) -> None:
-    """Upstream would hand over the whole backlog once more; the copies in the log tell."""
+def test_a_lost_progress_file_releases_no_message_again(open_engine: OpenEngine) -> None:
+    """RocketMQ would release the whole backlog again. The copies in the log show what was released."""
     engine = open_engine()
     engine.send(b"done", DELAY=1)
-    engine.send(b"waits", DELAY=3)
+    engine.send(b"pending", DELAY=3)
     engine.advance(1 * SECOND)
     engine.close()
     engine.store_files.delete(DELAY_OFFSET_FILE)
@@ -145,10 +140,10 @@ def test_a_lost_progress_file_does_not_deliver_again(open_engine: OpenEngine) ->
     engine = open_engine()
     engine.advance(60 * SECOND)
 
-    assert engine.bodies() == [b"done", b"waits"]
+    assert engine.bodies() == [b"done", b"pending"]
 
 
-def test_a_kill_right_behind_the_hand_over_does_not_repeat_it(open_engine: OpenEngine) -> None:
+def test_a_kill_right_after_the_release_does_not_repeat_it(open_engine: OpenEngine) -> None:
     engine = open_engine()
     engine.send(b"once", DELAY=1)
     engine.store.take_checkpoint()
@@ -162,8 +157,8 @@ def test_a_kill_right_behind_the_hand_over_does_not_repeat_it(open_engine: OpenE
 
 
 @pytest.mark.feature("D9")
-def test_an_older_progress_file_does_not_deliver_again(open_engine: OpenEngine) -> None:
-    """Where only the ``.bak`` is left, the log tells what was handed over since."""
+def test_an_older_progress_file_releases_no_message_again(open_engine: OpenEngine) -> None:
+    """If only the ``.bak`` is left, the log shows what was released since."""
     engine = open_engine()
     for body in (b"first", b"second", b"third"):
         engine.send(body, DELAY=1)
@@ -180,7 +175,7 @@ def test_an_older_progress_file_does_not_deliver_again(open_engine: OpenEngine) 
     assert engine.bodies() == [b"first", b"second", b"third"]
 
 
-def test_upstreams_progress_of_levels_that_the_table_does_not_have_is_kept(open_engine: OpenEngine) -> None:
+def test_rocketmqs_progress_of_levels_that_the_table_does_not_have_is_kept(open_engine: OpenEngine) -> None:
     engine = open_engine()
     engine.send(b"", DELAY=1)
     engine.send(b"", DELAY=18)
@@ -195,8 +190,8 @@ def test_upstreams_progress_of_levels_that_the_table_does_not_have_is_kept(open_
 
 
 @pytest.mark.feature("D7")
-def test_a_level_without_a_queue_is_looked_for_in_the_log(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """Its queue's folder was lost, and no later message of that level shows it."""
+def test_a_level_that_lost_its_queue_is_rebuilt_from_the_log(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """No later message of the level shows that its queue is missing; the progress file does."""
     engine = open_engine()
     engine.send(b"1s", DELAY=1)
     engine.send(b"10s", DELAY=3)
@@ -210,7 +205,7 @@ def test_a_level_without_a_queue_is_looked_for_in_the_log(open_engine: OpenEngin
     assert engine.schedule.positions == {1: 1, 3: 1}
 
 
-def test_progress_of_a_level_that_nobody_ever_used_is_forgotten(open_engine: OpenEngine) -> None:
+def test_progress_of_a_level_that_was_never_used_is_ignored(open_engine: OpenEngine) -> None:
     engine = open_engine()
     engine.send(b"", DELAY=1)
     engine.close()
@@ -220,8 +215,8 @@ def test_progress_of_a_level_that_nobody_ever_used_is_forgotten(open_engine: Ope
 
 
 @pytest.mark.feature("F20")
-def test_progress_before_the_queues_begin_is_corrected(open_engine: OpenEngine) -> None:
-    """RocketMQ's file may be older than the queue."""
+def test_progress_before_the_start_of_the_queue_is_corrected(open_engine: OpenEngine) -> None:
+    """RocketMQ's file may be older than the queue. The minimum offset is used instead."""
     engine = open_engine(queue_file_size=200)
     puts = [engine.send(b"%d" % number, DELAY=1) for number in range(25)]
     queue = engine.store.consume_queue(SCHEDULE_TOPIC, 0)
@@ -236,14 +231,14 @@ def test_progress_before_the_queues_begin_is_corrected(open_engine: OpenEngine) 
     assert engine.bodies() == [b"20", b"21", b"22", b"23", b"24"]
 
 
-# --- progress out of turn ---------------------------------------------------------------------------
+# --- progress out of order --------------------------------------------------------------------------
 
 
 def shortened(open_engine: OpenEngine) -> DelayEngine:
-    """Two levels' worth of messages in one queue: the later ones are due earlier, and are handed over."""
+    """Return an engine whose table was shortened: the later messages of one queue are due first, and released."""
     engine = open_engine(levels="1m")
     engine.send(b"minute", DELAY=1)
-    change_table(engine, "1s")
+    engine.change_table("1s")
     engine.send(b"second", DELAY=1)
     engine.send(b"again", DELAY=1)
     engine.advance(1 * SECOND)
@@ -252,8 +247,8 @@ def shortened(open_engine: OpenEngine) -> DelayEngine:
 
 
 @pytest.mark.feature("D10", "D11")
-def test_the_file_keeps_the_first_that_is_not_done(open_engine: OpenEngine) -> None:
-    """It never goes past one that waits, and never back."""
+def test_the_file_has_the_first_pending_message(open_engine: OpenEngine) -> None:
+    """The position never skips a pending message, and never moves back."""
     engine = shortened(open_engine)
 
     engine.store.take_checkpoint()
@@ -267,10 +262,10 @@ def test_the_file_keeps_the_first_that_is_not_done(open_engine: OpenEngine) -> N
 @pytest.mark.feature("D8", "D11")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.parametrize("ends", [DelayEngine.close, DelayEngine.crash])
-def test_what_was_handed_over_out_of_turn_is_not_repeated(
+def test_messages_that_were_released_out_of_order_are_not_repeated(
     open_engine: OpenEngine, has_checkpoint: bool, ends: Callable[[DelayEngine], None]
 ) -> None:
-    """Behind the checkpoint the copies tell, before it the marks in the queue."""
+    """After the checkpoint the copies in the log show it, before it the marks in the queue."""
     engine = shortened(open_engine)
     if has_checkpoint:
         engine.store.take_checkpoint()
@@ -283,8 +278,8 @@ def test_what_was_handed_over_out_of_turn_is_not_repeated(
 
 
 @pytest.mark.feature("D29")
-def test_marks_are_made_at_the_checkpoint(open_engine: OpenEngine) -> None:
-    """Before it a power failure might take the copies and leave the marks, and the messages were lost."""
+def test_marks_are_written_by_the_checkpoint(open_engine: OpenEngine) -> None:
+    """Earlier, a power failure could take the copies and leave the marks. Then the messages would be lost."""
     engine = shortened(open_engine)
     units = engine.store.consume_queue(SCHEDULE_TOPIC, 0).units
     assert DONE_SIZE_MARK not in units(0, 3)["size"]
@@ -317,10 +312,10 @@ def damage_schedule_queue(folder: Path) -> None:
 
 @pytest.mark.feature("X11")
 @pytest.mark.parametrize("lose", [lose_checkpoint_too, lose_queues, lose_schedule_queues, damage_schedule_queue])
-def test_queues_that_were_lost_are_rebuilt_with_what_is_done(
+def test_lost_queues_are_rebuilt_with_their_marks_and_due_times(
     open_engine: OpenEngine, tmp_path: Path, lose: Callable[[Path], None]
 ) -> None:
-    """The marks went with them, and the due times of a table that is no more."""
+    """The queues had the marks, and the due times of an earlier table."""
     engine = shortened(open_engine)
     engine.store.take_checkpoint()
     engine.crash()
@@ -334,11 +329,11 @@ def test_queues_that_were_lost_are_rebuilt_with_what_is_done(
 
 
 @pytest.mark.feature("X11")
-def test_a_queue_that_lost_its_end_is_rebuilt_with_what_is_done(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """Nobody sees that anything is missing, until the log goes on behind it."""
+def test_a_queue_that_lost_its_end_is_rebuilt_with_its_marks(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """The loss shows only because the log continues after the queue's last unit."""
     engine = shortened(open_engine)
     engine.store.take_checkpoint()
-    engine.send(b"behind", DELAY=1)
+    engine.send(b"last", DELAY=1)
     engine.crash()
     [file] = (tmp_path / "consumequeue" / SCHEDULE_TOPIC / "0").iterdir()
     file.write_bytes(file.read_bytes()[:20].ljust(file.stat().st_size, b"\0"))
@@ -346,12 +341,12 @@ def test_a_queue_that_lost_its_end_is_rebuilt_with_what_is_done(open_engine: Ope
     engine = open_engine(levels="1s")
     engine.advance(1 * MINUTE)
 
-    assert engine.bodies() == [b"second", b"again", b"behind", b"minute"]
+    assert engine.bodies() == [b"second", b"again", b"last", b"minute"]
 
 
 @pytest.mark.feature("D29")
-def test_progress_is_written_when_the_copies_are_on_the_disk(open_engine: OpenEngine) -> None:
-    """Upstream's copies never wait for the disk, though its progress file does."""
+def test_progress_is_written_once_the_copies_are_on_disk(open_engine: OpenEngine) -> None:
+    """RocketMQ flushes its progress file, but not the copies."""
     engine = open_engine()
     engine.send(b"", DELAY=1)
     engine.advance(1 * SECOND)
@@ -364,8 +359,8 @@ def test_progress_is_written_when_the_copies_are_on_the_disk(open_engine: OpenEn
 
 
 @pytest.mark.feature("D30")
-def test_an_end_in_the_middle_of_a_backlog_loses_and_repeats_nothing(open_engine: OpenEngine) -> None:
-    """A step is whole before the progress of it is written; there are no results that somebody waits for."""
+def test_closing_in_the_middle_of_a_backlog_neither_loses_nor_repeats_messages(open_engine: OpenEngine) -> None:
+    """A step is complete before its progress is written. No result is pending in another thread."""
     engine = open_engine()
     bodies = [b"%d" % number for number in range(1_500)]
     for body in bodies:
@@ -383,26 +378,28 @@ def test_an_end_in_the_middle_of_a_backlog_loses_and_repeats_nothing(open_engine
     assert engine.bodies() == bodies
 
 
-# --- steering ---------------------------------------------------------------------------------------
+# --- cancelled messages ---------------------------------------------------------------------------------------
 
 
-def test_a_withdrawn_message_is_never_handed_over(open_engine: OpenEngine) -> None:
+def test_a_removed_message_is_never_released(open_engine: OpenEngine) -> None:
     engine = open_engine()
-    engine.send(b"stays", DELAY=1)
-    cancel(engine, engine.send(b"goes", DELAY=1))
+    engine.send(b"kept", DELAY=1)
+    cancel(engine, engine.send(b"cancelled", DELAY=1))
 
     engine.advance(1 * SECOND)
 
-    assert engine.bodies() == [b"stays"]
+    assert engine.bodies() == [b"kept"]
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.parametrize("ends", [DelayEngine.close, DelayEngine.crash])
-def test_a_withdrawal_lasts(open_engine: OpenEngine, has_checkpoint: bool, ends: Callable[[DelayEngine], None]) -> None:
-    """Behind the checkpoint the marker in the log tells, before it the mark in the queue."""
+def test_a_removal_survives_a_restart(
+    open_engine: OpenEngine, has_checkpoint: bool, ends: Callable[[DelayEngine], None]
+) -> None:
+    """After the checkpoint the marker in the log shows it, before it the mark in the queue."""
     engine = open_engine()
-    engine.send(b"stays", DELAY=1)
-    cancel(engine, engine.send(b"goes", DELAY=1))
+    engine.send(b"kept", DELAY=1)
+    cancel(engine, engine.send(b"cancelled", DELAY=1))
     if has_checkpoint:
         engine.store.take_checkpoint()
     ends(engine)
@@ -410,11 +407,11 @@ def test_a_withdrawal_lasts(open_engine: OpenEngine, has_checkpoint: bool, ends:
     engine = open_engine()
     engine.advance(1 * SECOND)
 
-    assert engine.bodies() == [b"stays"]
+    assert engine.bodies() == [b"kept"]
 
 
-def test_a_copy_alone_takes_its_sources_place(open_engine: OpenEngine) -> None:
-    """A kill may leave of a reschedule the copy, and not the marker behind it."""
+def test_a_copy_without_its_marker_replaces_the_message(open_engine: OpenEngine) -> None:
+    """A kill in the middle of a reschedule may leave the copy without the marker."""
     engine = open_engine()
     put = engine.send(b"moved", DELAY=1)
     record = engine.store.read(put.physical_offset, put.size)
@@ -427,10 +424,10 @@ def test_a_copy_alone_takes_its_sources_place(open_engine: OpenEngine) -> None:
     assert engine.bodies() == [b"moved"]
 
 
-def test_a_marker_for_another_place_withdraws_nothing(open_engine: OpenEngine) -> None:
-    """What a copy carries on may name something that was never in this queue."""
+def test_a_marker_with_another_offset_removes_nothing(open_engine: OpenEngine) -> None:
+    """The offset in a marker may belong to a record that was never in this queue."""
     engine = open_engine()
-    put = engine.send(b"stays", DELAY=1)
+    put = engine.send(b"kept", DELAY=1)
     record = engine.store.read(put.physical_offset, put.size)
     engine.put(marker(record._replace(physical_offset=record.physical_offset + 1)))
     engine.crash()
@@ -438,22 +435,22 @@ def test_a_marker_for_another_place_withdraws_nothing(open_engine: OpenEngine) -
     engine = open_engine()
     engine.advance(1 * SECOND)
 
-    assert engine.bodies() == [b"stays"]
+    assert engine.bodies() == [b"kept"]
 
 
 # --- after RocketMQ ---------------------------------------------------------------------------------
 
 
-def hand_over_like_upstream(engine: DelayEngine, count: int) -> None:
-    """Append the copies of the first messages of level 1, as RocketMQ does; our service does not see it."""
+def release_like_rocketmq(engine: DelayEngine, count: int) -> None:
+    """Append the copies of the first messages of level 1 as RocketMQ does, without our service."""
     for record in engine.delayed_records()[:count]:
         engine.put(foreign_copy(record))
 
 
 @pytest.mark.feature("D8")
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_what_upstream_handed_over_is_not_repeated(open_engine: OpenEngine, is_ours: bool) -> None:
-    """Its file is up to ten seconds older; its copies do not name their sources."""
+def test_messages_that_rocketmq_released_are_not_repeated(open_engine: OpenEngine, is_ours: bool) -> None:
+    """Its progress file is up to ten seconds old. Its copies do not name their sources."""
     engine = open_engine()
     for number in range(5):
         body = b"%d" % number
@@ -464,7 +461,7 @@ def test_what_upstream_handed_over_is_not_repeated(open_engine: OpenEngine, is_o
             engine.put(foreign_level_message(body, 1, 1 * SECOND, **unique))
     engine.store.take_checkpoint()
     engine.clock.move_ms(1 * SECOND)
-    hand_over_like_upstream(engine, 3)
+    release_like_rocketmq(engine, 3)
     engine.crash()
 
     engine = open_engine()
@@ -474,13 +471,13 @@ def test_what_upstream_handed_over_is_not_repeated(open_engine: OpenEngine, is_o
 
 
 @pytest.mark.feature("D9")
-def test_without_upstreams_file_its_copies_tell(open_engine: OpenEngine) -> None:
-    """It would hand over its whole backlog once more."""
+def test_without_rocketmqs_file_its_copies_show_what_was_released(open_engine: OpenEngine) -> None:
+    """RocketMQ itself would release its whole backlog again."""
     engine = open_engine()
     for number in range(5):
         engine.put(foreign_level_message(b"%d" % number, 1, number * SECOND, UNIQ_KEY=f"A{number}"))
         engine.clock.move_ms(1 * SECOND)
-    hand_over_like_upstream(engine, 3)
+    release_like_rocketmq(engine, 3)
     engine.close()
     for name in (DELAY_OFFSET_FILE, f"{DELAY_OFFSET_FILE}.bak"):
         engine.store_files.delete(name)
@@ -493,8 +490,8 @@ def test_without_upstreams_file_its_copies_tell(open_engine: OpenEngine) -> None
 
 
 @pytest.mark.feature("D7", "D13")
-def test_what_upstream_dropped_is_still_handed_over(open_engine: OpenEngine) -> None:
-    """It passes over what it cannot bring to its topic; here that is one for the dead letters."""
+def test_a_message_that_rocketmq_dropped_goes_to_the_dead_letters(open_engine: OpenEngine) -> None:
+    """RocketMQ skips a message whose real topic or queue is invalid."""
     engine = open_engine()
     for number in range(3):
         other = {"REAL_QID": "none"} if number == 1 else {}
@@ -514,13 +511,13 @@ def test_what_upstream_dropped_is_still_handed_over(open_engine: OpenEngine) -> 
 
 
 @pytest.mark.feature("D11")
-def test_a_message_that_upstream_hurried_is_not_repeated(open_engine: OpenEngine) -> None:
-    """After its table was shortened it hands over at once what waits longer than the table says."""
+def test_a_message_that_rocketmq_released_early_is_not_repeated(open_engine: OpenEngine) -> None:
+    """After a delay was shortened, RocketMQ releases a message at once if its due time is later than the new delay."""
     engine = open_engine(levels="10m")
     engine.send(b"10m", DELAY=1, UNIQ_KEY="A1")
     engine.send(b"20m", DELAY=1, UNIQ_KEY="A2")
     engine.store.take_checkpoint()
-    hand_over_like_upstream(engine, 1)
+    release_like_rocketmq(engine, 1)
     engine.crash()
 
     engine = open_engine(levels="1s")

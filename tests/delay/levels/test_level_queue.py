@@ -1,4 +1,4 @@
-"""One level's queue, whose due times ascend in segments only."""
+"""The queue of one level, whose due times ascend in segments only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PER_FILE = 8
 
 
 def queue_of(due_times: Sequence[int]) -> ConsumeQueue:
-    """Unit i points at physical offset 100 i, and is due at its time."""
+    """Return a queue in which unit i points at physical offset 100 i."""
     queue = ConsumeQueue(MemoryStoreFiles().mapped_queue("consumequeue/topic/0", PER_FILE * UNIT_BYTES))
     for due_ms in due_times:
         add(queue, due_ms)
@@ -39,7 +39,7 @@ def level_of(due_times: Sequence[int], position: int = 0) -> LevelQueue:
 
 
 def release(level: LevelQueue, now_ms: int, max_count: int = 1_000) -> list[int]:
-    """Pass over what is due, the first due first, as the service does; gives the places (unit numbers)."""
+    """Release due units in order of due time, as the service does. Return their queue offsets."""
     rows = []
     for units in list(level.due(now_ms, max_count)):
         rows += units.rows[["due_ms", "physical_offset", "size"]].tolist()
@@ -47,7 +47,7 @@ def release(level: LevelQueue, now_ms: int, max_count: int = 1_000) -> list[int]
     return [offset // 100 for _, offset, size in sorted(rows) if size]
 
 
-def places(rows: np.ndarray) -> list[int]:
+def numbers(rows: np.ndarray) -> list[int]:
     return (rows["physical_offset"] // 100).tolist()
 
 
@@ -55,8 +55,8 @@ def places(rows: np.ndarray) -> list[int]:
 
 
 @pytest.mark.feature("D11")
-def test_a_unit_with_a_later_time_blocks_nobody_behind_it() -> None:
-    """After the table was shortened the second message is due first."""
+def test_a_unit_with_a_later_time_does_not_block_those_after_it() -> None:
+    """After a delay was shortened, the second message is due first."""
     level = level_of([60, 10])
 
     assert level.due_ms == 10
@@ -67,7 +67,7 @@ def test_a_unit_with_a_later_time_blocks_nobody_behind_it() -> None:
     assert (level.position, level.due_ms) == (2, NEVER_MS)
 
 
-def test_nothing_is_due_before_its_time() -> None:
+def test_no_unit_is_due_before_its_time() -> None:
     level = level_of([10, 20, 15])
 
     assert release(level, 9) == []
@@ -75,8 +75,8 @@ def test_nothing_is_due_before_its_time() -> None:
     assert release(level, 19) == [2]
 
 
-def test_units_are_read_over_the_ends_of_files() -> None:
-    """Else what lies in the next file would be overtaken by another segment."""
+def test_units_are_read_across_files() -> None:
+    """Otherwise units of another segment would be released before those in the next file."""
     level = level_of(range(3 * PER_FILE))
 
     [units] = level.due(NEVER_MS - 1, 1_000)
@@ -84,15 +84,15 @@ def test_units_are_read_over_the_ends_of_files() -> None:
     assert units.rows["due_ms"].tolist() == list(range(3 * PER_FILE))
 
 
-def test_a_batch_is_bounded() -> None:
+def test_the_number_of_due_units_is_limited() -> None:
     level = level_of([1] * 20)
 
     assert release(level, 1, max_count=5) == [0, 1, 2, 3, 4]
     assert level.position == 5
 
 
-def test_new_units_are_taken_in() -> None:
-    """One that is due earlier than the last begins a segment, another goes on with it."""
+def test_new_units_are_read() -> None:
+    """A unit that is due earlier than the last one starts a segment. Another one continues it."""
     queue = queue_of([10])
     level = LevelQueue(queue, 0)
     level.catch_up()
@@ -111,7 +111,7 @@ def test_new_units_are_taken_in() -> None:
     assert level.position == 4
 
 
-def test_what_lies_before_the_position_is_done() -> None:
+def test_units_before_the_position_are_done() -> None:
     level = level_of([10, 20, 30], position=2)
 
     assert level.pending_count == 1
@@ -126,7 +126,7 @@ def test_a_position_outside_the_queue_is_corrected() -> None:
 # --- single messages --------------------------------------------------------------------------------
 
 
-def test_a_withdrawn_unit_is_passed_over() -> None:
+def test_a_removed_unit_is_skipped() -> None:
     level = level_of([10, 20, 30])
     assert level.find(1, 100) == 20
 
@@ -138,7 +138,7 @@ def test_a_withdrawn_unit_is_passed_over() -> None:
     assert level.position == 3
 
 
-def test_withdrawing_the_first_moves_the_position_over_all_that_is_done() -> None:
+def test_removing_the_first_unit_moves_the_position_past_all_done_units() -> None:
     level = level_of([10, 20, 30])
     level.remove(1)
     assert level.position == 0
@@ -148,27 +148,27 @@ def test_withdrawing_the_first_moves_the_position_over_all_that_is_done() -> Non
     assert (level.position, level.due_ms) == (2, 30)
 
 
-def test_a_unit_waits_only_under_its_own_record() -> None:
-    """A record that says it lies at another's place of the queue is not the one that waits there."""
+def test_a_unit_is_found_only_with_its_own_record() -> None:
+    """A record with the queue offset of another one is not pending there."""
     level = level_of([10, 20])
 
     assert level.find(1, 101) is None
     assert level.find(7, 700) is None
 
 
-def test_what_was_handed_over_waits_no_more() -> None:
+def test_released_units_are_not_pending() -> None:
     level = level_of([60, 10, 20])
     release(level, 10)
 
-    assert [level.find(place, 100 * place) is not None for place in range(3)] == [True, False, True]
+    assert [level.find(number, 100 * number) is not None for number in range(3)] == [True, False, True]
 
 
-# --- gone -------------------------------------------------------------------------------------------
+# --- deleted files -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.feature("D7")
-def test_what_was_deleted_before_it_was_due_is_counted() -> None:
-    """Done ones are not; those that are left go on."""
+def test_units_that_were_deleted_before_they_were_due_are_counted() -> None:
+    """Done units do not count. The units that are left are released."""
     queue = queue_of([100, 10, 20, 30, 5, 6])
     level = LevelQueue(queue, 0)
     level.catch_up()
@@ -182,7 +182,7 @@ def test_what_was_deleted_before_it_was_due_is_counted() -> None:
     assert release(level, 100) == [5, 3]
 
 
-def test_deleted_units_that_were_done_are_no_loss() -> None:
+def test_deleted_units_that_were_done_are_not_lost() -> None:
     queue = queue_of([10, 20])
     level = LevelQueue(queue, 0)
     level.catch_up()
@@ -192,10 +192,10 @@ def test_deleted_units_that_were_done_are_no_loss() -> None:
     assert level.catch_up() == 0
 
 
-# --- looking ----------------------------------------------------------------------------------------
+# --- pending rows ----------------------------------------------------------------------------------------
 
 
-def test_rows_tell_what_waits_in_a_part_of_the_queue() -> None:
+def test_rows_are_the_pending_messages_of_a_part_of_the_queue() -> None:
     level = level_of([60, 10, 20, 70])
     release(level, 10)
     level.remove(2)
@@ -203,12 +203,12 @@ def test_rows_tell_what_waits_in_a_part_of_the_queue() -> None:
     rows = level.rows(0, 4)
 
     assert rows[["due_ms", "physical_offset", "size"]].tolist() == [(60, 0, 91), (70, 300, 91)]
-    assert places(level.rows(1, 4)) == [3]
-    assert places(level.rows_between(0, 300)) == [0]
+    assert numbers(level.rows(1, 4)) == [3]
+    assert numbers(level.rows_between(0, 300)) == [0]
     assert len(level.rows(2, 2)) == 0
 
 
-def test_spans_begin_with_the_first_that_is_due_at_a_time_or_later() -> None:
+def test_spans_start_with_the_first_unit_due_at_a_time_or_later() -> None:
     level = level_of([10, 20, 30, 5, 25])
 
     assert level.spans(20) == [(20, 1, 3), (25, 4, 5)]
@@ -218,8 +218,8 @@ def test_spans_begin_with_the_first_that_is_due_at_a_time_or_later() -> None:
 # --- marks ------------------------------------------------------------------------------------------
 
 
-def test_what_is_done_out_of_turn_is_marked_in_its_unit() -> None:
-    """So that neither the next owner nor RocketMQ hands it over again."""
+def test_units_that_are_done_out_of_order_are_marked_on_disk() -> None:
+    """So neither the next process nor RocketMQ releases them again."""
     queue = queue_of([60, 10, 20, 30])
     level = LevelQueue(queue, 0)
     level.catch_up()
@@ -237,7 +237,7 @@ def test_what_is_done_out_of_turn_is_marked_in_its_unit() -> None:
     assert level.marks() == ([], frozenset())
 
 
-def test_what_happens_between_asking_and_marking_is_marked_the_next_time() -> None:
+def test_a_unit_that_is_done_while_marks_are_written_is_marked_the_next_time() -> None:
     queue = queue_of([60, 10, 20, 30, 40])
     level = LevelQueue(queue, 0)
     level.catch_up()
@@ -257,35 +257,35 @@ def test_what_happens_between_asking_and_marking_is_marked_the_next_time() -> No
 
 @dataclass
 class Model:
-    """The same in plain Python: every unit's due time, and which are done."""
+    """A plain model of the queue: the due time of every unit, and the units that are done."""
 
     due: list[int] = field(default_factory=list)
     done: set[int] = field(default_factory=set)
 
     @property
     def pending(self) -> list[int]:
-        return [place for place in range(len(self.due)) if place not in self.done]
+        return [number for number in range(len(self.due)) if number not in self.done]
 
     def release(self, now_ms: int) -> list[int]:
-        found = sorted((self.due[place], place) for place in self.pending if self.due[place] <= now_ms)
-        self.done |= {place for _, place in found}
-        return [place for _, place in found]
+        found = sorted((self.due[number], number) for number in self.pending if self.due[number] <= now_ms)
+        self.done |= {number for _, number in found}
+        return [number for _, number in found]
 
 
-acts = st.one_of(
+actions = st.one_of(
     st.tuples(st.just("add"), st.lists(st.integers(0, 50), min_size=1, max_size=12)),
     st.tuples(st.just("release"), st.integers(0, 50)),
-    st.tuples(st.just("withdraw"), st.integers(0, 60)),
+    st.tuples(st.just("remove"), st.integers(0, 60)),
     st.tuples(st.just("mark"), st.none()),
     st.tuples(st.just("reopen"), st.none()),
 )
 
 
 @pytest.mark.feature("D11")
-@given(st.lists(acts, max_size=30))
+@given(st.lists(actions, max_size=30))
 @settings(max_examples=200)
-def test_it_agrees_with_a_plain_list(plan: list[tuple[str, object]]) -> None:
-    """Whatever the due times are, and whatever is taken out."""
+def test_the_queue_agrees_with_a_plain_model(plan: list[tuple[str, object]]) -> None:
+    """For any due times, and any removed units."""
     queue, model = queue_of([]), Model()
     level = LevelQueue(queue, 0)
     for name, argument in plan:
@@ -297,13 +297,13 @@ def test_it_agrees_with_a_plain_list(plan: list[tuple[str, object]]) -> None:
             case "release", int(now_ms):
                 level.catch_up()
                 assert release(level, now_ms) == model.release(now_ms)
-            case "withdraw", int(place):
+            case "remove", int(number):
                 level.catch_up()
-                is_pending = place in model.pending
-                assert level.find(place, 100 * place) == (model.due[place] if is_pending else None)
+                is_pending = number in model.pending
+                assert level.find(number, 100 * number) == (model.due[number] if is_pending else None)
                 if is_pending:
-                    level.remove(place)
-                    model.done.add(place)
+                    level.remove(number)
+                    model.done.add(number)
             case "mark", _:
                 marks = level.marks()
                 level.mark(marks)
@@ -315,17 +315,17 @@ def test_it_agrees_with_a_plain_list(plan: list[tuple[str, object]]) -> None:
         pending = model.pending
         assert level.pending_count == len(pending)
         assert level.position == (pending[0] if pending else len(model.due))
-        assert level.due_ms == min((model.due[place] for place in pending), default=NEVER_MS)
-        assert places(level.rows(0, queue.max_offset)) == pending
+        assert level.due_ms == min((model.due[number] for number in pending), default=NEVER_MS)
+        assert numbers(level.rows(0, queue.max_offset)) == pending
         assert sum(end - begin for _, begin, end in level.spans(0)) >= len(pending)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 8, 9, 16])
-def test_rows_of_two_parts_are_the_rows_of_the_whole(cut: int) -> None:
+def test_the_rows_of_two_parts_are_the_rows_of_the_whole_queue(cut: int) -> None:
     level = level_of([20, 30, 1, 2, 40, 3, 50, 60, 4, 70, 80, 5, 6, 7, 8, 90])
     release(level, 5)
     level.remove(9)
 
-    halves = places(level.rows(0, cut)) + places(level.rows(cut, 16))
+    halves = numbers(level.rows(0, cut)) + numbers(level.rows(cut, 16))
 
-    assert halves == places(level.rows(0, 16)) == [0, 1, 4, 6, 7, 10, 12, 13, 14, 15]
+    assert halves == numbers(level.rows(0, 16)) == [0, 1, 4, 6, 7, 10, 12, 13, 14, 15]

@@ -1,4 +1,4 @@
-"""Delay levels: stored, waited for, handed over."""
+"""Delay levels: stored, pending, released."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mqtemplate.delay import DEAD_LETTER_TOPIC, DelayLevels
+from mqtemplate.delay import DEAD_LETTER_TOPIC
 from mqtemplate.delay.releaser import observe_all
 from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import Histogram, HistogramSnapshot
@@ -23,17 +23,12 @@ from tests.delay.foreign_records import foreign_level_message
 SECOND, MINUTE = 1_000, 60_000
 
 
-def change_table(engine: DelayEngine, text: str) -> None:
-    """At run time: for the front door, and for the service."""
-    engine.levels = DelayLevels.parse(text)
-
-
 # --- storing ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.feature("B4", "E4", "G5")
 def test_a_delayed_message_is_stored_in_the_schedule_topic(engine: DelayEngine) -> None:
-    """It goes to the commit log first, under another name, and is not in its own topic before its time."""
+    """It is stored under a system topic, and is not in its own topic before its time."""
     engine.send(b"later", DELAY=3)
     engine.release_due()
 
@@ -43,8 +38,8 @@ def test_a_delayed_message_is_stored_in_the_schedule_topic(engine: DelayEngine) 
 
 
 @pytest.mark.feature("B5", "E3")
-def test_each_level_that_is_used_has_a_queue(open_engine: OpenEngine) -> None:
-    """Each folder has its own; ``SCHEDULE_TOPIC_XXXX/<level - 1>`` appears with the first message."""
+def test_each_used_level_has_a_queue(open_engine: OpenEngine) -> None:
+    """``SCHEDULE_TOPIC_XXXX/<level - 1>`` is created with the first message."""
     engine = open_engine()
     engine.send(b"", DELAY=3)
     engine.send(b"", DELAY=18)
@@ -53,8 +48,8 @@ def test_each_level_that_is_used_has_a_queue(open_engine: OpenEngine) -> None:
 
 
 @pytest.mark.feature("B6", "E5")
-def test_the_queues_tags_code_is_the_delivery_time(engine: DelayEngine) -> None:
-    """Store time plus delay, put there when the record is dispatched to its queue."""
+def test_the_tags_code_in_the_queue_is_the_due_time(engine: DelayEngine) -> None:
+    """Store time plus delay, computed when the record is dispatched to its queue."""
     engine.clock.move_ms(77)
     put = engine.send(b"", DELAY=3)
 
@@ -68,7 +63,7 @@ def test_the_queues_tags_code_is_the_delivery_time(engine: DelayEngine) -> None:
 
 @pytest.mark.feature("B7", "E1", "E8", "G12")
 def test_a_message_arrives_at_its_millisecond(engine: DelayEngine) -> None:
-    """Not visible one millisecond earlier; then read from its own topic like any other message."""
+    """It is not visible one millisecond earlier. Then it is read from its own topic like any other message."""
     start = engine.clock.now_ms()
     engine.send(b"ten seconds", DELAY=3)
 
@@ -82,9 +77,8 @@ def test_a_message_arrives_at_its_millisecond(engine: DelayEngine) -> None:
 
 @pytest.mark.feature("F1", "B8", "B9", "E7", "F21")
 def test_the_copy_is_an_ordinary_message_of_its_topic(engine: DelayEngine) -> None:
-    """A consumer needs to know nothing: body, flag, born time and host, reconsume times and properties
-    are kept; topic, queue and tags code are those of the real topic; it is not delayed again. It tells when it was due.
-    """
+    """Body, flag, born time and host, reconsume times and properties are kept. Topic, queue and tags code are those of
+    the real topic. The due time is added, and the copy is not delayed again."""
     start = engine.clock.now_ms()
     properties = {
         "DELAY": "1",
@@ -94,18 +88,18 @@ def test_the_copy_is_an_ordinary_message_of_its_topic(engine: DelayEngine) -> No
         "KEYS": "4466",
         "colour": "red",
     }
-    waiting = RecordDraft(
+    delayed = RecordDraft(
         SCHEDULE_TOPIC, 0, b"body", encode_properties(properties), delay_ms=1_000, flag=5, born_timestamp=start - 9,
         born_host=b"\x0a\x00\x00\x01\x00\x00\x1f\x90", reconsume_times=2, sys_flag=SysFlag.TRANSACTION_COMMIT | 0x2,
     )  # fmt: skip
-    source = engine.put(waiting)
+    source = engine.put(delayed)
 
     engine.advance(1 * MINUTE)
 
     [message] = engine.arrived(queue_id=3)
     record = message.record
     assert (record.body, record.flag, record.born_timestamp, record.reconsume_times) == (b"body", 5, start - 9, 2)
-    assert record.born_host == waiting.born_host
+    assert record.born_host == delayed.born_host
     assert record.sys_flag == 0x2
     assert message.properties == properties | {"TIMER_DELIVER_MS": str(start + 1_000)}
     assert engine.store.consume_queue("orders", 3).unit(0).tags_code == 3433164
@@ -113,8 +107,8 @@ def test_the_copy_is_an_ordinary_message_of_its_topic(engine: DelayEngine) -> No
 
 
 @pytest.mark.parametrize("first", ["REAL_QID", "REAL_TOPIC", "TAGS", "TIMER_DELIVER_MS"])
-def test_properties_may_stand_in_any_order(engine: DelayEngine, first: str) -> None:
-    """Upstream writes them as a hash map gives them."""
+def test_properties_may_be_in_any_order(engine: DelayEngine, first: str) -> None:
+    """RocketMQ writes them in the order of a hash map."""
     properties = {"DELAY": "1", "REAL_TOPIC": "orders", "TAGS": "paid", "REAL_QID": "2", "TIMER_DELIVER_MS": "7"}
     ordered = {first: properties[first]} | {name: properties[name] for name in properties if name != first}
     for some in (ordered, dict(reversed(ordered.items())), ordered | {"long": "x" * 500}):
@@ -126,7 +120,7 @@ def test_properties_may_stand_in_any_order(engine: DelayEngine, first: str) -> N
     assert engine.poison_count == 0
 
 
-def test_a_body_with_an_ipv6_sender_survives(engine: DelayEngine) -> None:
+def test_a_message_with_an_ipv6_born_host_is_released(engine: DelayEngine) -> None:
     engine.put(
         RecordDraft(
             SCHEDULE_TOPIC,
@@ -145,7 +139,7 @@ def test_a_body_with_an_ipv6_sender_survives(engine: DelayEngine) -> None:
 
 @pytest.mark.feature("F4")
 def test_messages_of_one_level_keep_their_order(engine: DelayEngine) -> None:
-    """Equal delays: the first stored is the first due."""
+    """Equal delays make the first stored message the first due one."""
     bodies = [b"%d" % number for number in range(2_500)]
     for body in bodies:
         engine.send(body, DELAY=2)
@@ -157,7 +151,7 @@ def test_messages_of_one_level_keep_their_order(engine: DelayEngine) -> None:
 
 @pytest.mark.feature("E6")
 def test_levels_are_released_in_order_of_due_time(engine: DelayEngine) -> None:
-    """Each level has its own queue; what is due earlier comes first, also when one step finds them all late."""
+    """Each level has its own queue. Earlier due times are released first, also if one step finds all of them late."""
     engine.send(b"30s", DELAY=4)
     engine.send(b"10s", DELAY=3)
     engine.send(b"1s", DELAY=1)
@@ -171,7 +165,7 @@ def test_levels_are_released_in_order_of_due_time(engine: DelayEngine) -> None:
 
 
 @pytest.mark.feature("E10")
-def test_a_first_level_of_90_seconds_waits_that_long(open_engine: OpenEngine) -> None:
+def test_a_first_level_of_90_seconds_takes_90_seconds(open_engine: OpenEngine) -> None:
     engine = open_engine(levels="90s 5s 10s")
     engine.send(b"first", DELAY=1)
     engine.send(b"second", DELAY=2)
@@ -184,7 +178,7 @@ def test_a_first_level_of_90_seconds_waits_that_long(open_engine: OpenEngine) ->
 
 @pytest.mark.feature("B2")
 def test_a_nineteenth_level_works(open_engine: OpenEngine) -> None:
-    """One day, appended to the 18."""
+    """One day is appended to the 18 levels."""
     engine = open_engine(levels="1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h 1d")
     engine.send(b"tomorrow", DELAY=19)
 
@@ -195,13 +189,13 @@ def test_a_nineteenth_level_works(open_engine: OpenEngine) -> None:
 
 
 @pytest.mark.feature("F22")
-def test_three_hours_are_two_delays_in_a_chain(engine: DelayEngine) -> None:
-    """The article's recipe beyond the two-hour maximum: a hop of two hours, then one. A timer needs no hops."""
+def test_three_hours_are_possible_with_two_levels_in_a_chain(engine: DelayEngine) -> None:
+    """Beyond the maximum of two hours: a message of two hours, then one of an hour. A timer needs one message only."""
     start = engine.clock.now_ms()
-    engine.send(b"hop", topic="hops", DELAY=18)
+    engine.send(b"first", topic="relay", DELAY=18)
     engine.advance(7_200 * SECOND)
-    assert engine.bodies("hops") == [b"hop"]
-    engine.send(b"there", DELAY=17)
+    assert engine.bodies("relay") == [b"first"]
+    engine.send(b"second", DELAY=17)
 
     engine.advance(3_600 * SECOND)
 
@@ -209,7 +203,7 @@ def test_three_hours_are_two_delays_in_a_chain(engine: DelayEngine) -> None:
 
 
 def test_a_delivered_message_can_be_delayed_again(engine: DelayEngine) -> None:
-    """As a retry is: with the properties it came with, and a level of its own."""
+    """A retry is: it has the properties of the delivered message, and another level."""
     engine.send(b"again", DELAY=1)
     engine.advance(1 * SECOND)
 
@@ -222,18 +216,18 @@ def test_a_delivered_message_can_be_delayed_again(engine: DelayEngine) -> None:
 
 
 @pytest.mark.feature("X11")
-def test_a_copy_does_not_carry_the_levels_delay(engine: DelayEngine) -> None:
-    """It has a meaning only while the message waits."""
+def test_a_copy_does_not_have_the_levels_delay(engine: DelayEngine) -> None:
+    """The property has a meaning only while the message is pending."""
     engine.send(b"", DELAY=1, KEYS="4466")
-    [waiting] = engine.delayed_records()
+    [delayed] = engine.delayed_records()
 
     engine.advance(1 * SECOND)
 
-    assert waiting.properties["__DELAY_MS"] == "1000"
-    due = {"TIMER_DELIVER_MS": str(waiting.store_timestamp + 1_000)}
+    assert delayed.properties["__DELAY_MS"] == "1000"
+    due = {"TIMER_DELIVER_MS": str(delayed.store_timestamp + 1_000)}
     assert (
         engine.arrived()[0].properties
-        == {name: value for name, value in waiting.properties.items() if name != "__DELAY_MS"} | due
+        == {name: value for name, value in delayed.properties.items() if name != "__DELAY_MS"} | due
     )
 
 
@@ -241,8 +235,8 @@ def test_a_copy_does_not_carry_the_levels_delay(engine: DelayEngine) -> None:
 
 
 @pytest.mark.feature("F5", "F18", "F19", "G10")
-def test_the_step_says_exactly_when_the_next_message_is_due(engine: DelayEngine) -> None:
-    """Upstream looks every 100 ms; here one step serves all levels and tells the next due time."""
+def test_the_step_returns_exactly_when_the_next_message_is_due(engine: DelayEngine) -> None:
+    """RocketMQ polls every 100 ms. Here one step serves all levels and returns the next due time."""
     start = engine.clock.now_ms()
     assert engine.schedule.step() is None
 
@@ -258,16 +252,16 @@ def test_the_step_says_exactly_when_the_next_message_is_due(engine: DelayEngine)
 
 
 def test_a_new_message_wakes_the_service(engine: DelayEngine) -> None:
-    rung: list[bool] = []
-    engine.schedule.on_wake(lambda: rung.append(True))
+    calls: list[bool] = []
+    engine.schedule.on_wake(lambda: calls.append(True))
 
     engine.send(b"plain")
-    assert not rung
+    assert not calls
     engine.send(b"delayed", DELAY=1)
-    assert rung
+    assert calls
 
 
-def test_a_step_hands_over_a_bounded_number_and_asks_to_be_called_at_once(engine: DelayEngine) -> None:
+def test_a_step_releases_a_bounded_number_and_is_due_again_at_once(engine: DelayEngine) -> None:
     for _ in range(1_500):
         engine.send(b"", DELAY=1)
     engine.clock.move_ms(1 * SECOND)
@@ -294,8 +288,8 @@ def test_starting_twice_is_harmless(engine: DelayEngine) -> None:
 
 
 @pytest.mark.feature("F15")
-def test_after_the_clock_was_set_back_messages_wait_again(engine: DelayEngine) -> None:
-    """Upstream would hand it over at once, a minute early; never early goes first."""
+def test_after_the_clock_was_set_back_no_message_is_early(engine: DelayEngine) -> None:
+    """RocketMQ would release it at once, a minute early."""
     engine.send(b"10s", DELAY=3)
     due = engine.clock.now_ms() + 10 * SECOND
     engine.clock.move_ms(-60 * SECOND)
@@ -308,8 +302,8 @@ def test_after_the_clock_was_set_back_messages_wait_again(engine: DelayEngine) -
 
 
 @pytest.mark.feature("F15")
-def test_a_level_that_was_shortened_does_not_make_waiting_messages_early(open_engine: OpenEngine) -> None:
-    """The time promised when the message was sent holds."""
+def test_shortening_a_level_does_not_release_pending_messages_early(open_engine: OpenEngine) -> None:
+    """The due time of the moment when the message was sent is kept."""
     engine = open_engine(levels="10m")
     engine.send(b"ten minutes", DELAY=1)
     engine.close()
@@ -322,13 +316,13 @@ def test_a_level_that_was_shortened_does_not_make_waiting_messages_early(open_en
 
 
 @pytest.mark.feature("X11", "D11")
-def test_a_table_may_change_while_messages_wait(engine: DelayEngine) -> None:
-    """Each keeps the time it was promised, and none waits for one in front of it that is due later."""
+def test_the_table_may_change_while_messages_are_pending(engine: DelayEngine) -> None:
+    """Each message keeps its due time, and none is blocked by an earlier stored one that is due later."""
     start = engine.clock.now_ms()
     engine.send(b"10s", DELAY=3)
-    change_table(engine, "1s 5s 2s")
+    engine.change_table("1s 5s 2s")
     engine.send(b"2s", DELAY=3)
-    change_table(engine, "1m")
+    engine.change_table("1m")
     engine.send(b"1m", DELAY=1)
     engine.send(b"highest", DELAY=3)
 
@@ -340,7 +334,7 @@ def test_a_table_may_change_while_messages_wait(engine: DelayEngine) -> None:
 
 @pytest.mark.feature("D11")
 def test_messages_of_one_queue_are_released_in_order_of_due_time(engine: DelayEngine) -> None:
-    """Not in that of their places; equal times in the order stored, whatever their levels."""
+    """Not in the order of their queue offsets. Messages with one due time are released in the order stored."""
     for body, level, delay_ms in ((b"d", 0, 90), (b"a", 0, 10), (b"c", 0, 50), (b"b", 1, 10), (b"e", 0, 90)):
         properties = encode_properties({"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0"})
         engine.put(RecordDraft(SCHEDULE_TOPIC, level, body, properties, delay_ms=delay_ms))
@@ -351,7 +345,7 @@ def test_messages_of_one_queue_are_released_in_order_of_due_time(engine: DelayEn
     assert engine.bodies() == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_after_the_clock_was_set_forward_what_is_due_goes_at_once(engine: DelayEngine) -> None:
+def test_after_the_clock_was_set_forward_due_messages_are_released_at_once(engine: DelayEngine) -> None:
     engine.send(b"1h", DELAY=17)
     engine.clock.move_ms(3_600 * SECOND)
 
@@ -360,7 +354,7 @@ def test_after_the_clock_was_set_forward_what_is_due_goes_at_once(engine: DelayE
     assert engine.bodies() == [b"1h"]
 
 
-def test_a_level_the_table_has_no_longer_is_served_to_its_end(open_engine: OpenEngine) -> None:
+def test_messages_of_a_level_that_was_removed_from_the_table_are_released(open_engine: OpenEngine) -> None:
     engine = open_engine(levels="1s 5s 10s")
     engine.send(b"third", DELAY=3)
     engine.close()
@@ -372,8 +366,8 @@ def test_a_level_the_table_has_no_longer_is_served_to_its_end(open_engine: OpenE
 
 
 @pytest.mark.feature("F23")
-def test_due_is_when_the_broker_hands_over_and_a_busy_broker_is_late(engine: DelayEngine) -> None:
-    """The copy tells when it was due and when it was stored: the difference is the broker's lateness."""
+def test_the_copy_of_a_late_message_shows_the_lateness(engine: DelayEngine) -> None:
+    """The copy has the due time and the store time. The difference is the lateness of a busy broker."""
     engine.send(b"", DELAY=1)
     engine.clock.move_ms(1 * SECOND + 250)
     engine.release_due()
@@ -383,12 +377,12 @@ def test_due_is_when_the_broker_hands_over_and_a_busy_broker_is_late(engine: Del
     assert message.at_ms - int(message.properties["TIMER_DELIVER_MS"]) == 250
 
 
-# --- trouble ----------------------------------------------------------------------------------------
+# --- faults -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.feature("F14", "F17")
-def test_a_full_disk_delays_but_loses_nothing(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same messages are tried again a second later, and once there is room they are there once."""
+def test_a_full_disk_delays_messages_but_loses_none(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same messages are tried again a second later. Once there is space, each is released once."""
     engine.send(b"a", DELAY=1)
     engine.send(b"b", DELAY=1)
     engine.clock.move_ms(1 * SECOND)
@@ -415,10 +409,10 @@ def test_a_full_disk_delays_but_loses_nothing(engine: DelayEngine, monkeypatch: 
         {"DELAY": "1", "REAL_TOPIC": SCHEDULE_TOPIC, "REAL_QID": "0"},
     ],
 )
-def test_a_poisoned_message_goes_to_the_dead_letters_and_holds_nobody_up(
+def test_a_poison_message_goes_to_the_dead_letters_and_blocks_no_other(
     open_engine: OpenEngine, properties: dict[str, str]
 ) -> None:
-    """Logged, counted, kept for people; once, also over a crash."""
+    """It is logged, counted, and kept for operators. It is copied once, also across a crash."""
     engine = open_engine()
     engine.put(RecordDraft(SCHEDULE_TOPIC, 0, b"poison", encode_properties(properties), delay_ms=1_000))
     engine.send(b"healthy", DELAY=1)
@@ -436,8 +430,8 @@ def test_a_poisoned_message_goes_to_the_dead_letters_and_holds_nobody_up(
 
 
 @pytest.mark.feature("F16")
-def test_a_damaged_record_is_counted_and_passed(engine: DelayEngine) -> None:
-    """Its neighbours in the queue are not held up, and nothing of it is delivered."""
+def test_a_damaged_record_is_counted_and_skipped(engine: DelayEngine) -> None:
+    """It does not block the other messages of the queue, and nothing of it is delivered."""
     put = engine.send(b"damaged", DELAY=1)
     engine.send(b"healthy", DELAY=1)
     engine.store._commit_log._files.files[0].view[put.physical_offset + 90] ^= 0xFF
@@ -449,8 +443,8 @@ def test_a_damaged_record_is_counted_and_passed(engine: DelayEngine) -> None:
 
 
 @pytest.mark.feature("D7")
-def test_a_message_whose_file_was_deleted_is_reported_and_passed(open_engine: OpenEngine) -> None:
-    """Upstream skips it without a trace. Here it is counted; the others are on time."""
+def test_a_message_whose_file_was_deleted_is_reported_and_skipped(open_engine: OpenEngine) -> None:
+    """RocketMQ skips it silently. Here it is counted. The other messages are on time."""
     engine = open_engine(log_file_size=4_000)
     gone = [engine.send(b"x" * 1_500, DELAY=3) for _ in range(3)]
     engine.clock.move_ms(1)
@@ -467,7 +461,7 @@ def test_a_message_whose_file_was_deleted_is_reported_and_passed(open_engine: Op
 
 @pytest.mark.feature("D13")
 def test_a_message_with_more_properties_than_can_be_copied_goes_to_the_dead_letters(engine: DelayEngine) -> None:
-    """RocketMQ's may fill the bytes that our check takes. Its neighbours in the batch are not held up."""
+    """RocketMQ's properties may use the bytes that our check needs. The other messages of the batch are not blocked."""
     engine.put(foreign_level_message(b"long", 1, 1 * SECOND, colour="x" * 32_700, KEYS="4466"))
     engine.send(b"healthy", DELAY=1)
 
@@ -478,8 +472,8 @@ def test_a_message_with_more_properties_than_can_be_copied_goes_to_the_dead_lett
     assert dead.properties == {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": "0", "KEYS": "4466"}
 
 
-def test_large_messages_are_handed_over_in_several_appends(open_engine: OpenEngine) -> None:
-    """Together they would not fit into one file of the commit log."""
+def test_large_messages_are_released_in_several_appends(open_engine: OpenEngine) -> None:
+    """All of them together do not fit into one file of the commit log."""
     engine = open_engine(log_file_size=100_000)
     bodies = [bytes([number]) * 20_000 for number in range(12)]
     for body in bodies:
@@ -493,12 +487,12 @@ def test_large_messages_are_handed_over_in_several_appends(open_engine: OpenEngi
 # --- metrics ----------------------------------------------------------------------------------------
 
 
-def test_metrics_agree_with_what_is_in_the_topics(engine: DelayEngine) -> None:
-    """Handed over, waiting and late, counted by the message."""
+def test_metrics_agree_with_the_topics(engine: DelayEngine) -> None:
+    """Released, pending and late messages are counted."""
     engine.put(RecordDraft(SCHEDULE_TOPIC, 0, b"poison", encode_properties({"DELAY": "1"}), delay_ms=1_000))
     for number in range(1_500):
         engine.send(b"%d" % number, DELAY=1)
-    waiting = engine.send(b"waits", DELAY=3)
+    pending = engine.send(b"pending", DELAY=3)
     engine.clock.move_ms(1 * SECOND + 5)
     engine.release_due()
 
@@ -509,12 +503,12 @@ def test_metrics_agree_with_what_is_in_the_topics(engine: DelayEngine) -> None:
     assert metrics["delay.lag_ms"] == HistogramSnapshot(1_501, 1_501 * 5, {8: 1_501})
 
     with engine.schedule.lock:
-        engine.schedule.remove(engine.store.read(waiting.physical_offset, waiting.size))
+        engine.schedule.remove(engine.store.read(pending.physical_offset, pending.size))
     assert engine.store.metrics.snapshot()["delay.waiting.level"] == 0
 
 
-def test_lags_are_counted_each_in_its_bucket() -> None:
-    """In bulk: the same buckets and the same sum as one by one."""
+def test_lags_are_counted_in_their_buckets() -> None:
+    """Counting all at once gives the same buckets and the same sum as one by one."""
     values = [0, 1, 2, 3, 4, 7, 8, 1_000, 1_003, 1_004, -5, 1 << 40]
     one_by_one, together = Histogram(), Histogram()
     for value in values:

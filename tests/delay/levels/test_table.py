@@ -1,4 +1,4 @@
-"""The level table."""
+"""The table of delay levels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
 @pytest.mark.feature("A7", "F13", "G3")
-def test_the_default_table_has_the_18_levels_everybody_knows() -> None:
-    """1s 5s 10s 30s, the minutes 1 to 10, 20m 30m 1h 2h, kept in the order of the levels."""
+def test_the_default_table_has_rocketmqs_18_levels() -> None:
+    """1s 5s 10s 30s, the minutes 1 to 10, 20m 30m 1h 2h, in the order of the levels."""
     levels = DelayLevels.parse()
 
     minutes = [minute * MINUTE for minute in range(1, 11)]
@@ -28,8 +28,8 @@ def test_the_default_table_has_the_18_levels_everybody_knows() -> None:
 
 
 @pytest.mark.feature("B1", "F6")
-def test_levels_count_from_one() -> None:
-    """Level 3 is the third entry, 10 s; its queue is number 2."""
+def test_levels_are_numbered_from_one() -> None:
+    """Level 3 is the third entry, 10 s. Its queue is number 2."""
     assert DelayLevels.parse().delay_ms(3) == 10 * SECOND
     assert level_of_queue(2) == 3
 
@@ -47,15 +47,15 @@ def test_an_appended_day_is_level_19() -> None:
 
 
 @pytest.mark.feature("E10")
-def test_a_level_is_a_place_in_the_table_whatever_its_length() -> None:
-    """The first level may be 90 s and the second 5 s; nobody sorts them."""
+def test_a_level_is_a_position_in_the_table_whatever_its_delay() -> None:
+    """The first level may be 90 s and the second 5 s. The table is not sorted."""
     levels = DelayLevels.parse("90s 5s 10s")
 
     assert [levels.delay_ms(level) for level in (1, 2, 3)] == [90 * SECOND, 5 * SECOND, 10 * SECOND]
 
 
-def test_blanks_between_entries_may_be_many() -> None:
-    """Upstream refuses to start over a double blank; there is nothing to misunderstand in one."""
+def test_entries_are_separated_by_any_number_of_blanks() -> None:
+    """RocketMQ does not start with a double blank. It is not ambiguous, so we accept it."""
     assert DelayLevels.parse("  1s   5s\t10s\n") == DelayLevels.parse("1s 5s 10s")
 
 
@@ -65,13 +65,13 @@ def test_a_level_above_the_highest_is_the_highest() -> None:
 
 
 @pytest.mark.feature("F7")
-def test_a_level_the_table_does_not_have_waits_a_second() -> None:
+def test_a_level_that_the_table_does_not_have_means_one_second() -> None:
     assert DelayLevels.parse("30s").delay_ms(2) == SECOND
 
 
 @pytest.mark.feature("F11")
 @pytest.mark.parametrize("token", ["10", "10x", "s", "-5s", "1.5h", "10S", "5 m", "99999999999d"])
-def test_a_bad_entry_is_named_with_what_is_allowed(token: str) -> None:
+def test_the_error_for_a_bad_entry_names_it_and_the_allowed_form(token: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"entry 2 is '\S+'; allowed is a whole number and a unit, s, m, h or d"
     ):
@@ -83,13 +83,13 @@ def test_an_empty_table_is_refused() -> None:
         DelayLevels.parse("  ")
 
 
-def test_the_table_can_be_shown() -> None:
+def test_the_table_is_described_with_level_numbers() -> None:
     assert DelayLevels.parse("90s 5s").describe() == "1=90s 2=5s"
 
 
 @pytest.mark.feature("B6")
-def test_a_rebuilt_queue_tells_the_due_time_again(engine: DelayEngine) -> None:
-    """The recovery asks for the tags code of each record: store time plus delay in the schedule topic."""
+def test_a_rebuilt_queue_has_the_same_due_times(engine: DelayEngine) -> None:
+    """The recovery computes the tags code of each record: in the schedule topic, store time plus delay."""
     engine.send(b"late", DELAY=2, TAGS="paid")
     engine.send(b"plain", TAGS="paid")
 
@@ -100,8 +100,8 @@ def test_a_rebuilt_queue_tells_the_due_time_again(engine: DelayEngine) -> None:
 
 
 @pytest.mark.feature("X11", "D11")
-def test_a_rebuilt_queue_keeps_the_promise_of_another_table(engine: DelayEngine) -> None:
-    """The delay that the level had when the message was sent stands in the message."""
+def test_a_rebuilt_queue_keeps_the_delays_of_an_earlier_table(engine: DelayEngine) -> None:
+    """The message contains the delay that its level had when it was sent."""
     engine.send(b"", DELAY=2)
     [record] = engine.delayed_records(queue_id=1)
 
@@ -111,8 +111,8 @@ def test_a_rebuilt_queue_keeps_the_promise_of_another_table(engine: DelayEngine)
     )
 
 
-def test_of_upstreams_messages_the_table_of_now_has_to_tell(engine: DelayEngine) -> None:
-    """A level that it does not have is its highest, as upstream's reading of it."""
+def test_the_current_table_gives_the_delay_of_rocketmqs_messages(engine: DelayEngine) -> None:
+    """A level above the highest counts as the highest, as in RocketMQ."""
     engine.put(foreign_level_message(b"", 2, 5 * SECOND))
     [record] = engine.delayed_records(queue_id=1)
 
@@ -126,8 +126,8 @@ def test_of_upstreams_messages_the_table_of_now_has_to_tell(engine: DelayEngine)
     )
 
 
-def test_a_promise_that_upstream_copied_to_a_retry_is_none(engine: DelayEngine) -> None:
-    """It keeps all properties of a message that is given back, and sets another level."""
+def test_a_delay_that_rocketmq_copied_to_a_retry_is_ignored(engine: DelayEngine) -> None:
+    """RocketMQ keeps all properties of a message that a consumer sends back, and sets another level."""
     properties = {"__DELAY_MS": "1000", "REAL_TOPIC": "%RETRY%billing", "DELAY": "3", "REAL_QID": "0"}
     engine.put(ForeignDraft(SCHEDULE_TOPIC, 2, b"", encode_properties(properties), delay_ms=10 * SECOND))
     [record] = engine.delayed_records(queue_id=2)
@@ -137,8 +137,8 @@ def test_a_promise_that_upstream_copied_to_a_retry_is_none(engine: DelayEngine) 
 
 @pytest.mark.feature("D13")
 @pytest.mark.parametrize("level", ["", "x", "-1", "0", "9" * 5_000])
-def test_a_message_of_no_level_has_the_code_of_its_tag(engine: DelayEngine, level: str) -> None:
-    """It is due at once, and a case for the dead letters."""
+def test_a_message_without_a_valid_level_has_the_code_of_its_tag(engine: DelayEngine, level: str) -> None:
+    """It is due at once, and goes to the dead-letter topic."""
     engine.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": level, "TAGS": "paid"})))
     [record] = engine.delayed_records()
 

@@ -1,6 +1,6 @@
-"""Wheel, timer log and checkpoint cut off anywhere, or with any bit wrong: every timer arrives once, at its time.
+"""Wheel, timer log and checkpoint cut off anywhere, or with any wrong bit: every timer arrives once, at its time.
 
-They are derived files: what is wrong with them is found out, and they are made anew from the commit log.
+These files are derived. Damage is detected, and they are rebuilt from the commit log.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tests.delay.delay_engine import DelayEngine
 from tests.store.power_loss_disk import RestartedDisk
 
 TINY = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 276}
-"""Five units a file, and a window of ten seconds: longer waits are parked."""
+"""Five units a file, and a window of ten seconds: longer delays are parked."""
 LOG_FILE_SIZE = 16_384
 DELAYS_MS = (3_500, 3_700, 9_300, 9_000, 15_500)
 SETTINGS = TimerSettings(slots_total=70, roll_window_slots=10, log_file_size=276)
 
 
 class Original:
-    """A folder as a kill left it: one of five timers handed over, one parked, a sixth cancelled."""
+    """A store directory after a kill: of five timers one is released and one parked; a sixth is cancelled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        engine = open_engine(folder, VirtualClock())
+        engine = open_tiny(folder, VirtualClock())
         self.start_ms = engine.clock.now_ms()
         for delay_ms in DELAYS_MS:
             engine.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
-        unwanted = engine.send_for(b"unwanted", TIMER_DELAY_MS=9_400)
-        assert engine.control.cancel(unwanted).count == 1
+        cancelled = engine.send_for(b"cancelled", TIMER_DELAY_MS=9_400)
+        assert engine.control.cancel(cancelled).count == 1
         engine.advance(3_600)
         engine.store.take_checkpoint()
         self.now_ms = engine.clock.now_ms()
@@ -52,7 +52,7 @@ class Original:
         return Path(shutil.copytree(self.folder, folder))
 
 
-def open_engine(folder: Path, clock: VirtualClock) -> DelayEngine:
+def open_tiny(folder: Path, clock: VirtualClock) -> DelayEngine:
     return DelayEngine(folder, timers=TINY, clock=clock, log_file_size=LOG_FILE_SIZE)
 
 
@@ -62,8 +62,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 
 def outcome(original: Original, folder: Path) -> list[tuple[bytes, int]]:
-    """What arrives from a folder, and how long after it was sent."""
-    engine = open_engine(folder, VirtualClock(original.now_ms))
+    """Return the messages that arrive from a store directory, and their delays."""
+    engine = open_tiny(folder, VirtualClock(original.now_ms))
     try:
         engine.advance(60_000)
         return [(message.body, message.at_ms - original.start_ms) for message in engine.arrived()]
@@ -76,7 +76,7 @@ def expected(original: Original) -> list[tuple[bytes, int]]:
 
 
 def used_bits(data: bytes) -> Iterator[tuple[int, int]]:
-    """Places of bytes that matter, with each bit of theirs: what is written, and a little around it."""
+    """Yield each bit of the bytes that are written, and of some bytes around them."""
     used = np.flatnonzero(np.frombuffer(data, np.uint8))
     near = np.unique(np.clip(np.concatenate([used, used + 9]), 0, len(data) - 1))
     for at in near.tolist():
@@ -89,13 +89,13 @@ def files_of(original: Original) -> list[str]:
     return [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, *(f"{TIMER_LOG_FOLDER}/{name}" for name in logs)]
 
 
-def test_undamaged_they_arrive_as_sent(original: Original, tmp_path: Path) -> None:
+def test_undamaged_files_release_all_timers_on_time(original: Original, tmp_path: Path) -> None:
     assert outcome(original, original.copy(tmp_path / "store")) == expected(original)
     assert len(files_of(original)) >= 4
 
 
 def state_of(folder: Path) -> object:
-    """Everything that wheel, log and checkpoint tell of what is to come; None if they are to be made anew."""
+    """Return all pending state of wheel, log and checkpoint; None if the files must be rebuilt."""
     files = TimerFiles(FolderStoreFiles(folder, RestartedDisk()), SETTINGS)
     try:
         if not files.recover():
@@ -109,14 +109,14 @@ def state_of(folder: Path) -> object:
 
 
 @pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
-def test_every_single_wrong_bit_is_found_out_or_does_no_harm(original: Original, tmp_path: Path, kind: str) -> None:
-    """All bits of what is written: the files tell the same as undamaged, or are made anew."""
+def test_every_single_wrong_bit_is_detected_or_harmless(original: Original, tmp_path: Path, kind: str) -> None:
+    """For each written bit: the files have the same state as undamaged, or are rebuilt."""
     folder = original.copy(tmp_path / "store")
     contents = {name: (folder / name).read_bytes() for name in files_of(original)}
     undamaged = state_of(folder)
     assert undamaged is not None
 
-    harmless = remade = 0
+    harmless = rebuilt = 0
     with capture_logs():  # thousands of warnings
         for name in [name for name in contents if name.startswith(kind)]:
             for at, bit in used_bits(contents[name]):
@@ -127,13 +127,13 @@ def test_every_single_wrong_bit_is_found_out_or_does_no_harm(original: Original,
                 (folder / name).write_bytes(damaged)
                 state = state_of(folder)
                 assert state in (None, undamaged), f"{name}: bit {bit} of byte {at}"
-                harmless, remade = harmless + (state is not None), remade + (state is None)
-    assert harmless + remade > 300
+                harmless, rebuilt = harmless + (state is not None), rebuilt + (state is None)
+    assert harmless + rebuilt > 300
 
 
 @pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
-def test_timers_arrive_once_and_on_time_whatever_bit_is_wrong(original: Original, tmp_path: Path, kind: str) -> None:
-    """A part of those bits, seen to the end."""
+def test_timers_arrive_once_and_on_time_with_any_wrong_bit(original: Original, tmp_path: Path, kind: str) -> None:
+    """Some of those bits, until all timers are released."""
     for name in [name for name in files_of(original) if name.startswith(kind)]:
         data = (original.folder / name).read_bytes()
         for at, bit in list(used_bits(data))[::173]:
@@ -145,11 +145,9 @@ def test_timers_arrive_once_and_on_time_whatever_bit_is_wrong(original: Original
 
 
 @pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
-def test_a_file_cut_off_at_any_byte_is_found_out_or_tells_the_same(
-    original: Original, tmp_path: Path, kind: str
-) -> None:
-    """All lengths. One that no power failure leaves is named in an error; where the files tell something else, all
-    timers arrive once and on time nevertheless."""
+def test_a_file_cut_off_at_any_byte_is_detected_or_harmless(original: Original, tmp_path: Path, kind: str) -> None:
+    """For each length: the files have the same state, or are rebuilt, or an error names the file. If they have another
+    state, all timers arrive once and on time nevertheless."""
     folder = original.copy(tmp_path / "store")
     contents = {name: (folder / name).read_bytes() for name in files_of(original)}
     undamaged = state_of(folder)
@@ -158,7 +156,7 @@ def test_a_file_cut_off_at_any_byte_is_found_out_or_tells_the_same(
     with capture_logs():
         for name in [name for name in contents if name.startswith(kind)]:
             for length in range(len(contents[name])):
-                if seen is not REFUSED:  # what is refused is left as it is
+                if seen is not REFUSED:  # a refused file is left unchanged
                     for other, data in contents.items():
                         (folder / other).write_bytes(data)
                 (folder / name).write_bytes(contents[name][:length])
@@ -178,8 +176,8 @@ def state_or_damage(folder: Path) -> object:
 
 
 @pytest.mark.parametrize("kind", [TIMER_WHEEL_FILE, TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER])
-def test_a_file_cut_off_anywhere_is_refused_or_made_anew(original: Original, tmp_path: Path, kind: str) -> None:
-    """A part of those lengths, seen to the end: never a timer too few, too many, or early."""
+def test_a_file_cut_off_anywhere_is_refused_or_rebuilt(original: Original, tmp_path: Path, kind: str) -> None:
+    """Some of those lengths, until all timers are released: none is lost, repeated, or early."""
     for name in [name for name in files_of(original) if name.startswith(kind)]:
         data = (original.folder / name).read_bytes()
         step = max(len(data) // 24, 1)
@@ -193,20 +191,20 @@ def test_a_file_cut_off_anywhere_is_refused_or_made_anew(original: Original, tmp
 REFUSED = "refused, with the file's name"
 
 
-def unless_refused(look: Callable[[], object], name: str) -> object:
-    """What *look* gives, or that the folder was refused with the file's name."""
+def unless_refused(read: Callable[[], object], name: str) -> object:
+    """Return the result of *read*, or `REFUSED` if an error names the file."""
     kind = name.split("/", maxsplit=1)[0].removeprefix("config") or "timercheck"
     try:
-        return look()
+        return read()
     except StoreFormatError as exc:
         return REFUSED if kind in str(exc).replace("timer log", "timerlog") else str(exc)
 
 
-def test_damage_that_shows_while_the_broker_runs_is_told(original: Original, tmp_path: Path) -> None:
-    """Nothing is handed over by guess; the next start makes the files anew, and nothing is lost."""
+def test_damage_that_is_detected_while_the_broker_runs_is_reported(original: Original, tmp_path: Path) -> None:
+    """No timer is released then. The next start rebuilds the files, and no timer is lost."""
     folder = original.copy(tmp_path / "store")
     clock = VirtualClock(original.now_ms)
-    engine = open_engine(folder, clock)
+    engine = open_tiny(folder, clock)
     backlog = engine.timer._backlog
     assert backlog is not None
     for file in backlog.files.log._files.files:
@@ -218,7 +216,7 @@ def test_damage_that_shows_while_the_broker_runs_is_told(original: Original, tmp
         engine.advance(60_000)
     engine.close()
 
-    engine = open_engine(folder, clock)
+    engine = open_tiny(folder, clock)
     engine.advance(60_000)
     assert [message.body for message in engine.arrived()] == [body for body, _ in expected(original)]
     engine.close()

@@ -1,4 +1,4 @@
-"""The bytes of wheel, timer log and checkpoint: pinned to dumps of RocketMQ 5.5.0."""
+"""The bytes of wheel, timer log and checkpoint, compared with dumps of RocketMQ 5.5.0."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ SMALL = TimerSettings(slots_total=100, roll_window_slots=40, log_file_size=600)
 
 
 def units(slots_ms: list[int], physical_offsets: list[int], previous: list[int] | None = None) -> np.ndarray:
-    """Units of 100 bytes each, not sealed yet."""
-    made = np.zeros(len(slots_ms), TIMER_UNIT_DTYPE)
-    made["size"], made["magic"], made["write_time_ms"] = 52, Magic.DEFAULT, WRITE_MS
-    made["delay_ms"] = np.array(slots_ms) - WRITE_MS
-    made["physical_offset"], made["record_size"], made["topic_hash"] = physical_offsets, 100, 7
-    made["previous_pos"] = -1 if previous is None else previous
-    return made
+    """Return units of records of 100 bytes, without their check."""
+    new = np.zeros(len(slots_ms), TIMER_UNIT_DTYPE)
+    new["size"], new["magic"], new["write_time_ms"] = 52, Magic.DEFAULT, WRITE_MS
+    new["delay_ms"] = np.array(slots_ms) - WRITE_MS
+    new["physical_offset"], new["record_size"], new["topic_hash"] = physical_offsets, 100, 7
+    new["previous_pos"] = -1 if previous is None else previous
+    return new
 
 
-def append(log: TimerLog, made: np.ndarray) -> list[int]:
-    positions = log.next_positions(len(made))
-    log.append(made, positions)
+def append(log: TimerLog, new: np.ndarray) -> list[int]:
+    positions = log.next_positions(len(new))
+    log.append(new, positions)
     return list(positions.tolist())
 
 
 def link(wheel: TimerWheel, slot_ms: int, position: int, count: int = 1) -> int:
-    """Link one unit; gives the one before it."""
+    """Link one unit. Return the position of the previous unit of its slot."""
     links = wheel.plan(np.array([slot_ms]), np.array([position]), np.array([count]))
     wheel.put(links.slots)
     return int(links.previous[0])
@@ -64,9 +64,9 @@ def link(wheel: TimerWheel, slot_ms: int, position: int, count: int = 1) -> int:
 
 
 @pytest.mark.feature("A9")
-def test_a_slot_has_upstreams_bytes() -> None:
-    """Time, first position, last position, count, magic: 32 bytes, as dumped from a real wheel."""
-    file = MappedFile(wheel_file_size(DEFAULT_SLOTS_TOTAL))
+def test_a_slot_has_the_bytes_of_rocketmq() -> None:
+    """Time, first position, last position, count, magic: 32 bytes, from the wheel of a real broker."""
+    file = MappedFile(None, wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
 
     assert link(wheel, 1_795_253_516_000, 0) == -1
@@ -85,7 +85,7 @@ def small_wheel() -> TimerWheel:
 
 
 def test_a_slot_of_an_earlier_lap_is_not_live() -> None:
-    """The place is the same after 200 ticks; the time in it tells."""
+    """The same slot is used again after 200 ticks. Its time shows the lap."""
     wheel = small_wheel()
     link(wheel, 5_000, 0)
 
@@ -97,7 +97,7 @@ def test_a_slot_of_an_earlier_lap_is_not_live() -> None:
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 99, 150, 199])
-def test_the_next_live_slot_is_found_over_the_rings_end(ticks: int) -> None:
+def test_the_next_live_slot_is_found_across_the_end_of_the_ring(ticks: int) -> None:
     wheel = small_wheel()
     start_ms = 1_170_000
 
@@ -106,8 +106,8 @@ def test_the_next_live_slot_is_found_over_the_rings_end(ticks: int) -> None:
     assert wheel.next_live(start_ms) == start_ms + ticks * 1_000
 
 
-def test_the_next_live_slot_is_found_after_any_time() -> None:
-    """However long nobody looked: what waits since then is delivered, not abandoned."""
+def test_the_next_live_slot_is_found_after_any_outage() -> None:
+    """Messages that are overdue for any time are released, not dropped."""
     wheel = small_wheel()
     link(wheel, 50_000, 0)
     link(wheel, 70_000, 52)
@@ -117,15 +117,15 @@ def test_the_next_live_slot_is_found_after_any_time() -> None:
     assert wheel.next_live(71_000) == NEVER_MS
 
 
-def test_many_units_are_linked_as_one_after_the_other() -> None:
-    """Whatever slots they go to: the same chains, ends and counts."""
+def test_linking_many_units_equals_linking_them_one_by_one() -> None:
+    """The chains, their ends and the counts are the same."""
     slots_ms = np.array([7_000, 3_000, 7_000, 7_000, 250_000, 3_000])
     positions = np.arange(6) * 52
     counts = np.array([1, 1, -1, 1, 1, 1])
     one_by_one, together = small_wheel(), small_wheel()
     for wheel in (one_by_one, together):
         link(wheel, 3_000, 1_000)
-        link(wheel, 50_000, 1_052)  # the place of 250_000, a lap earlier
+        link(wheel, 50_000, 1_052)  # uses the slot of 250_000, a lap earlier
 
     previous = [
         link(one_by_one, slot_ms, position, count)
@@ -142,9 +142,9 @@ def test_many_units_are_linked_as_one_after_the_other() -> None:
 
 
 @pytest.mark.feature("D27")
-def test_only_touched_pages_are_written_and_only_when_asked(tmp_path: Path) -> None:
-    """Upstream compares 38 MB byte by byte each second. In between the file is as the last checkpoint knows it."""
-    file = DiskFile(tmp_path / "timerwheel", wheel_file_size(DEFAULT_SLOTS_TOTAL))
+def test_only_changed_pages_are_written_and_only_by_write(tmp_path: Path) -> None:
+    """RocketMQ compares 38 MB each second. Until `write` the file stays as the last checkpoint describes it."""
+    file = MappedFile(tmp_path / "timerwheel", wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
     link(wheel, 5_000, 0)
     link(wheel, 6_000, 52)
@@ -162,9 +162,9 @@ def test_only_touched_pages_are_written_and_only_when_asked(tmp_path: Path) -> N
     again.close()
 
 
-def test_pages_that_are_past_give_their_memory_back(tmp_path: Path) -> None:
-    """Once the file has them; what is to come stays."""
-    wheel = TimerWheel(DiskFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
+def test_the_memory_of_past_pages_is_freed(tmp_path: Path) -> None:
+    """Only pages that the file has are freed. Future pages stay."""
+    wheel = TimerWheel(MappedFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
     link(wheel, 5_000, 0)
     link(wheel, 900_000, 52)
 
@@ -181,7 +181,7 @@ def test_pages_that_are_past_give_their_memory_back(tmp_path: Path) -> None:
     again.close()
 
 
-def test_the_checksum_of_a_wheel_tells_any_single_bit(tmp_path: Path) -> None:
+def test_the_checksum_of_a_wheel_detects_any_single_wrong_bit(tmp_path: Path) -> None:
     path = tmp_path / "timerwheel"
     wheel = TimerWheel(DiskFile(path, wheel_file_size(100)), 100, 1_000)
     for tick in (5, 70, 150):
@@ -202,38 +202,38 @@ def test_the_checksum_of_a_wheel_tells_any_single_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("A10")
-def test_units_have_upstreams_bytes() -> None:
-    """Size, previous position, magic, write time, delay, log offset, size, topic hash: 52 bytes with the rest,
-    which upstream does not read."""
-    files = MappedFileQueue(10_000)
+def test_units_have_the_bytes_of_rocketmq() -> None:
+    """Size, previous position, magic, write time, delay, physical offset, size, topic hash; RocketMQ does not read the
+    last 8 of the 52 bytes."""
+    files = MappedFileQueue(None, 10_000)
     log = TimerLog(files)
-    made = units([WRITE_MS + 15_000, WRITE_MS + 15_000, WRITE_MS + 86_400_000], [0x38C, 0x4ED, 0x650], [-1, 0, -1])
-    made["record_size"], made["topic_hash"] = [0x161, 0x163, 0x163], 0x114CA214
-    made["magic"] = [1, 1, 3]
+    new = units([WRITE_MS + 15_000, WRITE_MS + 15_000, WRITE_MS + 86_400_000], [0x38C, 0x4ED, 0x650], [-1, 0, -1])
+    new["record_size"], new["topic_hash"] = [0x161, 0x163, 0x163], 0x114CA214
+    new["magic"] = [1, 1, 3]
 
-    append(log, made)
+    append(log, new)
 
-    upstreams = [
+    rocketmqs = [
         "00000034 ffffffffffffffff 00000001 000001a1fd727c48 00003a98 000000000000038c 00000161 114ca214",
         "00000034 0000000000000000 00000001 000001a1fd727c48 00003a98 00000000000004ed 00000163 114ca214",
         "00000034 ffffffffffffffff 00000003 000001a1fd727c48 05265c00 0000000000000650 00000163 114ca214",
     ]
-    assert [files.read(at, 44) for at in (0, 52, 104)] == [bytes.fromhex(text) for text in upstreams]
+    assert [files.read(at, 44) for at in (0, 52, 104)] == [bytes.fromhex(text) for text in rocketmqs]
 
 
-def test_a_unit_tells_its_exact_due_time_and_whether_it_is_damaged() -> None:
-    """Whichever bit of it is wrong. Upstream's units have no check, and are taken as they are."""
-    made = units([WRITE_MS], [1_000])
-    made["tail"] = WRITE_MS + 37
-    assert are_valid(units([WRITE_MS], [1_000])).all(), "upstream's"
+def test_a_unit_has_its_exact_due_time_and_a_check() -> None:
+    """The check detects any wrong bit. RocketMQ's units have no check, and are accepted unchanged."""
+    new = units([WRITE_MS], [1_000])
+    new["tail"] = WRITE_MS + 37
+    assert are_valid(units([WRITE_MS], [1_000])).all(), "RocketMQ's"
 
-    seal_units(made)
+    seal_units(new)
 
-    data = made.tobytes()
+    data = new.tobytes()
     unit = unpack_unit(data)
     assert unit is not None
-    assert (deliver_times(made).tolist(), unit.slot_ms) == ([WRITE_MS + 37], WRITE_MS)
-    assert are_valid(made).all()
+    assert (deliver_times(new).tolist(), unit.slot_ms) == ([WRITE_MS + 37], WRITE_MS)
+    assert are_valid(new).all()
     for bit in range(len(data) * 8):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -241,9 +241,9 @@ def test_a_unit_tells_its_exact_due_time_and_whether_it_is_damaged() -> None:
         assert not are_valid(np.frombuffer(bytes(damaged), TIMER_UNIT_DTYPE)).any()
 
 
-def test_a_full_file_ends_with_upstreams_blank() -> None:
-    """Files of 600 bytes take eleven units; the blank stands at 572, the twelfth unit at 600."""
-    files = MappedFileQueue(600)
+def test_a_full_file_ends_with_the_blank_of_rocketmq() -> None:
+    """A file of 600 bytes has eleven units. The blank is at 572, the twelfth unit at 600."""
+    files = MappedFileQueue(None, 600)
     log = TimerLog(files)
 
     positions = append(log, units([WRITE_MS] * 12, list(range(12))))
@@ -255,9 +255,9 @@ def test_a_full_file_ends_with_upstreams_blank() -> None:
 
 
 @pytest.mark.feature("D17")
-def test_the_last_unit_is_found_over_the_blank() -> None:
-    """Upstream looks 24 bytes before the end, which at a file's begin lie in the padding of the file before."""
-    log = TimerLog(MappedFileQueue(600))
+def test_the_last_unit_is_found_across_the_blank() -> None:
+    """RocketMQ reads 24 bytes before the end. At the start of a file that is the padding of the file before."""
+    log = TimerLog(MappedFileQueue(None, 600))
     append(log, units([WRITE_MS] * 12, list(range(12))))
 
     assert log.last_position() == 600
@@ -267,8 +267,8 @@ def test_the_last_unit_is_found_over_the_blank() -> None:
 
 
 def test_a_unit_is_found_by_its_record() -> None:
-    """Over the ends of files."""
-    log = TimerLog(MappedFileQueue(600))
+    """It is found across files."""
+    log = TimerLog(MappedFileQueue(None, 600))
     append(log, units([WRITE_MS] * 30, [number * 10 for number in range(30)]))
 
     found = [log.find(number * 10) for number in range(30)]
@@ -280,43 +280,43 @@ def test_a_unit_is_found_by_its_record() -> None:
 
 
 @pytest.mark.feature("A11")
-def test_the_units_of_a_slot_are_a_chain_that_goes_back() -> None:
-    """The slot's last position is its head; however it is read, the same units are found."""
-    log = TimerLog(MappedFileQueue(600))
+def test_the_units_of_a_slot_are_a_chain_that_leads_back() -> None:
+    """The slot's last position is its head. Following the chain and scanning find the same units."""
+    log = TimerLog(MappedFileQueue(None, 600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     previous = [-1, -1, *positions[:-2]]
     log.truncate(0)
     append(log, units([WRITE_MS + 1 + number % 2 for number in range(30)], list(range(30)), previous))
 
-    stood, walked = log.chain(positions[28], WRITE_MS + 1)
+    chain_positions, chain_units = log.chain(positions[28], WRITE_MS + 1)
     pieces = list(log.scan(0, positions[28], WRITE_MS + 1))
     scanned = np.concatenate([found for _, found in pieces])
     both = log.chains(np.array(positions[28:]))
 
-    assert walked["physical_offset"].tolist() == list(range(28, -1, -2))
+    assert chain_units["physical_offset"].tolist() == list(range(28, -1, -2))
     assert scanned["physical_offset"].tolist() == list(range(0, 30, 2))
-    assert [place for places, _ in pieces for place in places.tolist()] == positions[:29:2]
-    assert stood.tolist() == positions[28::-2]
+    assert [position for scan_positions, _ in pieces for position in scan_positions.tolist()] == positions[:29:2]
+    assert chain_positions.tolist() == positions[28::-2]
     assert sorted(both["physical_offset"].tolist()) == list(range(30))
 
 
-def test_damage_is_told_by_whoever_meets_it() -> None:
-    log = TimerLog(MappedFileQueue(600))
+def test_reading_a_damaged_unit_raises_an_error() -> None:
+    log = TimerLog(MappedFileQueue(None, 600))
     append(log, units([WRITE_MS] * 5, list(range(5)), [-1, 0, 52, 104, 156]))
     log._files.files[0].view[52 + 30] ^= 1
 
-    for look in (
+    for read in (
         lambda: log.chain(208, WRITE_MS),
         lambda: log.chains(np.array([208])),
         lambda: list(log.scan(0, 208, WRITE_MS)),
         lambda: log.find(1),
     ):
         with pytest.raises(TimerLogDamageError, match="timerlog: "):
-            look()
+            read()
 
 
-def test_a_chain_that_leads_back_into_itself_is_not_walked_for_ever() -> None:
-    log = TimerLog(MappedFileQueue(600))
+def test_a_chain_that_leads_back_to_itself_raises_an_error() -> None:
+    log = TimerLog(MappedFileQueue(None, 600))
     append(log, units([WRITE_MS], [0], [0]))
 
     with pytest.raises(TimerLogDamageError, match="does not belong to the slot"):
@@ -325,8 +325,8 @@ def test_a_chain_that_leads_back_into_itself_is_not_walked_for_ever() -> None:
         log.chains(np.array([0]))
 
 
-def test_a_unit_that_is_done_says_so_and_is_whole() -> None:
-    log = TimerLog(MappedFileQueue(600))
+def test_a_unit_that_is_marked_as_done_is_valid() -> None:
+    log = TimerLog(MappedFileQueue(None, 600))
     append(log, units([WRITE_MS] * 3, [0, 10, 20]))
 
     log.mark_done(np.array([52]))
@@ -336,9 +336,9 @@ def test_a_unit_that_is_done_says_so_and_is_whole() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[], [0], [29], [0, 29], [9, 10, 11], list(range(30)), list(range(0, 30, 3))])
-def test_units_are_marked_wherever_they_stand_and_no_others(numbers: list[int]) -> None:
-    """In runs and alone, on both sides of a file's end; the rest of each file, blanks too, keeps its bytes."""
-    log = TimerLog(MappedFileQueue(600))
+def test_only_the_given_units_are_marked(numbers: list[int]) -> None:
+    """In runs and alone, on both sides of a file's end. The rest of each file, blanks included, keeps its bytes."""
+    log = TimerLog(MappedFileQueue(None, 600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     before = [bytes(file.view) for file in log._files.files]
 
@@ -352,9 +352,9 @@ def test_units_are_marked_wherever_they_stand_and_no_others(numbers: list[int]) 
     assert [bytes(file.view) for file in log._files.files] == before
 
 
-def test_only_units_that_are_there_sound_and_of_slots_to_come_are_marked() -> None:
-    """A mark has a check of its own, which must not make a damaged unit look whole."""
-    log = TimerLog(MappedFileQueue(600))
+def test_deleted_and_damaged_units_and_those_of_past_slots_are_not_marked() -> None:
+    """A mark has its own check, which must not make a damaged unit look valid."""
+    log = TimerLog(MappedFileQueue(None, 600))
     positions = append(log, units([WRITE_MS + number for number in range(30)], list(range(30))))
     log._files.files[1].view[3 * 52 + 30] ^= 1
     log.delete_before(600)
@@ -371,9 +371,9 @@ def test_only_units_that_are_there_sound_and_of_slots_to_come_are_marked() -> No
 # --- checkpoint -------------------------------------------------------------------------------------
 
 
-def test_the_checkpoint_has_upstreams_bytes() -> None:
-    """Read up to 1795253586000, five units in the log, queue at 5."""
-    file = MappedFile(4_096)
+def test_the_checkpoint_has_the_bytes_of_rocketmq() -> None:
+    """Read up to 1795253586000, five units in the log, queue offset 5."""
+    file = MappedFile(None, 4_096)
 
     write_timer_checkpoint(file, TimerCheckpoint(1_795_253_586_000, 260, 5, 5, 0, 0x1A1FD73CAD7, 0xD2))
 
@@ -385,8 +385,8 @@ def test_the_checkpoint_has_upstreams_bytes() -> None:
     assert (checkpoint.last_timer_log_flush_pos, writer) == (260, Writer.OURS)
 
 
-def test_the_checkpoint_tells_who_wrote_it_and_heals_a_bit() -> None:
-    """Ours stands there twice, with a check; RocketMQ changes the front only, and more than one bit of it."""
+def test_the_checkpoint_shows_its_writer_and_repairs_a_wrong_bit() -> None:
+    """Our numbers are there twice, with a check. RocketMQ changes the first copy only, and more than one bit of it."""
     file = MappedFile(None, 4_096)
     assert read_timer_checkpoint(file)[1] is Writer.UNKNOWN
     ours = TimerCheckpoint(1_795_253_586_000, 260, 5, 5, 0, 0x1A1FD73CAD7, 0xD2, 0, 1_000, -7)
@@ -402,16 +402,16 @@ def test_the_checkpoint_tells_who_wrote_it_and_heals_a_bit() -> None:
     assert read_timer_checkpoint(file)[0].last_timer_log_flush_pos == 312
 
 
-# --- together ---------------------------------------------------------------------------------------
+# --- all files --------------------------------------------------------------------------------------
 
 
 def fill(files: TimerFiles, slots_ms: list[int], first: int = 0) -> None:
-    """Link a unit to each slot, as the service does."""
-    made = units(slots_ms, [100 * number for number in range(first, first + len(slots_ms))])
-    positions = files.log.next_positions(len(made))
-    links = files.wheel.plan(np.array(slots_ms), positions, np.ones(len(made), np.int64))
-    made["previous_pos"] = links.previous
-    files.log.append(made, positions)
+    """Link one unit to each slot, as the service does."""
+    new = units(slots_ms, [100 * number for number in range(first, first + len(slots_ms))])
+    positions = files.log.next_positions(len(new))
+    links = files.wheel.plan(np.array(slots_ms), positions, np.ones(len(new), np.int64))
+    new["previous_pos"] = links.previous
+    files.log.append(new, positions)
     files.wheel.put(links.slots)
 
 
@@ -429,8 +429,8 @@ def offsets_of(files: TimerFiles, slot_ms: int) -> list[int]:
     return [] if slot is None else files.log.chain(slot.last_pos, slot_ms)[1]["physical_offset"].tolist()
 
 
-def tells_of(files: TimerFiles, count: int) -> None:
-    """Wheel and log know the first *count* of `SLOTS`, and nothing else."""
+def assert_has(files: TimerFiles, count: int) -> None:
+    """Assert that wheel and log have the units of the first *count* of `SLOTS`, and no others."""
     for slot_ms in set(SLOTS):
         numbers = [number for number, slot in enumerate(SLOTS[:count]) if slot == slot_ms]
         assert offsets_of(files, slot_ms) == [100 * number for number in numbers[::-1]]
@@ -440,8 +440,8 @@ def tells_of(files: TimerFiles, count: int) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1, 10, 11, 12, 29, 30])
 @pytest.mark.parametrize("is_written", [False, True])
-def test_wheel_and_log_go_back_to_the_last_checkpoint(tmp_path: Path, kept: int, is_written: bool) -> None:
-    """What came later is unlinked, whether the wheel's pages reached the file or not: the log is there by then."""
+def test_wheel_and_log_are_taken_back_to_the_last_checkpoint(tmp_path: Path, kept: int, is_written: bool) -> None:
+    """Later units are unlinked, whether the wheel's pages were written or not."""
     files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     if kept:
         fill(files, SLOTS[:kept])
@@ -455,13 +455,13 @@ def test_wheel_and_log_go_back_to_the_last_checkpoint(tmp_path: Path, kept: int,
     again = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
 
     assert again.recover()
-    tells_of(again, kept)
+    assert_has(again, kept)
     again.close()
 
 
 @pytest.mark.feature("D16")
-def test_a_wheel_that_is_lost_is_counted_again_from_the_log(tmp_path: Path) -> None:
-    """Slots, chains and counts follow from the units."""
+def test_a_lost_wheel_is_rebuilt_from_the_log(tmp_path: Path) -> None:
+    """Slots, chains and counts are derived from the units."""
     store_files = FolderStoreFiles(tmp_path)
     files = TimerFiles(store_files, SMALL)
     fill(files, SLOTS)
@@ -472,11 +472,11 @@ def test_a_wheel_that_is_lost_is_counted_again_from_the_log(tmp_path: Path) -> N
     again = TimerFiles(store_files, SMALL)
 
     assert again.recover()
-    tells_of(again, 30)
+    assert_has(again, 30)
     again.close()
 
 
-def test_a_log_that_is_damaged_cannot_make_a_wheel(tmp_path: Path) -> None:
+def test_a_wheel_is_not_rebuilt_from_a_damaged_log(tmp_path: Path) -> None:
     store_files = FolderStoreFiles(tmp_path)
     files = TimerFiles(store_files, SMALL)
     fill(files, SLOTS)
@@ -495,21 +495,21 @@ def test_a_log_that_is_damaged_cannot_make_a_wheel(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("D14")
-def test_units_of_records_that_the_log_lost_are_cut(tmp_path: Path) -> None:
+def test_units_of_records_that_the_commit_log_lost_are_removed(tmp_path: Path) -> None:
     files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     fill(files, SLOTS)
 
     files.cut_after(10_000)
-    tells_of(files, 30)
+    assert_has(files, 30)
     files.cut_after(1_799)
-    tells_of(files, 17)
+    assert_has(files, 17)
     files.cut_after(0)
-    tells_of(files, 0)
+    assert_has(files, 0)
 
 
 @pytest.mark.feature("D14")
-def test_a_unit_that_is_done_stays_as_long_as_its_record(tmp_path: Path) -> None:
-    """Its size is not told any more; where it begins is enough."""
+def test_a_marked_unit_stays_as_long_as_its_record(tmp_path: Path) -> None:
+    """It does not have the record's size any more. The record's start suffices."""
     files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     fill(files, SLOTS)
     files.log.mark_done(np.array([files.log.last_position()]))
@@ -523,8 +523,8 @@ def test_a_unit_that_is_done_stays_as_long_as_its_record(tmp_path: Path) -> None
     files.close()
 
 
-def test_the_timer_logs_file_size_is_named_where_another_one_is_found(tmp_path: Path) -> None:
-    """As in a folder of RocketMQ's, whose files have 104857600 bytes."""
+def test_the_error_for_another_file_size_names_the_setting_and_its_value(tmp_path: Path) -> None:
+    """RocketMQ's files have 104857600 bytes."""
     files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     fill(files, SLOTS)
     files.close()
@@ -536,8 +536,8 @@ def test_the_timer_logs_file_size_is_named_where_another_one_is_found(tmp_path: 
         TimerFiles(FolderStoreFiles(tmp_path), TimerSettings(slots_total=100, roll_window_slots=40))
 
 
-def test_a_folder_keeps_its_precision(tmp_path: Path) -> None:
-    """Slots hold times divided by it; another one would read other times."""
+def test_another_precision_is_refused(tmp_path: Path) -> None:
+    """A slot has a time divided by the precision. With another precision, times would be wrong."""
     files = TimerFiles(FolderStoreFiles(tmp_path), SMALL)
     save(files)
     files.close()
@@ -556,7 +556,7 @@ def test_a_folder_keeps_its_precision(tmp_path: Path) -> None:
         ({"precision_ms": 10_000, "roll_window_slots": 300_000}, "must be below 2147483648 ms"),
     ],
 )
-def test_impossible_settings_are_refused(settings: dict[str, int], complaint: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, int], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         TimerSettings(**settings)
 

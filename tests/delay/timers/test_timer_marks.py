@@ -1,4 +1,4 @@
-"""What was handed over from a slot that is still open says so in its unit: RocketMQ would hand it over again."""
+"""Units of released messages are marked while their slot is open: RocketMQ would release the messages again."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def backlog_of(engine: DelayEngine) -> TimerBacklog:
     return engine.timer._backlog
 
 
-def left_to_rocketmq(engine: DelayEngine) -> list[str]:
-    """The ids that RocketMQ would find in the slots that it had to empty, by what is written now.
+def released_by_rocketmq(engine: DelayEngine) -> list[str]:
+    """Return the message ids that RocketMQ would release from the slots, according to the files on disk.
 
-    It begins at the checkpoint's slot, asks no bit of a unit, and drops the ones of whose record it reads one byte.
+    RocketMQ starts at the checkpoint's slot, ignores the bits of a unit, and skips units with a record of one byte.
     """
     files = backlog_of(engine).files
     ids = []
@@ -43,14 +43,14 @@ def send_three(engine: DelayEngine) -> None:
         engine.send_for(b"%d" % at_ms, TIMER_DELAY_MS=5_000 - engine.clock.now_ms() % 1_000 + at_ms)
 
 
-def to_the_middle(engine: DelayEngine) -> None:
-    """Halfway into the slot that the three are due in."""
+def advance_to_the_middle(engine: DelayEngine) -> None:
+    """Move the clock into the middle of the slot in which the three are due."""
     engine.advance(5_500 - engine.clock.now_ms() % 1_000)
 
 
-def test_what_is_handed_over_is_marked_at_the_checkpoint(engine: DelayEngine) -> None:
+def test_released_messages_are_marked_by_the_checkpoint(engine: DelayEngine) -> None:
     send_three(engine)
-    to_the_middle(engine)
+    advance_to_the_middle(engine)
     before = backlog_of(engine).files.log.read(0)
 
     engine.store.take_checkpoint()
@@ -58,12 +58,12 @@ def test_what_is_handed_over_is_marked_at_the_checkpoint(engine: DelayEngine) ->
     assert engine.bodies() == [b"100", b"400"]
     assert before is not None
     assert not before.magic & Magic.DONE
-    assert left_to_rocketmq(engine) == ["900"]
+    assert released_by_rocketmq(engine) == ["900"]
 
 
-def test_a_late_comer_is_marked_like_those_that_came_before_their_slot(engine: DelayEngine) -> None:
+def test_a_message_that_arrived_in_its_open_slot_is_marked_like_the_others(engine: DelayEngine) -> None:
     send_three(engine)
-    to_the_middle(engine)
+    advance_to_the_middle(engine)
     engine.send_for(b"late", TIMER_DELAY_MS=100)
     engine.send_for(b"later", TIMER_DELAY_MS=300)
     engine.advance(200)
@@ -71,10 +71,10 @@ def test_a_late_comer_is_marked_like_those_that_came_before_their_slot(engine: D
     engine.store.take_checkpoint()
 
     assert engine.bodies() == [b"100", b"400", b"late"]
-    assert left_to_rocketmq(engine) == ["900", "later"]
+    assert released_by_rocketmq(engine) == ["900", "later"]
 
 
-def test_what_is_parked_is_marked_when_it_is_set_on_again(open_engine: OpenEngine) -> None:
+def test_a_parked_message_is_marked_when_it_is_rolled(open_engine: OpenEngine) -> None:
     engine = open_engine()
     engine.send_for(b"far", TIMER_DELAY_MS=2 * HOUR_MS)
     engine.release_due()
@@ -87,27 +87,27 @@ def test_what_is_parked_is_marked_when_it_is_set_on_again(open_engine: OpenEngin
 
     engine.store.take_checkpoint()
 
-    assert left_to_rocketmq(engine) == ["far", "near"]  # its new copy
+    assert released_by_rocketmq(engine) == ["far", "near"]  # its new copy
 
 
-def test_nothing_is_marked_before_its_copy_is_on_the_disk(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_unit_is_marked_before_the_copy_is_on_disk(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     send_three(engine)
     engine.store.take_checkpoint()
-    to_the_middle(engine)
+    advance_to_the_middle(engine)
     monkeypatch.setattr(engine.store.group_commit, "wait", lambda end, timeout_ms: False)
 
     engine.timer.persist()
-    kept = left_to_rocketmq(engine)
+    kept = released_by_rocketmq(engine)
     monkeypatch.undo()
     engine.timer.persist()
 
     assert kept == ["100", "400", "900"]
-    assert left_to_rocketmq(engine) == ["900"]
+    assert released_by_rocketmq(engine) == ["900"]
 
 
-def test_an_open_slot_in_which_nothing_happens_is_not_marked_again(engine: DelayEngine) -> None:
+def test_an_open_slot_without_changes_is_not_marked_again(engine: DelayEngine) -> None:
     send_three(engine)
-    to_the_middle(engine)
+    advance_to_the_middle(engine)
     engine.store.take_checkpoint()
     counter = backlog_of(engine).files.checkpoint.counter
 
@@ -118,8 +118,8 @@ def test_an_open_slot_in_which_nothing_happens_is_not_marked_again(engine: Delay
     assert backlog_of(engine).files.checkpoint.counter == counter
 
 
-def test_a_slot_that_is_over_needs_no_marks(engine: DelayEngine) -> None:
-    """The checkpoint says that it is: who opens the folder begins behind it."""
+def test_a_closed_slot_needs_no_marks(engine: DelayEngine) -> None:
+    """The checkpoint has the first slot that is not closed. RocketMQ starts there."""
     send_three(engine)
     engine.release_due()
     engine.advance(20_000)
@@ -130,47 +130,49 @@ def test_a_slot_that_is_over_needs_no_marks(engine: DelayEngine) -> None:
     assert [unit.magic for unit in units if unit] == [1, 1]
 
 
-def test_rocketmqs_markers_stay_in_force_while_their_slot_is_open(engine: DelayEngine) -> None:
+def test_rocketmqs_markers_stay_valid_while_their_slot_is_open(engine: DelayEngine) -> None:
     due_ms = engine.clock.now_ms() // 1_000 * 1_000 + 5_900
-    engine.send_for(b"unwanted", TIMER_DELIVER_MS=due_ms)
+    engine.send_for(b"deleted", TIMER_DELIVER_MS=due_ms)
     engine.send_for(b"first", TIMER_DELIVER_MS=due_ms - 800)
-    engine.send(b"0", UNIQ_KEY="marker", TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY="unwanted")
-    to_the_middle(engine)
+    engine.send(b"0", UNIQ_KEY="marker", TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY="deleted")
+    advance_to_the_middle(engine)
 
     engine.store.take_checkpoint()
 
     assert engine.bodies() == [b"first"]
-    assert left_to_rocketmq(engine) == ["unwanted", "marker"]
+    assert released_by_rocketmq(engine) == ["deleted", "marker"]
 
 
 @pytest.mark.parametrize("flush", list(FlushDiskType))
-def test_what_a_killed_broker_had_handed_over_is_marked_by_the_next(
+def test_messages_that_a_killed_broker_released_are_marked_by_the_next(
     open_engine: OpenEngine, tmp_path: Path, flush: FlushDiskType
 ) -> None:
-    """The log says what happened after the last checkpoint, and the slot is still open."""
+    """The commit log shows what was released after the last checkpoint. The slot is still open."""
     engine = open_engine(flush=flush)
     send_three(engine)
     engine.release_due()
     engine.store.take_checkpoint()
-    to_the_middle(engine)
+    advance_to_the_middle(engine)
     engine.crash()
 
     engine = open_engine(flush=flush)
     engine.advance(1)
     engine.store.take_checkpoint()
 
-    assert left_to_rocketmq(engine) == ["900"]
+    assert released_by_rocketmq(engine) == ["900"]
     engine.advance(20_000)
     assert engine.bodies() == [b"100", b"400", b"900"]
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_marked_units_bring_a_restart_to_no_other_end(open_engine: OpenEngine, tmp_path: Path, clean: bool) -> None:
-    """The last unit of the log is a marked one, and the wheel has to be made anew from units of which many are."""
+def test_a_restart_with_marked_units_releases_the_same_messages(
+    open_engine: OpenEngine, tmp_path: Path, clean: bool
+) -> None:
+    """The last unit of the log is marked, and the wheel is rebuilt from units of which many are marked."""
     engine = open_engine()
     for number in range(250):
         engine.send_for(b"%03d" % number, TIMER_DELAY_MS=5_999 - engine.clock.now_ms() % 1_000 - 4 * number)
-    to_the_middle(engine)
+    advance_to_the_middle(engine)
     engine.store.take_checkpoint()
     last = backlog_of(engine).files.log
     unit = last.read(last.last_position())
@@ -189,24 +191,24 @@ def test_marked_units_bring_a_restart_to_no_other_end(open_engine: OpenEngine, t
     assert engine.bodies() == [b"%03d" % number for number in range(249, -1, -1)]
 
 
-def test_a_file_that_went_takes_its_marks_along(engine: DelayEngine) -> None:
-    """Between a hand-over and the next checkpoint retention may delete the timer log's file."""
+def test_units_of_a_deleted_file_are_not_marked(engine: DelayEngine) -> None:
+    """Retention may delete a timer log file between a release and the next checkpoint."""
     for number in range(150):
         at_ms = 100 if number < 120 else 900
         engine.send_for(b"%03d" % number, TIMER_DELAY_MS=5_000 - engine.clock.now_ms() % 1_000 + at_ms)
-    to_the_middle(engine)
+    advance_to_the_middle(engine)
 
-    gone = engine.timer.delete_before(engine.timer_records()[110].physical_offset)
+    deleted = engine.timer.delete_before(engine.timer_records()[110].physical_offset)
     engine.store.take_checkpoint()
 
-    assert gone == 1
+    assert deleted == 1
     log = backlog_of(engine).files.log
     marked = [bool(unit.magic & Magic.DONE) for at in range(log.start, log.end, 52) if (unit := log.read(at))]
     assert marked == [True] * 20 + [False] * 30
 
 
-def test_the_marks_of_a_large_slot_are_written_piece_by_piece(open_engine: OpenEngine) -> None:
-    """Others need the lock in between; what is handed over meanwhile is marked the next time."""
+def test_the_marks_of_a_large_slot_are_written_in_pieces(open_engine: OpenEngine) -> None:
+    """Other threads need the lock in between."""
     engine = open_engine()
     due_ms = engine.clock.now_ms() // 1_000 * 1_000 + 60_000
     for number in range(10_000):

@@ -1,4 +1,4 @@
-"""Timers: stored, put on the wheel, handed over."""
+"""Timers: stored, put on the wheel, released."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 600}
 
 @pytest.mark.feature("A12", "G5")
 def test_a_timer_is_stored_in_the_timer_topic(engine: DelayEngine) -> None:
-    """One queue for all; the service reads it from there, and the real topic sees nothing."""
-    engine.send(b"later", TIMER_DELAY_MS=1_500)
+    """One queue has all timers. The real topic has nothing yet."""
+    engine.send(b"delayed", TIMER_DELAY_MS=1_500)
     engine.release_due()
 
     [record] = engine.timer_records()
@@ -45,8 +45,8 @@ def test_a_timer_is_stored_in_the_timer_topic(engine: DelayEngine) -> None:
     assert engine.bodies() == []
 
 
-def test_the_files_are_made_with_the_first_timer(open_engine: OpenEngine) -> None:
-    """Who uses levels only has no wheel."""
+def test_the_files_are_created_with_the_first_timer(open_engine: OpenEngine) -> None:
+    """A store directory with levels only has no wheel."""
     engine = open_engine()
     engine.send(b"", DELAY=1)
     engine.advance(1 * SECOND)
@@ -61,7 +61,7 @@ def test_the_files_are_made_with_the_first_timer(open_engine: OpenEngine) -> Non
 
 @pytest.mark.feature("A13")
 def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(engine: DelayEngine) -> None:
-    """Two messages of one second: a chain of two; the exact millisecond stands in the unit."""
+    """Two messages of one second are a chain of two units. A unit has the exact millisecond."""
     start = engine.clock.now_ms()
     first = engine.send(b"first", TIMER_DELAY_MS=5_300)
     second = engine.send(b"second", TIMER_DELAY_MS=5_200)
@@ -89,7 +89,7 @@ def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(engine:
 @pytest.mark.feature("D2", "A2", "A14", "A15")
 @pytest.mark.parametrize("delay_ms", [1, 7, 999, 1_000, 1_001, 59_999, 3_600_000, 10_000_001])
 def test_a_timer_arrives_at_its_millisecond(engine: DelayEngine, delay_ms: int) -> None:
-    """Neither a slot nor a millisecond early, and not a millisecond late."""
+    """It is not a millisecond early or late."""
     start = engine.clock.now_ms()
     engine.send(b"exact", TIMER_DELAY_MS=delay_ms)
 
@@ -111,7 +111,7 @@ def test_an_absolute_time_arrives_at_that_time(engine: DelayEngine, name: str) -
 
 
 @pytest.mark.feature("A17", "A19")
-def test_the_three_ways_to_ask_arrive_together(engine: DelayEngine) -> None:
+def test_the_three_delay_properties_lead_to_one_time(engine: DelayEngine) -> None:
     start = engine.clock.now_ms()
     engine.send(b"Hello0", TIMER_DELAY_SEC=10)
     engine.send(b"Hello1", TIMER_DELAY_MS=10_000)
@@ -125,7 +125,7 @@ def test_the_three_ways_to_ask_arrive_together(engine: DelayEngine) -> None:
 
 @pytest.mark.feature("A16")
 def test_the_copy_is_an_ordinary_message_of_its_topic(engine: DelayEngine) -> None:
-    """Properties stay, and tell when it was put on the wheel and taken off."""
+    """Properties are kept. The times on the wheel are added."""
     start = engine.clock.now_ms()
     put = engine.send(b"body", queue_id=2, TIMER_DELAY_MS=1_234, TAGS="paid", KEYS="4466")
     engine.advance(1_234)
@@ -148,7 +148,7 @@ def test_the_copy_is_an_ordinary_message_of_its_topic(engine: DelayEngine) -> No
 
 @pytest.mark.feature("D3")
 def test_one_slot_is_released_in_order_of_due_time(engine: DelayEngine) -> None:
-    """Upstream empties a second at once; here each of its messages has its own moment."""
+    """RocketMQ releases a second at once. Here each message has its own millisecond."""
     start = engine.clock.now_ms()
     for delay_ms in (1_900, 1_100, 1_500, 1_100):
         engine.send(b"%d" % delay_ms, TIMER_DELAY_MS=delay_ms)
@@ -163,7 +163,7 @@ def test_one_slot_is_released_in_order_of_due_time(engine: DelayEngine) -> None:
     ]
 
 
-def test_messages_that_come_while_their_slot_is_open_find_their_place(engine: DelayEngine) -> None:
+def test_messages_that_arrive_in_their_open_slot_are_released_in_order(engine: DelayEngine) -> None:
     start = engine.clock.now_ms()
     engine.send(b"900", TIMER_DELAY_MS=900)
     engine.send(b"300", TIMER_DELAY_MS=300)
@@ -182,8 +182,8 @@ def test_messages_that_come_while_their_slot_is_open_find_their_place(engine: De
 
 
 @pytest.mark.feature("A3", "A16")
-def test_forty_days_are_kept_to_the_millisecond(open_engine: OpenEngine) -> None:
-    """On a wheel of upstream's size: parked within two days, again and again."""
+def test_a_delay_of_forty_days_is_exact_to_the_millisecond(open_engine: OpenEngine) -> None:
+    """On a wheel of RocketMQ's size it is parked every one or two days."""
     engine = open_engine(timers={})
     start = engine.clock.now_ms()
     engine.send(b"forty days", TIMER_DELAY_MS=40 * DAY)
@@ -195,8 +195,8 @@ def test_forty_days_are_kept_to_the_millisecond(open_engine: OpenEngine) -> None
     assert int(message.properties["TIMER_ROLL_TIMES"]) >= 20
 
 
-def test_a_slot_spread_over_many_files_is_read_whole(engine: DelayEngine) -> None:
-    """A hundred units a file: close together they are scanned, far apart the chain is walked."""
+def test_a_slot_across_many_files_is_read_completely(engine: DelayEngine) -> None:
+    """A file has a hundred units. Close units are scanned, for scattered ones the chain is followed."""
     for number in range(450):
         engine.send(b"dense", TIMER_DELAY_MS=5_000 + number % 500)
     for number in range(450):
@@ -214,8 +214,8 @@ def test_a_slot_spread_over_many_files_is_read_whole(engine: DelayEngine) -> Non
 
 
 @pytest.mark.feature("D26", "A16")
-def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_engine: OpenEngine) -> None:
-    """Not yet due: appended to the timer topic again, so that it does not grow old with the commit log."""
+def test_a_message_beyond_the_window_is_parked_and_rolled(open_engine: OpenEngine) -> None:
+    """It is appended to the timer topic again. So retention can delete the files of the old record."""
     engine = open_engine(timers=MULTIPLES)
     start = engine.clock.now_ms()
     engine.send(b"25 s", TIMER_DELAY_MS=25_300)
@@ -231,17 +231,27 @@ def test_a_message_beyond_the_window_is_parked_and_set_on_again(open_engine: Ope
 
 @pytest.mark.feature("D5")
 def test_parked_messages_spread_over_half_the_window() -> None:
-    """Many messages of one far time do not meet in one slot before it (upstream parks at two places)."""
+    """Messages of one far time are not rolled in one slot. RocketMQ parks them in two slots."""
     offsets = np.arange(1_000) * 317
 
-    parked = parking_slots(np.full(1_000, 10 * DAY), offsets, 0, TimerSettings())
+    parked = parking_slots(offsets, 0, TimerSettings())
 
     assert ((parked >= DAY) & (parked < 2 * DAY)).all()
     assert len(np.unique(parked)) > 900
-    assert parking_slots(np.array([2 * DAY - 1_000]), np.array([0]), 0, TimerSettings()).tolist() == [-1]
 
 
-def test_a_parked_message_survives_kills_on_its_way(open_engine: OpenEngine) -> None:
+def test_a_message_within_the_window_is_not_parked(open_engine: OpenEngine) -> None:
+    engine = open_engine(timers=MULTIPLES)
+    engine.send(b"the last slot of the window", TIMER_DELAY_MS=10_000)
+    engine.send(b"the first slot after it", TIMER_DELAY_MS=10_001)
+
+    engine.advance(20_000)
+
+    assert len(engine.bodies()) == 2
+    assert [is_rolled(message.record) for message in engine.arrived()] == [False, True]
+
+
+def test_a_parked_message_survives_kills(open_engine: OpenEngine) -> None:
     engine = open_engine(timers=MULTIPLES)
     engine.send(b"a minute", TIMER_DELAY_MS=60_000)
     for _ in range(12):
@@ -258,8 +268,8 @@ def test_a_parked_message_survives_kills_on_its_way(open_engine: OpenEngine) -> 
 
 
 @pytest.mark.feature("A14")
-def test_the_step_says_when_to_come_back(engine: DelayEngine) -> None:
-    """Upstream looks every 100 ms; here it is called a moment before the slot begins, then at the millisecond."""
+def test_the_step_returns_when_to_call_it_again(engine: DelayEngine) -> None:
+    """RocketMQ polls every 100 ms. Here the step is due shortly before the slot starts, then at the millisecond."""
     start = engine.clock.now_ms()
     assert engine.timer.step() is None
 
@@ -274,16 +284,16 @@ def test_the_step_says_when_to_come_back(engine: DelayEngine) -> None:
 
 
 def test_a_new_timer_wakes_the_service(engine: DelayEngine) -> None:
-    rung: list[bool] = []
-    engine.timer.on_wake(lambda: rung.append(True))
+    calls: list[bool] = []
+    engine.timer.on_wake(lambda: calls.append(True))
 
     engine.send(b"", DELAY=1)
-    assert not rung
+    assert not calls
     engine.send(b"", TIMER_DELAY_MS=1)
-    assert rung
+    assert calls
 
 
-def test_a_message_that_is_due_before_the_service_sees_it_goes_at_once(engine: DelayEngine) -> None:
+def test_a_message_that_is_due_before_it_is_on_the_wheel_is_released_at_once(engine: DelayEngine) -> None:
     engine.send(b"short", TIMER_DELAY_MS=1)
     engine.clock.move_ms(5_000)
 
@@ -295,21 +305,21 @@ def test_a_message_that_is_due_before_the_service_sees_it_goes_at_once(engine: D
 # --- clocks and outages -----------------------------------------------------------------------------
 
 
-def test_after_the_clock_was_set_back_messages_wait_again(engine: DelayEngine) -> None:
+def test_after_the_clock_was_set_back_no_message_is_early(engine: DelayEngine) -> None:
     start = engine.clock.now_ms()
-    engine.send(b"early bird", TIMER_DELAY_MS=10_000)
+    engine.send(b"ten seconds", TIMER_DELAY_MS=10_000)
     engine.advance(9_950)
     engine.clock.set_ms(start - HOUR)
 
     engine.advance(HOUR + 9_999)
     assert engine.bodies() == []
     engine.advance(1)
-    assert engine.bodies() == [b"early bird"]
+    assert engine.bodies() == [b"ten seconds"]
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_new_timers_work_after_the_clock_was_set_back(open_engine: OpenEngine, restart: bool) -> None:
-    """Their slots were closed already, in a time that is future again; over a restart, too."""
+    """Their slots were closed before the clock was set back. It works across a restart, too."""
     engine = open_engine()
     engine.send(b"first", TIMER_DELAY_MS=5_000)
     engine.advance(HOUR)
@@ -329,7 +339,7 @@ def test_new_timers_work_after_the_clock_was_set_back(open_engine: OpenEngine, r
     assert engine.clock.now_ms() == start + 7_000
 
 
-def test_after_the_clock_was_set_forward_what_is_due_goes_at_once_in_order(engine: DelayEngine) -> None:
+def test_after_the_clock_was_set_forward_due_messages_are_released_in_order(engine: DelayEngine) -> None:
     for delay_s in (300, 100, 200):
         engine.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
     engine.release_due()
@@ -341,8 +351,8 @@ def test_after_the_clock_was_set_forward_what_is_due_goes_at_once_in_order(engin
 
 
 @pytest.mark.feature("D18")
-def test_an_outage_longer_than_the_wheel_loses_nothing(open_engine: OpenEngine) -> None:
-    """Upstream abandons what was due more than seven days ago."""
+def test_an_outage_longer_than_the_wheel_loses_no_message(open_engine: OpenEngine) -> None:
+    """RocketMQ drops messages that were due more than seven days ago."""
     engine = open_engine(timers=MULTIPLES)
     for delay_s in (3, 8, 40):
         engine.send(b"%d" % delay_s, TIMER_DELAY_SEC=delay_s)
@@ -357,40 +367,40 @@ def test_an_outage_longer_than_the_wheel_loses_nothing(open_engine: OpenEngine) 
     assert engine.bodies() == [b"3", b"8", b"40", b"new"]
 
 
-def test_a_message_is_never_written_over_one_that_still_waits(open_engine: OpenEngine) -> None:
-    """An overdue slot and the far end of the window may share a place on the wheel; the overdue one leaves first."""
+def test_a_slot_with_pending_messages_is_never_overwritten(open_engine: OpenEngine) -> None:
+    """An overdue slot and the end of the window may share a place on the ring. The overdue one is released first."""
     engine = open_engine(timers=MULTIPLES)
     engine.send(b"overdue", TIMER_DELAY_MS=2_500)
     engine.release_due()
-    turn_ms = 2 * 70 * SECOND
-    engine.clock.move_ms(turn_ms - 3 * SECOND)
-    engine.send(b"same place", TIMER_DELAY_MS=5_400)
+    lap_ms = 2 * 70 * SECOND
+    engine.clock.move_ms(lap_ms - 3 * SECOND)
+    engine.send(b"same slot", TIMER_DELAY_MS=5_400)
 
     engine.advance(10_000)
 
-    assert engine.bodies() == [b"overdue", b"same place"]
+    assert engine.bodies() == [b"overdue", b"same slot"]
 
 
-# --- cancelling (upstream's markers) ----------------------------------------------------------------
+# --- RocketMQ's delete markers ---------------------------------------------------------------------
 
 
 @pytest.mark.feature("D20")
 @pytest.mark.parametrize("key", ["id-1", "orders+id-1"])
-def test_a_delete_marker_takes_its_target_along(engine: DelayEngine, key: str) -> None:
-    """Both forms of the key that brokers have written are understood; the marker itself is never delivered."""
+def test_a_delete_marker_deletes_its_message(engine: DelayEngine, key: str) -> None:
+    """Both forms of the key are accepted. The marker itself is never delivered."""
     due = engine.clock.now_ms() + 10_500
-    engine.send(b"unwanted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
-    engine.send(b"wanted", UNIQ_KEY="id-2", TIMER_DELIVER_MS=due)
+    engine.send(b"deleted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
+    engine.send(b"kept", UNIQ_KEY="id-2", TIMER_DELIVER_MS=due)
     engine.send(b"0", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due - 499, TIMER_DEL_UNIQKEY=key)
 
     engine.advance(60_000)
 
-    assert engine.bodies() == [b"wanted"]
+    assert engine.bodies() == [b"kept"]
 
 
 def test_a_delete_marker_works_while_its_slot_is_open(engine: DelayEngine) -> None:
     due = engine.clock.now_ms() + 900
-    engine.send(b"unwanted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
+    engine.send(b"deleted", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due)
     engine.advance(500)
     engine.send(b"0", UNIQ_KEY="id-1", TIMER_DELIVER_MS=due, TIMER_DEL_UNIQKEY="id-1")
 
@@ -399,7 +409,7 @@ def test_a_delete_marker_works_while_its_slot_is_open(engine: DelayEngine) -> No
     assert engine.bodies() == []
 
 
-# --- upstream's messages ----------------------------------------------------------------------------
+# --- RocketMQ's messages ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -416,10 +426,10 @@ def test_a_delete_marker_works_while_its_slot_is_open(engine: DelayEngine) -> No
         ({}, None),
     ],
 )
-def test_a_due_time_is_read_from_what_a_broker_wrote(
+def test_a_due_time_is_read_from_the_properties_that_a_broker_wrote(
     engine: DelayEngine, properties: dict[str, str], expected: int | None
 ) -> None:
-    """Upstream keeps the slot only; what the sender asked for narrows it down, never to before the slot is right."""
+    """RocketMQ stores the slot only. The producer's delay gives the millisecond within the slot."""
     engine.clock.set_ms(1_000)
     put = engine.store.put(RecordDraft(TIMER_TOPIC, 0, b"", encode_properties(properties)))
 
@@ -428,10 +438,10 @@ def test_a_due_time_is_read_from_what_a_broker_wrote(
     )
 
 
-def test_units_that_upstream_wrote_are_delivered(engine: DelayEngine) -> None:
-    """The last field of its units is 0: the record tells the time."""
+def test_messages_with_units_of_rocketmq_are_released(engine: DelayEngine) -> None:
+    """The last field of its units is 0: the due time is read from the record."""
     start = engine.clock.now_ms()
-    engine.send(b"from upstream", TIMER_DELAY_MS=5_300)
+    engine.send(b"from RocketMQ", TIMER_DELAY_MS=5_300)
     engine.release_due()
     assert engine.timer._files is not None
     found = engine.timer._files.log._files.find(0)
@@ -446,23 +456,23 @@ def test_units_that_upstream_wrote_are_delivered(engine: DelayEngine) -> None:
 # --- threads ----------------------------------------------------------------------------------------
 
 
-def test_in_a_thread_on_the_machines_clock_nothing_is_early() -> None:
-    """The same services, driven by `ServiceThread`: it sleeps until a step's time, and new messages wake it."""
+def test_in_a_thread_on_the_system_clock_no_message_is_early() -> None:
+    """`ServiceThread` runs the services: it sleeps until the time of the next step, and new messages wake it."""
     engine = DelayEngine(clock=SystemClock())
     errors: list[Exception] = []
     thread = ServiceThread(
         "delay", [engine.schedule, engine.timer], engine.clock, lambda service, error: errors.append(error)
     )
-    everything = threading.Event()
+    all_arrived = threading.Event()
     queue = engine.store.consume_queue("orders", 0)
-    engine.store.watch("orders", lambda: everything.set() if queue.max_offset == 21 else None)
+    engine.store.watch("orders", lambda: all_arrived.set() if queue.max_offset == 21 else None)
     thread.start()
     try:
         for number in range(20):
             engine.send(b"", TIMER_DELAY_MS=1 + 7 * number % 90)
         engine.send(b"", TIMER_DELAY_MS=120)
 
-        assert everything.wait(30)
+        assert all_arrived.wait(30)
     finally:
         thread.stop()
 
@@ -472,12 +482,12 @@ def test_in_a_thread_on_the_machines_clock_nothing_is_early() -> None:
     engine.close()
 
 
-# --- trouble ----------------------------------------------------------------------------------------
+# --- faults -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.feature("D1")
-def test_a_full_disk_delays_but_loses_nothing(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream gives up after three tries; here the wait is as long as the disk needs."""
+def test_a_full_disk_delays_messages_but_loses_none(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ gives up after three tries. Here the release is tried until there is space."""
     engine.send(b"a", TIMER_DELAY_MS=1_500)
     engine.send(b"b", TIMER_DELAY_MS=1_400)
     engine.release_due()
@@ -506,10 +516,10 @@ def test_a_full_disk_delays_but_loses_nothing(engine: DelayEngine, monkeypatch: 
         {"REAL_QID": "0", "TIMER_OUT_MS": "1767225600000"},
     ],
 )
-def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
+def test_a_poison_timer_goes_to_the_dead_letters_and_blocks_no_other(
     open_engine: OpenEngine, properties: dict[str, str]
 ) -> None:
-    """Upstream's default would try it for ever. Once, also over a crash at either side."""
+    """RocketMQ's default tries it for ever. Here it is copied once, also across crashes."""
     engine = open_engine()
     engine.put(RecordDraft(TIMER_TOPIC, 0, b"poison", encode_properties(properties)))
     engine.send(b"healthy", TIMER_DELAY_MS=1_500)
@@ -529,7 +539,7 @@ def test_a_poisoned_timer_goes_to_the_dead_letters_and_holds_nobody_up(
 
 
 @pytest.mark.feature("D7", "D14")
-def test_a_damaged_record_is_counted_and_passed(engine: DelayEngine) -> None:
+def test_a_damaged_record_is_counted_and_skipped(engine: DelayEngine) -> None:
     put = engine.send(b"damaged", TIMER_DELAY_MS=1_500)
     engine.send(b"healthy", TIMER_DELAY_MS=1_500)
     engine.release_due()
@@ -553,10 +563,10 @@ def test_another_precision_is_as_exact(open_engine: OpenEngine) -> None:
 
 
 @pytest.mark.feature("D19")
-def test_progress_waits_for_what_is_not_handed_over(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream gives up waiting and goes on to the next slot. Here the slot stays open, and the files say so."""
+def test_the_progress_does_not_pass_an_unreleased_message(engine: DelayEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RocketMQ gives up and continues with the next slot. Here the slot stays open, also on disk."""
     start_ms = engine.clock.now_ms()
-    engine.send(b"held up", TIMER_DELAY_MS=1_500)
+    engine.send(b"blocked", TIMER_DELAY_MS=1_500)
     engine.release_due()
 
     def full(drafts: Sequence[RecordDraft]) -> list[PutResult]:
@@ -573,8 +583,8 @@ def test_progress_waits_for_what_is_not_handed_over(engine: DelayEngine, monkeyp
 
 
 @pytest.mark.feature("D30")
-def test_a_stop_at_any_time_neither_loses_nor_repeats(open_engine: OpenEngine) -> None:
-    """Nothing hangs in a queue between threads: what a step did not hand over waits for the next owner."""
+def test_a_stop_at_any_time_neither_loses_nor_repeats_messages(open_engine: OpenEngine) -> None:
+    """There is no queue between threads. A message that a step did not release is still pending."""
     engine = open_engine()
     delays_ms = [100 + 137 * number for number in range(40)]
     for delay_ms in delays_ms:
@@ -591,7 +601,7 @@ def test_a_stop_at_any_time_neither_loses_nor_repeats(open_engine: OpenEngine) -
 
 @pytest.mark.feature("D4")
 def test_any_number_of_messages_may_be_due_in_one_second(engine: DelayEngine) -> None:
-    """Upstream's flow control refuses most just above its limit. There is none here: a slot costs what it holds."""
+    """RocketMQ's flow control refuses most messages just above its limit. There is no limit here."""
     due_ms = engine.clock.now_ms() + 5_400
     for _ in range(3_000):
         engine.send(b"", TIMER_DELIVER_MS=due_ms)
@@ -602,8 +612,8 @@ def test_any_number_of_messages_may_be_due_in_one_second(engine: DelayEngine) ->
     assert len(engine.bodies()) == 3_000
 
 
-def test_years_of_delay_are_kept_to_the_millisecond(open_engine: OpenEngine) -> None:
-    """Four bytes of a unit hold the way to its slot, and never more than the window."""
+def test_a_delay_of_years_is_exact_to_the_millisecond(open_engine: OpenEngine) -> None:
+    """A unit has four bytes for the delay: a message is never parked beyond the window."""
     timers = {"slots_total": 40_000, "roll_window_slots": 30_000}
     engine = open_engine(timers=timers, limits=TimerLimits(precision_ms=10_000, max_delay_ms=5 * 365 * DAY))
     start_ms = engine.clock.now_ms()
@@ -616,8 +626,8 @@ def test_years_of_delay_are_kept_to_the_millisecond(open_engine: OpenEngine) -> 
     assert int(message.properties["TIMER_ROLL_TIMES"]) == len(engine.timer_records()) - 1
 
 
-def test_a_clock_set_back_by_months_keeps_new_timers(open_engine: OpenEngine) -> None:
-    """Their slots were closed long ago in a time that is future again; the way from now is too long for four bytes."""
+def test_new_timers_work_after_the_clock_was_set_back_by_months(open_engine: OpenEngine) -> None:
+    """They are linked to a slot that is months ahead. The delay to it does not fit into four bytes."""
     engine = open_engine()
     engine.send(b"first", TIMER_DELAY_MS=5_000)
     engine.advance(100 * DAY)
@@ -633,11 +643,11 @@ def test_a_clock_set_back_by_months_keeps_new_timers(open_engine: OpenEngine) ->
     assert engine.bodies() == [b"first", b"second"]
 
 
-# --- files that go ----------------------------------------------------------------------------------
+# --- deleted files ---------------------------------------------------------------------------------
 
 
-def test_timer_log_files_go_with_the_commit_log(open_engine: OpenEngine) -> None:
-    """Those in which nothing waits and whose records are gone; never the last one."""
+def test_timer_log_files_are_deleted_with_the_commit_log(open_engine: OpenEngine) -> None:
+    """Files without pending messages are deleted once their records are. The last file stays."""
     engine = open_engine()
     for number in range(350):
         engine.send(b"", TIMER_DELAY_MS=1_000 + number)
@@ -655,8 +665,8 @@ def test_timer_log_files_go_with_the_commit_log(open_engine: OpenEngine) -> None
     assert len(engine.bodies()) == 351
 
 
-def test_a_timer_log_file_in_which_something_waits_stays(engine: DelayEngine) -> None:
-    engine.send(b"waits", TIMER_DELAY_MS=30 * MINUTE)
+def test_a_timer_log_file_with_a_pending_message_stays(engine: DelayEngine) -> None:
+    engine.send(b"pending", TIMER_DELAY_MS=30 * MINUTE)
     for number in range(250):
         engine.send(b"", TIMER_DELAY_MS=1_000 + number)
     engine.advance(10 * SECOND)
@@ -669,12 +679,12 @@ def test_a_timer_log_file_in_which_something_waits_stays(engine: DelayEngine) ->
 # --- metrics ----------------------------------------------------------------------------------------
 
 
-def test_the_metrics_agree_with_what_the_store_holds(open_engine: OpenEngine) -> None:
-    """Waiting, released, rolled: counted on the way, the same as looked up."""
+def test_the_metrics_agree_with_the_store(open_engine: OpenEngine) -> None:
+    """Pending, released and rolled messages: the running counts equal the numbers in the store."""
     engine = open_engine()
     for delay_s in (1, 2, 3, 4_000, 5_000):
         engine.send(b"%d" % delay_s, UNIQ_KEY=f"id-{delay_s}", TIMER_DELAY_SEC=delay_s)
-    handle = engine.send_for(b"unwanted", TIMER_DELAY_SEC=90)
+    handle = engine.send_for(b"deleted", TIMER_DELAY_SEC=90)
     metrics = engine.store.metrics
 
     assert metrics.snapshot()["delay.waiting.timer"] == 6
@@ -697,8 +707,8 @@ def test_the_metrics_agree_with_what_the_store_holds(open_engine: OpenEngine) ->
     assert engine.store.metrics.snapshot()["delay.waiting.timer"] == 2
 
 
-def test_timermetrics_shows_how_many_wait_for_each_topic(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """One line of JSON, as upstream's; written twice a minute at most, and gone on from at the next start."""
+def test_timermetrics_has_the_number_of_pending_timers_by_topic(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """One line of JSON as in RocketMQ, written twice a minute at most, and read at the next start."""
     engine = open_engine()
     for delay_s in (1, 2, 90, 5_000):
         engine.send(b"", TIMER_DELAY_SEC=delay_s)
@@ -735,9 +745,9 @@ def test_timermetrics_counts_every_topic_of_a_batch_with_thousands(open_engine: 
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"timingCount":{"orders":7}}', b'{"timingCount":[]}'])
-def test_timermetrics_that_cannot_be_read_stop_nobody(open_engine: OpenEngine, tmp_path: Path, text: bytes) -> None:
+def test_unreadable_timermetrics_are_ignored(open_engine: OpenEngine, tmp_path: Path, text: bytes) -> None:
     engine = open_engine()
-    engine.send(b"waits", TIMER_DELAY_SEC=5)
+    engine.send(b"pending", TIMER_DELAY_SEC=5)
     engine.release_due()
     engine.close()
     (tmp_path / TIMER_METRICS_FILE).write_bytes(text)
@@ -745,15 +755,15 @@ def test_timermetrics_that_cannot_be_read_stop_nobody(open_engine: OpenEngine, t
     engine = open_engine()
     engine.advance(5_000)
 
-    assert engine.bodies() == [b"waits"]
+    assert engine.bodies() == [b"pending"]
 
 
 def is_rolled(record: StoredRecord) -> bool:
     return "TIMER_ROLL_TIMES" in record.properties
 
 
-def test_every_waiting_message_is_shown_wherever_it_is(open_engine: OpenEngine) -> None:
-    """On the wheel, parked, in a slot that is open, in one with many others: with the time it is due."""
+def test_every_pending_message_is_returned(open_engine: OpenEngine) -> None:
+    """On the wheel, parked, in an open slot, in a slot with many others: each with its due time."""
     engine = open_engine()
     start_ms = engine.clock.now_ms()
     delays_ms = [300, 700, 900, *range(5_000, 5_800, 4), 20 * MINUTE, 3 * HOUR]

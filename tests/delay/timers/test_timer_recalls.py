@@ -1,4 +1,4 @@
-"""What RocketMQ took back does not wait: its marker meets the message in its slot, and drops it when it is due."""
+"""A message that RocketMQ recalled is not pending: its delete marker deletes it when it is due."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DUE_MS = 30 * 60_000
 
 
 def recall(engine: DelayEngine, key: str, due_ms: int, topic: str = "orders") -> None:
-    """As RocketMQ does: a message like any other, whose property names the one to drop."""
+    """Send a delete marker as RocketMQ does: a timer whose property names the message to delete."""
     own = key.removeprefix(f"{topic}+")
     engine.send(b"0", topic, UNIQ_KEY=own, BORN_TIMESTAMP=1, TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key)
 
 
-def waiting(engine: DelayEngine) -> list[str]:
-    """The ids that are listed; the counts tell the same."""
+def pending(engine: DelayEngine) -> list[str]:
+    """Return the message ids of a query. Assert that all counts agree with it."""
     listed = [message.msg_id for message in engine.view.page(PendingQuery(), 100, None).messages]
     assert engine.view.count(PendingQuery(), 1_000).total == len(listed)
     assert engine.timer.count_pending() == len(listed)
@@ -30,46 +30,46 @@ def waiting(engine: DelayEngine) -> list[str]:
     return listed
 
 
-@pytest.mark.parametrize("key", ["taken-back", "orders+taken-back"])
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_a_recalled_message_is_not_listed(engine: DelayEngine, key: str, asked_before: bool) -> None:
+@pytest.mark.parametrize("key", ["recalled", "orders+recalled"])
+@pytest.mark.parametrize("is_counted_before", [False, True])
+def test_a_recalled_message_is_not_listed(engine: DelayEngine, key: str, is_counted_before: bool) -> None:
     due_ms = engine.clock.now_ms() + DUE_MS
-    engine.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    engine.send_for(b"recalled", TIMER_DELIVER_MS=due_ms)
     engine.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
     engine.send_for(b"in another slot", TIMER_DELIVER_MS=due_ms + 5_000)
-    if asked_before:
-        assert waiting(engine) == ["taken-back", "kept", "in another slot"]
+    if is_counted_before:
+        assert pending(engine) == ["recalled", "kept", "in another slot"]
 
     recall(engine, key, due_ms)
 
-    assert waiting(engine) == ["kept", "in another slot"]
+    assert pending(engine) == ["kept", "in another slot"]
 
 
-def test_a_marker_that_was_there_first_takes_what_comes_later(engine: DelayEngine) -> None:
+def test_a_marker_recalls_a_message_that_arrives_later(engine: DelayEngine) -> None:
     due_ms = engine.clock.now_ms() + DUE_MS
-    recall(engine, "taken-back", due_ms)
-    assert waiting(engine) == []
+    recall(engine, "recalled", due_ms)
+    assert pending(engine) == []
 
-    engine.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    engine.send_for(b"recalled", TIMER_DELIVER_MS=due_ms)
     engine.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
 
-    assert waiting(engine) == ["kept"]
+    assert pending(engine) == ["kept"]
 
 
-def test_a_body_that_looks_like_the_key_is_not_taken_for_it(engine: DelayEngine) -> None:
+def test_a_body_that_contains_the_key_is_not_recalled(engine: DelayEngine) -> None:
     due_ms = engine.clock.now_ms() + DUE_MS
-    engine.send(b"\x02UNIQ_KEY\x01taken-back\x02", UNIQ_KEY="kept", TIMER_DELIVER_MS=due_ms)
-    recall(engine, "taken-back", due_ms)
+    engine.send(b"\x02UNIQ_KEY\x01recalled\x02", UNIQ_KEY="kept", TIMER_DELIVER_MS=due_ms)
+    recall(engine, "recalled", due_ms)
 
-    assert waiting(engine) == ["kept"]
+    assert pending(engine) == ["kept"]
 
 
-def test_a_marker_in_another_slot_takes_nothing(engine: DelayEngine) -> None:
+def test_a_marker_in_another_slot_recalls_nothing(engine: DelayEngine) -> None:
     due_ms = engine.clock.now_ms() + DUE_MS
     engine.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
     recall(engine, "kept", due_ms + 1_000)
 
-    assert waiting(engine) == ["kept"]
+    assert pending(engine) == ["kept"]
     engine.advance(HOUR_MS)
     assert engine.bodies() == [b"kept"]
 
@@ -78,63 +78,63 @@ def test_a_marker_in_another_slot_takes_nothing(engine: DelayEngine) -> None:
 def test_a_restart_finds_the_markers_again(open_engine: OpenEngine, kill: bool) -> None:
     engine = open_engine()
     due_ms = engine.clock.now_ms() + DUE_MS
-    engine.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    engine.send_for(b"recalled", TIMER_DELIVER_MS=due_ms)
     engine.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
-    recall(engine, "taken-back", due_ms)
+    recall(engine, "recalled", due_ms)
     engine.release_due()
     engine.store.take_checkpoint()
     engine.crash() if kill else engine.close()
 
     engine = open_engine()
 
-    assert waiting(engine) == ["kept"]
+    assert pending(engine) == ["kept"]
 
 
-def test_it_is_told_right_before_during_and_after_its_slot(engine: DelayEngine) -> None:
-    """In the slot the message is dropped at its time; the count goes with it, and not twice."""
+def test_the_count_is_correct_before_during_and_after_the_slot(engine: DelayEngine) -> None:
+    """The message is deleted at its due time. It is subtracted from the count once."""
     due_ms = (engine.clock.now_ms() + DUE_MS) // 1_000 * 1_000 + 500
-    for name, at_ms in (("first", 100), ("taken-back", 400), ("last", 450)):
+    for name, at_ms in (("first", 100), ("recalled", 400), ("last", 450)):
         engine.send_for(name.encode(), TIMER_DELIVER_MS=due_ms - 500 + at_ms)
-    recall(engine, "taken-back", due_ms)
-    begin_ms = due_ms - 500
+    recall(engine, "recalled", due_ms)
+    slot_ms = due_ms - 500
 
     found = []
     for at_ms in (-60_000, -50, 50, 200, 420, 500, 5_000):
-        engine.advance(begin_ms + at_ms - engine.clock.now_ms())
-        found.append(waiting(engine))
+        engine.advance(slot_ms + at_ms - engine.clock.now_ms())
+        found.append(pending(engine))
 
     assert found == [["first", "last"]] * 3 + [["last"]] * 2 + [[]] * 2
     assert engine.bodies() == [b"first", b"last"]
 
 
-def test_a_marker_that_comes_while_the_slot_is_open_takes_what_is_left_of_it(engine: DelayEngine) -> None:
+def test_a_marker_that_arrives_in_its_open_slot_recalls_what_is_left_of_it(engine: DelayEngine) -> None:
     due_ms = (engine.clock.now_ms() + 5_000) // 1_000 * 1_000
-    for name, at_ms in (("gone", 100), ("taken-back", 800)):
+    for name, at_ms in (("gone", 100), ("recalled", 800)):
         engine.send_for(name.encode(), TIMER_DELIVER_MS=due_ms + at_ms)
     engine.advance(due_ms + 300 - engine.clock.now_ms())
 
     recall(engine, "gone", due_ms + 900)
-    recall(engine, "taken-back", due_ms + 900)
+    recall(engine, "recalled", due_ms + 900)
 
-    assert waiting(engine) == []
+    assert pending(engine) == []
     engine.advance(5_000)
     assert engine.bodies() == [b"gone"]
-    assert waiting(engine) == []
+    assert pending(engine) == []
 
 
 @pytest.mark.parametrize("marker_at_ms", [0, 30 * 60_000, 150 * 60_000], ids=["at once", "later", "in its slot"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_parked_ones_do_not_wait_wherever_their_marker_is(
+def test_parked_messages_are_recalled_wherever_their_marker_is(
     open_engine: OpenEngine, marker_at_ms: int, restarts: bool
 ) -> None:
-    """Both will come to the same slot. They are set on again several times on the way, which tells nothing new."""
+    """Both reach the same final slot. They are rolled several times before."""
     engine = open_engine()
     due_ms = engine.clock.now_ms() + 3 * HOUR_MS
-    engine.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    engine.send_for(b"recalled", TIMER_DELIVER_MS=due_ms)
     engine.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
-    before = waiting(engine)
+    before = pending(engine)
     engine.advance(marker_at_ms)
-    recall(engine, "taken-back", due_ms)
+    recall(engine, "recalled", due_ms)
     if restarts:
         engine.release_due()
         engine.crash()
@@ -142,24 +142,26 @@ def test_parked_ones_do_not_wait_wherever_their_marker_is(
 
     found = []
     while engine.clock.now_ms() < due_ms - 60_000:
-        found.append(waiting(engine))
+        found.append(pending(engine))
         engine.advance(9 * 60_000)
 
-    assert before == ["taken-back", "kept"]
+    assert before == ["recalled", "kept"]
     assert found
     assert all(ids == ["kept"] for ids in found)
     engine.advance(HOUR_MS)
     assert engine.bodies() == [b"kept"]
-    assert waiting(engine) == []
+    assert pending(engine) == []
 
 
-def test_units_of_rocketmqs_making_are_asked_for_their_time(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """They do not tell it; a parked one's slot is not the one that its marker means."""
+def test_units_of_rocketmq_are_recalled_by_the_due_time_of_their_records(
+    open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    """The units do not have it, and the slot of a parked unit is not its final slot."""
     engine = open_engine()
     due_ms = engine.clock.now_ms() + 3 * HOUR_MS
-    engine.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    engine.send_for(b"recalled", TIMER_DELIVER_MS=due_ms)
     engine.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
-    recall(engine, "taken-back", due_ms)
+    recall(engine, "recalled", due_ms)
     engine.release_due()
     engine.close()
     for path in (tmp_path / TIMER_LOG_FOLDER).iterdir():
@@ -170,15 +172,15 @@ def test_units_of_rocketmqs_making_are_asked_for_their_time(open_engine: OpenEng
 
     engine = open_engine()
 
-    assert waiting(engine) == ["kept"]
+    assert pending(engine) == ["kept"]
 
 
-def test_a_recalled_message_cannot_be_cancelled_once_more(engine: DelayEngine) -> None:
-    """It is cancelled, which is the answer; a reschedule does not bring it back."""
+def test_a_recalled_message_is_reported_as_cancelled(engine: DelayEngine) -> None:
+    """A reschedule does not make it pending again."""
     due_ms = engine.clock.now_ms() + DUE_MS
-    handle = engine.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    handle = engine.send_for(b"recalled", TIMER_DELIVER_MS=due_ms)
     kept = engine.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
-    recall(engine, "taken-back", due_ms)
+    recall(engine, "recalled", due_ms)
     engine.release_due()
 
     again = engine.control.cancel(handle)
@@ -188,25 +190,25 @@ def test_a_recalled_message_cannot_be_cancelled_once_more(engine: DelayEngine) -
     assert (again.status, again.count) == (ScheduleChangeStatus.CANCELLED, 0)
     assert (moved.status, moved.count) == (ScheduleChangeStatus.CANCELLED, 0)
     assert (other.status, other.count) == (ScheduleChangeStatus.CANCELLED, 1)
-    assert waiting(engine) == []
+    assert pending(engine) == []
     engine.advance(HOUR_MS)
     assert engine.bodies() == []
 
 
-def test_what_we_take_back_beside_a_recalled_one_is_counted_once(engine: DelayEngine) -> None:
-    """Retention copies both forward, the marker and what it names; they meet again."""
+def test_retention_copies_a_recalled_message_and_its_marker(engine: DelayEngine) -> None:
+    """Both are copied forward, and meet again. The count stays correct after another cancel."""
     due_ms = engine.clock.now_ms() + DUE_MS
-    engine.send_for(b"taken-back", TIMER_DELIVER_MS=due_ms)
+    engine.send_for(b"recalled", TIMER_DELIVER_MS=due_ms)
     kept = engine.send_for(b"kept", TIMER_DELIVER_MS=due_ms)
     engine.send_for(b"cancelled", TIMER_DELIVER_MS=due_ms)
-    recall(engine, "taken-back", due_ms)
-    before = waiting(engine)
+    recall(engine, "recalled", due_ms)
+    before = pending(engine)
 
     assert engine.control.copy_forward(0, engine.store.end_offset)
 
     assert before == ["kept", "cancelled"]
-    assert waiting(engine) == ["kept", "cancelled"]
+    assert pending(engine) == ["kept", "cancelled"]
     assert engine.control.cancel(kept).count == 1
-    assert waiting(engine) == ["cancelled"]
+    assert pending(engine) == ["cancelled"]
     engine.advance(HOUR_MS)
     assert engine.bodies() == [b"cancelled"]

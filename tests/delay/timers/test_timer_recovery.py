@@ -1,4 +1,4 @@
-"""Timers after a kill, a power failure, lost files: what waits is kept, what was handed over is not repeated."""
+"""Timers after a kill, a power failure, lost files: no message is lost, none is released again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def checkpoint_of(engine: DelayEngine) -> TimerCheckpoint:
     return engine.timer._files.checkpoint
 
 
-def test_a_clean_stop_writes_down_everything(open_engine: OpenEngine) -> None:
-    """Three units of 52 bytes, three of the queue; slots before the read time are done."""
+def test_a_clean_stop_writes_the_whole_state(open_engine: OpenEngine) -> None:
+    """Three units of 52 bytes, three units of the queue. Slots before the read time are closed."""
     engine = open_engine()
     start = engine.clock.now_ms()
     send_three(engine)
@@ -38,7 +38,7 @@ def test_a_clean_stop_writes_down_everything(open_engine: OpenEngine) -> None:
     checkpoint = checkpoint_of(engine)
     assert checkpoint.last_timer_log_flush_pos == 156
     assert checkpoint.last_timer_queue_offset == 3
-    assert checkpoint.master_timer_queue_offset == (1 << 63) - 1  # so that RocketMQ goes by its timer log
+    assert checkpoint.master_timer_queue_offset == (1 << 63) - 1  # so that RocketMQ uses its timer log
     assert checkpoint.last_read_time_ms == start + 7_000
     assert checkpoint.precision_ms == 1_000
     engine.advance(60_000)
@@ -46,8 +46,8 @@ def test_a_clean_stop_writes_down_everything(open_engine: OpenEngine) -> None:
 
 
 @pytest.mark.parametrize("checkpointed_after_ms", [0, 4_999, 5_000, 5_500, 7_000, None])
-def test_a_kill_neither_loses_nor_repeats(open_engine: OpenEngine, checkpointed_after_ms: int | None) -> None:
-    """Wherever the last checkpoint was: before the hand-over, right behind it, after its slot closed, or nowhere."""
+def test_a_kill_neither_loses_nor_repeats_messages(open_engine: OpenEngine, checkpointed_after_ms: int | None) -> None:
+    """The last checkpoint was before the release, right after it, after its slot closed, or there was none."""
     engine = open_engine()
     send_three(engine)
     if checkpointed_after_ms is not None:
@@ -64,7 +64,7 @@ def test_a_kill_neither_loses_nor_repeats(open_engine: OpenEngine, checkpointed_
     assert engine.bodies() == [b"5", b"10", b"15"]
 
 
-def test_a_kill_before_the_service_saw_the_messages_loses_none(open_engine: OpenEngine) -> None:
+def test_a_kill_before_messages_are_on_the_wheel_loses_none(open_engine: OpenEngine) -> None:
     engine = open_engine()
     engine.send(b"first", TIMER_DELAY_MS=3_000)
     engine.store.take_checkpoint()
@@ -79,8 +79,10 @@ def test_a_kill_before_the_service_saw_the_messages_loses_none(open_engine: Open
 
 @pytest.mark.parametrize("lost", [TIMER_CHECKPOINT_FILE, TIMER_WHEEL_FILE, TIMER_LOG_FOLDER])
 @pytest.mark.parametrize("clean", [True, False])
-def test_lost_files_are_made_anew_from_the_log(open_engine: OpenEngine, tmp_path: Path, lost: str, clean: bool) -> None:
-    """Upstream hands over the whole backlog again where ``timercheck`` is missing; the copies in the log tell."""
+def test_lost_files_are_rebuilt_from_the_commit_log(
+    open_engine: OpenEngine, tmp_path: Path, lost: str, clean: bool
+) -> None:
+    """Without ``timercheck`` RocketMQ releases the backlog again. The copies in the log show what was released."""
     engine = open_engine()
     send_three(engine)
     engine.advance(7_000)
@@ -101,8 +103,8 @@ def test_lost_files_are_made_anew_from_the_log(open_engine: OpenEngine, tmp_path
     assert engine.bodies() == [b"5", b"10", b"15"]
 
 
-def test_a_kill_while_the_files_are_made_anew_is_no_harm(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """Half of the topic on the wheel is no state to go on from: it is begun again."""
+def test_a_kill_while_the_files_are_rebuilt_is_harmless(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """A wheel with a part of the topic is useless: the rebuild starts again."""
     engine = open_engine()
     for number in range(1_500):
         engine.send(b"%d" % number, TIMER_DELAY_MS=1_000 + number)
@@ -120,8 +122,8 @@ def test_a_kill_while_the_files_are_made_anew_is_no_harm(open_engine: OpenEngine
     assert engine.bodies() == [b"%d" % number for number in range(1_500)]
 
 
-def test_timers_whose_records_a_power_failure_took_are_forgotten(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """Their place in log and queue is given to the next message, which must not be taken for them."""
+def test_timers_whose_records_a_power_failure_took_are_removed(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """The next message gets their offsets in log and queue, and must not be mistaken for them."""
     engine = open_engine()
     engine.send(b"kept", TIMER_DELAY_MS=20_000)
     lost = engine.send(b"lost", TIMER_DELAY_MS=20_000)
@@ -141,7 +143,7 @@ def test_timers_whose_records_a_power_failure_took_are_forgotten(open_engine: Op
 
 
 def test_a_checkpoint_is_written_only_when_something_changed(open_engine: OpenEngine) -> None:
-    """An idle broker does not wear the disk."""
+    """An idle broker writes nothing."""
     engine = open_engine()
     send_three(engine)
     engine.store.take_checkpoint()
@@ -154,8 +156,8 @@ def test_a_checkpoint_is_written_only_when_something_changed(open_engine: OpenEn
     assert checkpoint_of(engine).counter == before.counter + 1
 
 
-def test_an_idle_broker_lets_the_log_be_forgotten(open_engine: OpenEngine) -> None:
-    """While nothing is due, all hand-overs lie behind the checkpoint: a restart has nothing to replay."""
+def test_an_idle_broker_needs_no_replay(open_engine: OpenEngine) -> None:
+    """While nothing is due, all releases are before the checkpoint: a restart has nothing to replay."""
     engine = open_engine()
     send_three(engine)
     engine.advance(7_000)
@@ -165,7 +167,7 @@ def test_an_idle_broker_lets_the_log_be_forgotten(open_engine: OpenEngine) -> No
     assert engine.schedule.persist() == engine.store.end_offset
 
 
-def test_the_folder_refuses_another_wheel(open_engine: OpenEngine) -> None:
+def test_a_wheel_of_another_size_is_refused(open_engine: OpenEngine) -> None:
     engine = open_engine()
     send_three(engine)
     engine.close()

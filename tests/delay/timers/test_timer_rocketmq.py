@@ -1,6 +1,6 @@
-"""Folders that RocketMQ wrote last: its wheel, its log, its checkpoint, and what it handed over without saying whence.
+"""Store directories that RocketMQ wrote last: its wheel, log and checkpoint, and its copies without a source.
 
-They are made from ours: the fields that upstream does not know are cleared, and its own ways are done by hand.
+The tests derive them from our files: they clear the fields that RocketMQ does not write, and append copies as it does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def expected() -> list[tuple[bytes, int]]:
     return [(b"%d" % delay_ms, delay_ms) for delay_ms in DELAYS_MS]
 
 
-def make_units_upstreams(folder: Path) -> None:
+def clear_tails(folder: Path) -> None:
     for path in (folder / TIMER_LOG_FOLDER).iterdir():
         data = bytearray(path.read_bytes())
         units = np.frombuffer(data, TIMER_UNIT_DTYPE, len(data) // 52)
@@ -46,7 +46,7 @@ def make_units_upstreams(folder: Path) -> None:
 
 
 def write_checkpoint(folder: Path, **changes: int) -> None:
-    """As upstream does: seven numbers, and zeros where it has nothing."""
+    """Write the checkpoint as RocketMQ does: seven numbers, then zeros."""
     data = (folder / TIMER_CHECKPOINT_FILE).read_bytes()
     fields = [int.from_bytes(data[at : at + 8], "big", signed=True) for at in range(0, 56, 8)]
     checkpoint = TimerCheckpoint(*fields)._replace(**changes)
@@ -54,14 +54,14 @@ def write_checkpoint(folder: Path, **changes: int) -> None:
     (folder / TIMER_CHECKPOINT_FILE).write_bytes(front.ljust(4_096, b"\0"))
 
 
-def forget_checks(folder: Path) -> None:
-    """Leave the records' check, which upstream does not write, as a property of another name."""
+def rename_checks(folder: Path) -> None:
+    """Turn the check of each record, which RocketMQ does not write, into a property of another name."""
     for path in (folder / "commitlog").iterdir():
         path.write_bytes(path.read_bytes().replace(b"__CRC@\x01", b"__CRX@\x01"))
 
 
-def release_as_upstream(engine: DelayEngine, number: int, **changes: str) -> None:
-    """The copy of the n-th timer as RocketMQ makes it: all its properties, new ones, and no link."""
+def release_like_rocketmq(engine: DelayEngine, number: int, **changes: str) -> None:
+    """Append the copy of the n-th timer as RocketMQ does: with all its properties, new ones, and no link."""
     record = engine.timer_records()[number]
     properties = record.properties | {"TIMER_ENQUEUE_MS": "1", "TIMER_DEQUEUE_MS": "2"} | changes
     topic = TIMER_TOPIC if changes else properties["REAL_TOPIC"]
@@ -70,14 +70,14 @@ def release_as_upstream(engine: DelayEngine, number: int, **changes: str) -> Non
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
-def test_its_wheel_and_log_are_taken_over(open_engine: OpenEngine, tmp_path: Path, has_snapshot: bool) -> None:
-    """With ``timerWheelSnapshotFlush`` the base file is all zero. Either way the log tells what the wheel must be."""
+def test_wheel_and_log_of_rocketmq_are_used(open_engine: OpenEngine, tmp_path: Path, has_snapshot: bool) -> None:
+    """With ``timerWheelSnapshotFlush`` the base file is all zero. The wheel is rebuilt from the log in both cases."""
     engine = open_engine()
     start_ms = engine.clock.now_ms()
     send_all(engine)
     engine.advance(3_000)
     engine.close()
-    make_units_upstreams(tmp_path)
+    clear_tails(tmp_path)
     write_checkpoint(tmp_path)
     wheel = tmp_path / TIMER_WHEEL_FILE
     if has_snapshot:
@@ -96,14 +96,14 @@ def test_its_wheel_and_log_are_taken_over(open_engine: OpenEngine, tmp_path: Pat
     assert arrivals(engine, start_ms) == expected()
 
 
-def test_units_behind_its_checkpoint_are_found(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """It notes the log's end of the flush before, and the queue offset of now; the wheel in its file may be older."""
+def test_units_after_the_checkpoint_of_rocketmq_are_found(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """Its checkpoint has the log's end at the flush before, and the current queue offset. Its wheel may be older."""
     engine = open_engine()
     start_ms = engine.clock.now_ms()
     send_all(engine)
     engine.advance(1_000)
     engine.close()
-    make_units_upstreams(tmp_path)
+    clear_tails(tmp_path)
     write_checkpoint(tmp_path, last_timer_log_flush_pos=104)
     wheel = tmp_path / TIMER_WHEEL_FILE
     wheel.write_bytes(bytes(wheel.stat().st_size))
@@ -115,13 +115,13 @@ def test_units_behind_its_checkpoint_are_found(open_engine: OpenEngine, tmp_path
 
 
 @pytest.mark.feature("D12")
-def test_a_log_with_a_record_twice_is_made_anew(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """A batch that it repeats leaves two units for one message."""
+def test_a_log_with_two_units_of_one_record_is_rebuilt(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """RocketMQ writes two units for a message if it repeats a batch."""
     engine = open_engine()
     start_ms = engine.clock.now_ms()
     send_all(engine)
     engine.close()
-    make_units_upstreams(tmp_path)
+    clear_tails(tmp_path)
     log = tmp_path / TIMER_LOG_FOLDER / f"{0:020d}"
     data = bytearray(log.read_bytes())
     data[260:312] = data[208:260]
@@ -136,20 +136,22 @@ def test_a_log_with_a_record_twice_is_made_anew(open_engine: OpenEngine, tmp_pat
 
 @pytest.mark.feature("D8", "D9")
 @pytest.mark.parametrize("lost", [False, True], ids=["killed", "checkpoint-lost"])
-def test_what_it_handed_over_is_not_handed_over_again(open_engine: OpenEngine, tmp_path: Path, lost: bool) -> None:
-    """Its copies do not name their sources. Upstream itself delivers them again."""
+def test_timers_that_rocketmq_released_are_not_released_again(
+    open_engine: OpenEngine, tmp_path: Path, lost: bool
+) -> None:
+    """Its copies do not name their sources. RocketMQ itself releases them again."""
     engine = open_engine()
     start_ms = engine.clock.now_ms()
     send_all(engine)
     engine.store.take_checkpoint()
     engine.clock.move_ms(2_000)
-    release_as_upstream(engine, 0)
+    release_like_rocketmq(engine, 0)
     engine.clock.move_ms(3_900)
-    release_as_upstream(engine, 1)
-    release_as_upstream(engine, 2)
+    release_like_rocketmq(engine, 1)
+    release_like_rocketmq(engine, 2)
     engine.crash()
-    make_units_upstreams(tmp_path)
-    forget_checks(tmp_path)
+    clear_tails(tmp_path)
+    rename_checks(tmp_path)
     if lost:
         (tmp_path / TIMER_CHECKPOINT_FILE).unlink()
     else:
@@ -161,17 +163,17 @@ def test_what_it_handed_over_is_not_handed_over_again(open_engine: OpenEngine, t
     assert [body for body, _ in arrivals(engine, start_ms)] == [body for body, _ in expected()]
 
 
-def test_what_it_set_on_again_is_not_there_twice(open_engine: OpenEngine, tmp_path: Path) -> None:
-    """A parked message that it rolled waits in its copy; the original is done."""
+def test_a_timer_that_rocketmq_rolled_is_released_once(open_engine: OpenEngine, tmp_path: Path) -> None:
+    """The copy of a rolled message is pending. The original is done."""
     engine = open_engine()
     start_ms = engine.clock.now_ms()
     send_all(engine)
     engine.store.take_checkpoint()
     engine.clock.move_ms(1_000)
-    release_as_upstream(engine, 4, TIMER_ROLL_TIMES="1")
-    release_as_upstream(engine, 5, TIMER_ROLL_TIMES="2")
+    release_like_rocketmq(engine, 4, TIMER_ROLL_TIMES="1")
+    release_like_rocketmq(engine, 5, TIMER_ROLL_TIMES="2")
     engine.crash()
-    forget_checks(tmp_path)
+    rename_checks(tmp_path)
     (tmp_path / TIMER_CHECKPOINT_FILE).unlink()
 
     engine = open_engine()
@@ -180,11 +182,11 @@ def test_what_it_set_on_again_is_not_there_twice(open_engine: OpenEngine, tmp_pa
     assert arrivals(engine, start_ms) == expected()
 
 
-def test_a_marker_of_ours_is_one_to_rocketmq_and_nothing_to_us(open_engine: OpenEngine) -> None:
-    """In the slot where it finds the target, parked or not. Here the target is gone already."""
+def test_our_delete_marker_is_for_rocketmq_only(open_engine: OpenEngine) -> None:
+    """It is linked to the slot of its message, parked or not. Here the message is removed already."""
     engine = open_engine()
     send_all(engine)
-    handle = engine.send_for(b"unwanted", TIMER_DELAY_MS=70 * 60_000)
+    handle = engine.send_for(b"deleted", TIMER_DELAY_MS=70 * 60_000)
     engine.release_due()
     target = engine.timer_records()[-1]
 
@@ -206,14 +208,16 @@ def test_a_marker_of_ours_is_one_to_rocketmq_and_nothing_to_us(open_engine: Open
 @pytest.mark.feature("D20")
 @pytest.mark.parametrize("key", ["id-far", "orders+id-far"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_marker_meets_its_target_wherever_both_were_parked(open_engine: OpenEngine, key: str, restarts: bool) -> None:
-    """Both come to their final slot in the end, also after an outage in which all of it fell due."""
+def test_a_marker_deletes_its_message_wherever_both_were_parked(
+    open_engine: OpenEngine, key: str, restarts: bool
+) -> None:
+    """Both reach their final slot, also after an outage in which both became due."""
     engine = open_engine()
     due_ms = engine.clock.now_ms() + 5 * 3_600_000
-    engine.send(b"unwanted", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms)
+    engine.send(b"deleted", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms)
     engine.advance(30 * 60_000)
     engine.send(b"0", UNIQ_KEY="id-far", TIMER_DELIVER_MS=due_ms, TIMER_DEL_UNIQKEY=key)
-    engine.send(b"wanted", UNIQ_KEY="id-else", TIMER_DELIVER_MS=due_ms)
+    engine.send(b"kept", UNIQ_KEY="id-else", TIMER_DELIVER_MS=due_ms)
     engine.release_due()
     if restarts:
         engine.crash()
@@ -222,4 +226,4 @@ def test_a_marker_meets_its_target_wherever_both_were_parked(open_engine: OpenEn
 
     engine.advance(6 * 3_600_000)
 
-    assert engine.bodies() == [b"wanted"]
+    assert engine.bodies() == [b"kept"]

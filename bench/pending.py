@@ -1,8 +1,8 @@
-"""Many waiting messages: the memory they take, the sends beside them, and the time from a restart to the next delivery.
+"""Many pending messages: their memory, the rate of sends beside them, and the time from a restart to a delivery.
 
-Bodies have 200 bytes. One run follows a clean stop, the other a killed process.
+Bodies have 200 bytes. One restart follows a clean stop, the other a killed process.
 
-    python -m bench.waiting [COUNT]
+    python -m bench.pending [COUNT]
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ _SPREAD_MS = 7_919  # a prime: spreads the deliver times over three days
 _SENDS = 20_000
 
 
-def fill(folder: Path, count: int, *, dies: bool) -> None:
-    """In a process of its own: send, tell how memory grew and how fast sends are then, and stop or die."""
+def fill(folder: Path, count: int, *, is_killed: bool) -> None:
+    """In its own process: send messages, print the growth of memory and the rate of sends, then stop or be killed."""
     with EmbeddedBroker(folder, _SETTINGS) as broker:
-        broker.send(Message("waiting", _BODY, {"TIMER_DELAY_SEC": "86400"}))
+        broker.send(Message("pending", _BODY, {"TIMER_DELAY_SEC": "86400"}))
         time.sleep(1.5)
         before = resident_mib(anonymous_only=True)
         now_ms = time.time_ns() // 1_000_000
         for begin in range(0, count, _BATCH):
-            broker.send_batch([_waiting(now_ms, number) for number in range(begin, begin + _BATCH)])
+            broker.send_batch([_pending(now_ms, number) for number in range(begin, begin + _BATCH)])
         queue = broker.queues("probe")[0]
         broker.send(Message("probe", b"on the wheel", {"TIMER_DELAY_MS": "1"}), queue)
-        while broker.max_offset(queue) < 1:  # enqueued in order, so all are on the wheel then
+        while broker.max_offset(queue) < 1:  # timers are enqueued in order, so all of them are on the wheel then
             time.sleep(0.05)
-        broker.store.index.catch_up()  # what is done behind the senders comes to rest
+        broker.store.index.catch_up()  # background work ends before the measurement
         growth_mib = resident_mib(anonymous_only=True) - before
         print(json.dumps({"growth_mib": growth_mib, "sends": send_rate(broker)}), flush=True)
-        if dies:
+        if is_killed:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _waiting(now_ms: int, number: int) -> Message:
+def _pending(now_ms: int, number: int) -> Message:
     deliver_ms = now_ms + _DAY_MS + number * _SPREAD_MS % (3 * _DAY_MS)
-    return Message("waiting", _BODY, {"TIMER_DELIVER_MS": str(deliver_ms)})
+    return Message("pending", _BODY, {"TIMER_DELIVER_MS": str(deliver_ms)})
 
 
 def send_rate(broker: EmbeddedBroker) -> float:
-    """Sends a second, one thread, 1 KiB, for delivery at once."""
+    """Return sends per second: one thread, 1 KiB, without a delay."""
     send = RocketMQTemplate(broker).sync_send
 
     def work(count: int) -> None:
@@ -67,7 +67,7 @@ def send_rate(broker: EmbeddedBroker) -> float:
 
 
 def first_delivery(folder: Path) -> float:
-    """Seconds from the start of a broker to the delivery of a message that fell due meanwhile."""
+    """Return the seconds from the start of a broker to the delivery of a new timer."""
     start = time.perf_counter()
     with EmbeddedBroker(folder, _SETTINGS) as broker:
         queue = broker.queues("probe")[1]
@@ -79,9 +79,9 @@ def first_delivery(folder: Path) -> float:
 
 
 def child(*arguments: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.waiting", *arguments]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
-    return dict(json.loads(said))
+    command = [sys.executable, "-m", "bench.pending", *arguments]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    return dict(json.loads(printed))
 
 
 def measure_empty() -> None:
@@ -91,13 +91,13 @@ def measure_empty() -> None:
 
 def measure(count: int) -> None:
     limit_mib = 200 if count > 1_000_000 else 100
-    for dies in (False, True):
-        how = "killed" if dies else "clean stop"
+    for is_killed in (False, True):
+        how = "killed" if is_killed else "clean stop"
         with scratch_folder() as folder:
-            said = child("--fill", str(folder / "store"), str(count), str(int(dies)))
+            filled = child("--fill", str(folder / "store"), str(count), str(int(is_killed)))
             empty = child("--empty")["sends"]
-            report(f"memory for {count:,} waiting, filled", said["growth_mib"], "MiB", f"< {limit_mib} MiB")
-            report("  sends beside them, of those of an empty store", said["sends"] / empty, "x", ">= 0.8x")
+            report(f"memory for {count:,} pending, filled", filled["growth_mib"], "MiB", f"< {limit_mib} MiB")
+            report("  sends beside them, relative to an empty store", filled["sends"] / empty, "x", ">= 0.8x")
             before = resident_mib(anonymous_only=True)
             report(f"  restart to first delivery, {how}", first_delivery(folder / "store"), "s", "< 15 s")
             grown_mib = resident_mib(anonymous_only=True) - before
@@ -111,7 +111,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--fill"]:
         quiet()
-        fill(Path(sys.argv[2]), int(sys.argv[3]), dies=sys.argv[4] == "1")
+        fill(Path(sys.argv[2]), int(sys.argv[3]), is_killed=sys.argv[4] == "1")
     elif sys.argv[1:2] == ["--empty"]:
         quiet()
         measure_empty()
