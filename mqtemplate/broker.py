@@ -316,11 +316,7 @@ class Broker(ABC):
 
     @abstractmethod
     def reply(
-        self,
-        request: MessageExt,
-        body: bytes,
-        properties: Mapping[str, str] | None = None,
-        timeout_ms: int = 3_000,
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
     ) -> None:
         """Send the reply to a message that was sent with `request`.
 

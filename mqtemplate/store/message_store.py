@@ -123,7 +123,7 @@ class MessageStore:
         files = open_files(
             self.store_files, "commitlog", settings.mapped_file_size_commit_log, "mapped-file-size-commit-log"
         )
-        self._commit_log = CommitLog(files, self.clock, settings.store_host, maps_single=self._flushes_first)
+        self._commit_log = CommitLog(files, self.clock, settings.listen_host, maps_single=self._flushes_first)
         self._open_files.append(self._commit_log)
         self._checkpoint = StoreCheckpoint(self.store_files)
         self._open_files.append(self._checkpoint)

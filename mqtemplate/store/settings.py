@@ -47,7 +47,7 @@ class StoreSettings:
     max_index_num: int = 1_000_000
     flush_interval_commit_log_ms: int = 500
     checkpoint_interval_ms: int = 1_000
-    store_host: HostAddress = HostAddress("127.0.0.1", 10911)
+    listen_host: HostAddress = HostAddress("127.0.0.1", 10911)
     file_reserved_time: int = 72
     delete_when: str = "04"
     disk_max_used_space_ratio: int = 75

@@ -212,7 +212,7 @@ def test_of_transactions_only_what_was_rolled_back_is_left_out(store: MessageSto
 
 def test_records_of_every_form_are_indexed(open_store: OpenStore) -> None:
     """IPv6 hosts, topics of more than 127 characters, keys that are no ASCII, and what has no properties at all."""
-    store = open_store(small(store_host=HostAddress("::1", 10911)))
+    store = open_store(small(listen_host=HostAddress("::1", 10911)))
     long_topic = "%RETRY%" + "x" * 200
 
     store.put(keyed(""))

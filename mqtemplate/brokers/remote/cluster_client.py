@@ -24,7 +24,7 @@ from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import RemoteTopics
 from mqtemplate.brokers.remote.transactions import RemoteTransactions
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
+from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting import Channel
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, Version
@@ -156,7 +156,7 @@ class ClusterClient:
     def close(self) -> None:
         """Close the connections; what waits for an answer gets an error."""
         self._is_closing = True
-        self.requests.close(BrokerClosedError(f"broker {self.name!r} was closed before the reply came"))
+        self.requests.pending.close()
         for instance in self.members.instances():
             instance.close()
 
@@ -165,7 +165,7 @@ class ClusterClient:
         return {
             "remote": [self._refreshes, self._heartbeats],
             "remote-groups": [self._rebalances, self._relocks, self._commits],
-            "remote-timers": [self._retries, self.requests],
+            "remote-timers": [self._retries, self.requests.pending],
         }
 
     # --- groups --------------------------------------------------------------------------------

@@ -182,8 +182,7 @@ class _Builder(Transformer[Token, Expression]):
         number = float(token)
         if number == 0 or math.isinf(number):
             raise OperandError(
-                _at(token),
-                "a decimal number must be 4.9e-324..1.7976931348623157e308; for zero write 0, without a dot",
+                _at(token), "a decimal number must be 4.9e-324..1.7976931348623157e308; for zero write 0, without a dot"
             )
         return expressions.constant(number, ValueType.DOUBLE, _at(token))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.brokers.rebalance import allocate_averagely, in_javas_order
+from mqtemplate.brokers.rebalance import allocate_averagely, sort_client_ids
 from mqtemplate.brokers.remote.client_instance import ClientInstance
 from mqtemplate.brokers.remote.consuming.offsets import BrokerOffsets, MemberOffsets
 from mqtemplate.brokers.remote.consuming.pull import MemberPulls, subscription_data
@@ -27,6 +27,7 @@ from mqtemplate.brokers.remote.queries import RemoteQueries
 from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.retry import check_can_send_back
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError, UnsupportedError
 from mqtemplate.message import MessageExt, MessageQueue
@@ -236,7 +237,7 @@ class RemoteConsumer(Consumer):
             return None
         if self.instance.id not in ids:  # the broker has not heard of this member yet
             return None
-        return set(allocate_averagely(self.instance.id, in_javas_order(ids), sorted(route.subscribe)))
+        return set(allocate_averagely(self.instance.id, sort_client_ids(ids), sorted(route.subscribe)))
 
     def _masters_of(self, topic: str) -> list[str]:
         route = self._parts.routes.existing(topic)
@@ -340,11 +341,7 @@ class RemoteConsumer(Consumer):
             self._parts.brokers_offsets.write(self.spec.group, queue, queue_offset)
 
     def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        if not self.is_clustering:
-            raise UnsupportedError(
-                f"group {self.spec.group!r} broadcasts, and a message that each member gets has no one retry topic; "
-                "handle the failure in the listener, or use CLUSTERING"
-            )
+        check_can_send_back(self.spec)
         limit = self.spec.max_reconsume_times
         self._parts.send_back.send_back(self.instance, message, self.spec.group, delay_level, limit)
 
