@@ -53,7 +53,7 @@ def create_reply(
     missing = [name for name, value in required.items() if not value]
     if missing:
         raise MessageError(
-            f"message {request.msg_id} of {request.topic!r} is not a request: it has no {' and no '.join(missing)}; "
+            f"message {request.msg_id} of {request.topic!r} is no request: it has no {' and no '.join(missing)}; "
             "only messages of send_and_receive can be replied to"
         )
     copied = (Property.CORRELATION_ID, Property.REPLY_TO_CLIENT, Property.TTL)

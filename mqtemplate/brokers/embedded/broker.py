@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -17,11 +18,10 @@ from mqtemplate.brokers.embedded.message_finder import MessageFinder
 from mqtemplate.brokers.embedded.message_writer import MessageWriter
 from mqtemplate.brokers.embedded.offsets import CommittedOffsets
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
-from mqtemplate.brokers.embedded.remote_clients import RemoteClients
 from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.brokers.embedded.sender import Sender
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
-from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers
+from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers, TransactionChecker
 from mqtemplate.brokers.embedded.transactions.service import TransactionService
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
@@ -48,6 +48,16 @@ _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
 _SCHEDULE_QUEUES = 18  # as RocketMQ, independent of the number of levels
 _DEFAULT_CLUSTER = "DefaultCluster"
+
+
+class RemoteClients(TransactionChecker, Protocol):
+    """The remote clients of an embedded broker. A server passes them to `EmbeddedBroker.attach`."""
+
+    def has_members(self, group: str) -> bool:
+        """Return True if a remote client is a member of the consumer group."""
+
+    def deliver_reply(self, reply: MessageExt) -> bool:
+        """Send a reply to the remote client that it names; return False if that client is not connected."""
 
 
 class EmbeddedBroker(Broker):
@@ -139,11 +149,9 @@ class EmbeddedBroker(Broker):
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, settings.listen_host)
         self.writer = MessageWriter(self.store, self.name, settings.listen_host)
         self.transactions = TransactionService(self.store, self.topics, self.offsets, self.drafts, settings)
+        has_threads = not self.clock.is_virtual
         self._checkers = LocalCheckers(
-            self.name,
-            self._end_transaction,
-            self.transactions.producer_connected,
-            has_threads=not self.clock.is_virtual,
+            self.name, self._end_transaction, self.transactions.producer_connected, has_threads=has_threads
         )
         self.transactions.add_checker(self._checkers)
         self._sender = Sender(
@@ -204,22 +212,13 @@ class EmbeddedBroker(Broker):
             "mqtemplate-transactions": [self.transactions, self.requests],
             "mqtemplate-cleaning": [self.store.cleaning],
         }
-        self._threads = [
-            ServiceThread(name, stepped, self.clock, self.store.report) for name, stepped in services.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        for name, stepped in services.items():
+            self._threads.append(ServiceThread(name, stepped, self.clock, self.store.report))
+            self._threads[-1].start()
 
     def services(self) -> Sequence[Service]:
-        return [
-            self._schedule,
-            self._timer,
-            *self.store.services(),
-            self._offsets.service,
-            self.store.cleaning,
-            self.transactions,
-            self.requests,
-        ]
+        store_services = [*self.store.services(), self._offsets.service, self.store.cleaning]
+        return [self._schedule, self._timer, *store_services, self.transactions, self.requests]
 
     def close(self) -> None:
         if not self._is_open:

@@ -6,12 +6,11 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``ClientRemotingProcessor``;
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
 from mqtemplate.broker import CheckTransaction
+from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.brokers.remote.client_instance import ClientInstance
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.outbound import OutboundMaker
@@ -58,7 +57,7 @@ class RemoteTransactions:
         self._maker = maker
         self._sender = sender
         self._lock = threading.Lock()
-        self._checkers: dict[str, _Checker] = {}
+        self._checkers: dict[str, GroupChecker] = {}
 
     def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> HalfMessage:
         out = self._maker.single(message, transaction_group=group)
@@ -86,10 +85,10 @@ class RemoteTransactions:
         except BrokerError as exc:
             _log.warning("remote.end_not_told", msg_id=result.msg_id, state=state.value, reason=str(exc))
 
-    def check(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> _Checker:
+    def check(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> GroupChecker:
         """See `Broker.check_transactions`."""
         wire_group = self._namespace.wrap(group)
-        checker = _Checker(self, wire_group, check, threads, max_waiting)
+        checker = GroupChecker(wire_group, check, threads, max_waiting, self.forget)
         with self._lock:
             if wire_group in self._checkers:
                 raise ListenerError(
@@ -100,7 +99,7 @@ class RemoteTransactions:
         self._instance.heartbeat(self._routes.masters())
         return checker
 
-    def forget(self, checker: _Checker) -> None:
+    def forget(self, checker: GroupChecker) -> None:
         with self._lock:
             if self._checkers.get(checker.group) is not checker:
                 return
@@ -119,7 +118,7 @@ class RemoteTransactions:
         if checker is None:
             _log.warning("remote.check_unknown_group", msg_id=message.msg_id, remote=str(channel.remote))
             return
-        checker.ask(message, lambda state, remark: self._answer(channel, header, message, state, remark))
+        checker.submit(message, lambda state, remark: self._answer(channel, header, message, state, remark))
 
     @staticmethod
     def _answer(
@@ -145,46 +144,6 @@ class RemoteTransactions:
     def close(self) -> None:
         for checker in list(self._checkers.values()):
             checker.close()
-
-
-class _Checker:
-    """Runs the checks of one producer group, in threads of its own."""
-
-    def __init__(
-        self, owner: RemoteTransactions, group: str, check: CheckTransaction, threads: int, max_waiting: int
-    ) -> None:
-        self.group = group
-        self._owner = owner
-        self._check = check
-        self._room = threading.BoundedSemaphore(threads + max_waiting)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"mqtemplate-check-{group}")
-
-    def ask(self, message: MessageExt, answer: Callable[[TransactionState, str | None], None]) -> None:
-        """Have a thread look; if too many wait already the broker is not answered, and asks again."""
-        if not self._room.acquire(blocking=False):
-            _log.warning("remote.check_no_room", group=self.group, msg_id=message.msg_id)
-            return
-        try:
-            self._pool.submit(self._run, message, answer)
-        except RuntimeError:  # closed meanwhile
-            self._room.release()
-
-    def _run(self, message: MessageExt, answer: Callable[[TransactionState, str | None], None]) -> None:
-        try:
-            answer(*self._state_of(message))
-        finally:
-            self._room.release()
-
-    def _state_of(self, message: MessageExt) -> tuple[TransactionState, str | None]:
-        try:
-            return self._check(message), None
-        except Exception as exc:
-            _log.exception("remote.check_failed", group=self.group, msg_id=message.msg_id)
-            return TransactionState.UNKNOWN, f"checkLocalTransactionState raised {type(exc).__name__}: {exc}"
-
-    def close(self) -> None:
-        self._owner.forget(self)
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _end_request(header: EndTransactionRequestHeader, remark: str | None) -> RemotingCommand:

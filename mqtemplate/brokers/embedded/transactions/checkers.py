@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import structlog
 
 from mqtemplate.broker import CheckTransaction, Registration
-from mqtemplate.brokers.check_threads import CheckThreads, run_check
+from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.message import Property, copy_properties
 from mqtemplate.record.codec import StoredRecord, to_message_ext
@@ -49,21 +49,6 @@ EndTransaction: TypeAlias = Callable[[int, int, str, TransactionState, str | Non
 state, and the error of the checker."""
 
 
-@dataclass(slots=True, eq=False)
-class _RegisteredChecker(Registration):
-    """The checker of one group. Without threads it runs in the thread that sends the check."""
-
-    owner: LocalCheckers
-    group: str
-    check: CheckTransaction
-    threads: CheckThreads | None
-
-    def close(self) -> None:
-        self.owner.remove(self)
-        if self.threads is not None:
-            self.threads.close()
-
-
 class LocalCheckers:
     """The checkers in this process, by producer group. A `TransactionChecker`.
 
@@ -81,12 +66,11 @@ class LocalCheckers:
         self._on_register = on_register
         self._has_threads = has_threads
         self._lock = threading.Lock()
-        self._by_group: dict[str, _RegisteredChecker] = {}
+        self._by_group: dict[str, GroupChecker] = {}
 
     def register(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> Registration:
         """See `Broker.check_transactions`."""
-        pool = CheckThreads(f"mqtemplate-check-{group}", threads, max_waiting) if self._has_threads else None
-        checker = _RegisteredChecker(self, group, check, pool)
+        checker = GroupChecker(group, check, threads if self._has_threads else 0, max_waiting, self._remove)
         with self._lock:
             if group in self._by_group:
                 raise ListenerError(
@@ -97,8 +81,7 @@ class LocalCheckers:
         self._on_register()
         return checker
 
-    def remove(self, checker: _RegisteredChecker) -> None:
-        """Remove a checker."""
+    def _remove(self, checker: GroupChecker) -> None:
         with self._lock:
             self._by_group = {group: other for group, other in self._by_group.items() if other is not checker}
 
@@ -114,19 +97,16 @@ class LocalCheckers:
         checker = self._by_group.get(check.group)
         if checker is None:
             return  # it was closed at this moment; the service repeats the check
-        if checker.threads is None:
-            self._run(checker.check, check)
-        elif not checker.threads.submit(lambda: self._run(checker.check, check)):
-            _log.warning("transaction.check_dropped", group=check.group, half_offset=check.half.queue_offset)
-
-    def _run(self, checker: CheckTransaction, check: TransactionCheck) -> None:
         message = to_message_ext(check.half, self._broker_name)
         message.topic, message.queue_id = check.topic, check.queue_id
         message.properties = copy_properties(
             message.properties, Property.REAL_TOPIC, Property.REAL_QID, Property.TRANSACTION_PREPARED_QUEUE_OFFSET
         )
-        state, remark = run_check(checker, message, check.group)
+        checker.submit(message, partial(self._answer, check))
+
+    def _answer(self, check: TransactionCheck, state: TransactionState, remark: str | None) -> None:
+        half = check.half
         try:
-            self._end(check.half.queue_offset, check.half.physical_offset, check.group, state, remark)
+            self._end(half.queue_offset, half.physical_offset, check.group, state, remark)
         except MQTemplateError as exc:
             _log.error("transaction.end_failed", group=check.group, topic=check.topic, reason=str(exc))
