@@ -62,11 +62,11 @@ class Checker(list[MessageExt]):
         return self.state
 
 
-class Died(BaseException):
+class Killed(BaseException):
     """Stands for a kill in the middle of an append; no code catches it."""
 
 
-def end_and_die(broker: EmbeddedBroker, half: HalfMessage, state: TransactionState, written: float) -> bool:
+def kill_during_end(broker: EmbeddedBroker, half: HalfMessage, state: TransactionState, written: float) -> bool:
     """End a transaction in a process that is killed after this part of the append.
 
     Returns:
@@ -77,12 +77,12 @@ def end_and_die(broker: EmbeddedBroker, half: HalfMessage, state: TransactionSta
     def write_some(data: bytes, *, through_map: bool) -> None:
         assert log._file is not None
         log._file.write(log._at, data[: round(len(data) * written)])
-        raise Died
+        raise Killed
 
     log._write = write_some  # type: ignore[method-assign]
     try:
         broker.end_transaction(half, state)
-    except Died:
+    except Killed:
         return True
     finally:
         del log._write  # type: ignore[attr-defined]
@@ -201,8 +201,8 @@ def test_a_producer_may_end_a_transaction_after_checks_with_the_first_offset(
 def test_an_end_by_another_group_is_refused(broker: EmbeddedBroker) -> None:
     half = send_half(broker)
 
-    with pytest.raises(MessageError, match="belongs to producer group 'shop', 'thieves' cannot end it"):
-        broker.end_transaction(HalfMessage(half.message, "thieves", half.send_result), COMMIT)
+    with pytest.raises(MessageError, match="belongs to producer group 'shop', 'others' cannot end it"):
+        broker.end_transaction(HalfMessage(half.message, "others", half.send_result), COMMIT)
 
     broker.end_transaction(half, COMMIT)
     assert bodies(broker) == [b"order"]
@@ -425,7 +425,7 @@ def test_a_kill_at_any_byte_of_a_commit_delivers_the_message_once(tmp_path: Path
         shutil.copytree(source, folder)
         broker = EmbeddedBroker(folder, SMALL, clock)
         broker.start()
-        assert end_and_die(broker, half, COMMIT, percent / 100)
+        assert kill_during_end(broker, half, COMMIT, percent / 100)
         kill(broker.store)
         checker = Checker(COMMIT)
 
@@ -655,7 +655,7 @@ class Transactions(RuleBasedStateMachine):
     def kill_during_an_end(self, index: int, state: TransactionState, cut: float) -> None:
         """Kill the process during the append of an end, which was not acknowledged."""
         half = self.half(index)
-        if end_and_die(self.broker, half, state, cut):
+        if kill_during_end(self.broker, half, state, cut):
             kill(self.broker.store)
             self.open_broker()
         self.confirm(half.message, state)
@@ -673,9 +673,8 @@ class Transactions(RuleBasedStateMachine):
     def check_delivered_messages(self) -> None:
         now_ms = self.clock.now_ms()
         self.harness.run_until_idle()
-        assert list(self.broker.transactions._open) == sorted(
-            self.broker.transactions._open
-        )  # the progress is its first
+        open_offsets = list(self.broker.transactions._open)
+        assert open_offsets == sorted(open_offsets)  # the progress is the first one
         expected = sorted(body for body, due_ms in self.due_ms.items() if due_ms <= now_ms)
         found = []
         for queue in self.broker.queues("orders"):
