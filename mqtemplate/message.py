@@ -310,9 +310,8 @@ class _UniqueIds:
         now_ms = time.time_ns() // 1_000_000
         if now_ms != self._stem_ms:
             self._stem = f"{self._prefix}{now_ms - self._start_ms & 0xFFFF_FFFF:08X}"
-            self._stem_ms = (
-                now_ms  # last: until then another thread uses the old stem, and the counter keeps ids unique
-            )
+            # Set last: until then another thread uses the old stem, and the counter keeps its ids unique.
+            self._stem_ms = now_ms
         return f"{self._stem}{next(self._counter) & 0xFFFF:04X}"
 
 

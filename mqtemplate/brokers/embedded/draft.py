@@ -108,8 +108,12 @@ class DraftMaker:
         self, messages: Sequence[Message], queue_id: int, now_ms: int
     ) -> tuple[list[RecordDraft], list[str]]:
         """Return the records of several messages of one topic, and their message ids. Errors as in `make`."""
-        made = [self.make(message, queue_id, now_ms) for message in messages]
-        return [draft for draft, _ in made], [unique_id for _, unique_id in made]
+        drafts, ids = [], []
+        for message in messages:
+            draft, unique_id = self.make(message, queue_id, now_ms)
+            drafts.append(draft)
+            ids.append(unique_id)
+        return drafts, ids
 
     def make_send_back(self, message: Message, original: MessageExt, queue_id: int, now_ms: int) -> RecordDraft:
         """Return the record of a message that a consumer sends back: born as *original*, with one more retry."""
