@@ -25,5 +25,5 @@ def test_kills_lose_or_repeat_no_acknowledged_message_and_deliver_none_early(
     assert outcome.doubled == []
     assert outcome.early == []
     assert outcome.cancelled > 100
-    assert outcome.moved > 100
+    assert outcome.rescheduled > 100
     assert outcome.not_cancelled == []
