@@ -36,11 +36,14 @@ class ConsumerBackend(Protocol):
     store: MessageStore
     reader: QueueReader
 
-    def queues(self, topic: str) -> Sequence[MessageQueue]: ...
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """See `Broker.queues`."""
 
-    def create_topic(self, topic: str, queue_count: int = 4) -> None: ...
+    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+        """See `Broker.create_topic`."""
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None: ...
+    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
+        """Store a message that a member of *group* sends back; see `Consumer.send_back`."""
 
 
 class ConsumerGroups:

@@ -18,7 +18,7 @@ from mqtemplate.store.message_store import MessageStore
 
 
 class Sender:
-    """Stores the messages of producers in this process. The methods implement those of `Broker`.
+    """Stores the messages of producers in this process.
 
     Args:
         prepare: Stores a half message; see `TransactionService.prepare`.
@@ -42,6 +42,7 @@ class Sender:
         self._host = host
 
     def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        """See `Broker.send`."""
         topic = message.topic
         target = self._routes.select(topic, queue)
         queue_id = target.queue_id
@@ -61,10 +62,12 @@ class Sender:
         )
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        """See `Broker.send_batch`."""
         target, batch = self._put_batch(messages, queue)
         return _batch_result(target, batch, is_safe=self._store.confirm(batch.end, batch.topics, timeout_ms))
 
     def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> Future[SendResult]:
+        """See `Broker.send_async`."""
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()  # the messages are stored when this method returns
         try:
@@ -84,12 +87,14 @@ class Sender:
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
+        """See `Broker.send_one_way`."""
         target = self._routes.select(message.topic, queue)
         draft, _ = self._drafts.make(message, target.queue_id, self._clock.now_ms())
         put = self._put(draft, message.topic, target.queue_id)
         self._store.confirm_async(put.end, (draft.topic,))
 
     def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        """See `Broker.send_half`."""
         target = self._routes.select(message.topic, queue)
         draft, unique_id = self._drafts.make_half(message, group, target.queue_id, self._clock.now_ms())
         try:
