@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue
@@ -125,23 +127,17 @@ class QueueReader:
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
         """Return the first queue offset stored at *timestamp* (epoch ms) or later; the maximum if there is none."""
         consume_queue = self._queue(queue)
-        low, high = consume_queue.min_offset, self.max_offset(queue)
-        while low < high:
-            middle = (low + high) // 2
-            if self._is_older(consume_queue, middle, timestamp):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        offsets = range(consume_queue.min_offset, self.max_offset(queue))
+        return offsets.start + bisect_left(offsets, timestamp, key=partial(self._store_timestamp, consume_queue))
 
-    def _is_older(self, consume_queue: ConsumeQueue, queue_offset: int, timestamp: int) -> bool:
+    def _store_timestamp(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
         try:
             unit = consume_queue.unit(queue_offset)
-            return self._store.read(unit.physical_offset, unit.size).store_timestamp < timestamp
-        except (DeletedRecordError, IndexError):  # retention deleted it during the search
-            return True
+            return self._store.read(unit.physical_offset, unit.size).store_timestamp
+        except (DeletedRecordError, IndexError):  # retention deleted it during the search: it is older
+            return -_NO_LIMIT
         except CorruptRecordError:
-            return False  # so that the search does not skip messages
+            return _NO_LIMIT  # as if it were newer, so that the search does not skip messages
 
     def bytes_after(self, queue: MessageQueue, queue_offset: int) -> int:
         """Return the distance in bytes from a message to the end of the log; 0 if there is no message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from mqtemplate.brokers.embedded.draft import DraftMaker, batch_topic
 from mqtemplate.brokers.embedded.message_writer import MessageWriter, StoredBatch
@@ -17,54 +18,45 @@ from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.message_store import MessageStore
 
 
+@dataclass(frozen=True, slots=True)
 class Sender:
     """Stores the messages of producers in this process.
 
-    Args:
+    Attributes:
         prepare: Stores a half message; see `TransactionService.prepare`.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        routes: TopicRoutes,
-        drafts: DraftMaker,
-        writer: MessageWriter,
-        prepare: Callable[[RecordDraft], PutResult],
-        host: HostAddress,
-    ) -> None:
-        self._store = store
-        self._clock = store.clock
-        self._routes = routes
-        self._drafts = drafts
-        self._writer = writer
-        self._prepare = prepare
-        self._host = host
+    store: MessageStore
+    routes: TopicRoutes
+    drafts: DraftMaker
+    writer: MessageWriter
+    prepare: Callable[[RecordDraft], PutResult]
+    host: HostAddress
 
     def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send`."""
         topic = message.topic
-        target = self._routes.select(topic, queue)
+        target = self.routes.select(topic, queue)
         queue_id = target.queue_id
-        draft, unique_id = self._drafts.make(message, queue_id, self._clock.now_ms())
+        draft, unique_id = self.drafts.make(message, queue_id, self.store.clock.now_ms())
         try:  # as `_put`; one call less in the most frequent kind of send
-            put = self._writer.put(draft, topic, queue_id)
+            put = self.writer.put(draft, topic, queue_id)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
-        is_safe = self._store.confirm(put.physical_offset + put.size, (draft.topic,), timeout_ms)
+        is_safe = self.store.confirm(put.physical_offset + put.size, (draft.topic,), timeout_ms)
         return SendResult(
             SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
             unique_id,
-            offset_msg_id(self._host, put.physical_offset),
+            offset_msg_id(self.host, put.physical_offset),
             target,
             put.queue_offset,
-            handle=None if draft.topic == topic else self._writer.handle(draft, put, topic),
+            handle=None if draft.topic == topic else self.writer.handle(draft, put, topic),
         )
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send_batch`."""
         target, batch = self._put_batch(messages, queue)
-        return _batch_result(target, batch, is_safe=self._store.confirm(batch.end, batch.topics, timeout_ms))
+        return _batch_result(target, batch, is_safe=self.store.confirm(batch.end, batch.topics, timeout_ms))
 
     def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> Future[SendResult]:
         """See `Broker.send_async`."""
@@ -83,29 +75,29 @@ class Sender:
             else:
                 future.set_exception(error)
 
-        self._store.confirm_async(batch.end, batch.topics, done)
+        self.store.confirm_async(batch.end, batch.topics, done)
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
         """See `Broker.send_one_way`."""
-        target = self._routes.select(message.topic, queue)
-        draft, _ = self._drafts.make(message, target.queue_id, self._clock.now_ms())
+        target = self.routes.select(message.topic, queue)
+        draft, _ = self.drafts.make(message, target.queue_id, self.store.clock.now_ms())
         put = self._put(draft, message.topic, target.queue_id)
-        self._store.confirm_async(put.end, (draft.topic,))
+        self.store.confirm_async(put.end, (draft.topic,))
 
     def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send_half`."""
-        target = self._routes.select(message.topic, queue)
-        draft, unique_id = self._drafts.make_half(message, group, target.queue_id, self._clock.now_ms())
+        target = self.routes.select(message.topic, queue)
+        draft, unique_id = self.drafts.make_half(message, group, target.queue_id, self.store.clock.now_ms())
         try:
-            put = self._prepare(draft)
+            put = self.prepare(draft)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
-        is_safe = self._store.confirm(put.end, (), timeout_ms)
+        is_safe = self.store.confirm(put.end, (), timeout_ms)
         return SendResult(
             SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
             unique_id,
-            offset_msg_id(self._host, put.physical_offset),
+            offset_msg_id(self.host, put.physical_offset),
             target,
             put.queue_offset,
             transaction_id=unique_id,
@@ -115,23 +107,23 @@ class Sender:
         """Store a message for the retry topic or the dead-letter topic of *group*, and wait until it is durable."""
         is_dead = is_exhausted(message, delay_level, max_reconsume_times)
         copy = dead_letter(message, group) if is_dead else retry(message, group, delay_level)
-        self._routes.create(copy.topic, 1)
-        queue_id = self._routes.select(copy.topic, None).queue_id
-        draft = self._drafts.make_send_back(copy, message, queue_id, self._clock.now_ms())
-        self._store.confirm(self._put(draft, copy.topic, queue_id).end, (draft.topic,))
+        self.routes.create(copy.topic, 1)
+        queue_id = self.routes.select(copy.topic, None).queue_id
+        draft = self.drafts.make_send_back(copy, message, queue_id, self.store.clock.now_ms())
+        self.store.confirm(self._put(draft, copy.topic, queue_id).end, (draft.topic,))
 
     def _put(self, draft: RecordDraft, topic: str, queue_id: int) -> PutResult:
         try:
-            return self._writer.put(draft, topic, queue_id)
+            return self.writer.put(draft, topic, queue_id)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
 
     def _put_batch(self, messages: Sequence[Message], queue: MessageQueue | None) -> tuple[MessageQueue, StoredBatch]:
         topic = batch_topic(messages)
-        target = self._routes.select(topic, queue)
-        drafts, ids = self._drafts.make_batch(messages, target.queue_id, self._clock.now_ms())
+        target = self.routes.select(topic, queue)
+        drafts, ids = self.drafts.make_batch(messages, target.queue_id, self.store.clock.now_ms())
         try:
-            return target, self._writer.put_batch(drafts, ids, topic, target.queue_id)
+            return target, self.writer.put_batch(drafts, ids, topic, target.queue_id)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
 
