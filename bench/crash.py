@@ -1,8 +1,8 @@
-"""Kill a sending process with SIGKILL at random moments: nothing acknowledged is lost, doubled or early.
+"""SIGKILLs at random moments of a producer process: no acknowledged message is lost, delivered twice or early.
 
-A child sends delayed messages, by level and by time, cancels some, moves some, and tells of each thing the broker
-acknowledged. It is killed, started again on the same folder, and goes on, until all are sent. Then each message must
-lie in its topic exactly once, stored at its due time or later; of those cancelled, none.
+A child process sends delayed messages with levels and timers, cancels and reschedules some, and prints each action
+that the broker acknowledged. It is killed, and started again on the same store directory, until all messages are sent.
+Then each message must be in its topic exactly once, stored at its deliver time or later; a cancelled one must not be.
 
     python -m bench.crash [ROUNDS] [SEED]
 """
@@ -35,7 +35,7 @@ _LONGEST_DELAY_MS = 2_000
 
 
 def settings(mode: FlushDiskType) -> EmbeddedSettings:
-    """Small files, so that rounds meet their ends; two short levels."""
+    """Return settings with small files, so that each round fills some, and two short levels."""
     return EmbeddedSettings(
         flush_disk_type=mode,
         message_delay_level=_LEVELS,
@@ -48,7 +48,7 @@ def settings(mode: FlushDiskType) -> EmbeddedSettings:
 
 @dataclass
 class Outcome:
-    """What the rounds showed."""
+    """Result of all rounds."""
 
     kills: int = 0
     acknowledged: int = 0
@@ -56,12 +56,12 @@ class Outcome:
     doubled: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
     cancelled: int = 0
-    moved: int = 0
+    rescheduled: int = 0
     not_cancelled: list[str] = field(default_factory=list)
 
 
 def send_until_killed(folder: Path, first: int, count: int, mode: FlushDiskType) -> None:
-    """The child: send messages *first* to *count*; say what is to be done, and again once it is acknowledged."""
+    """Run the child process: send messages *first* to *count*, and print each action before and after it."""
     chance = random.Random(first)
     clock = SystemClock()
     with EmbeddedBroker(folder, settings(mode), clock) as broker:
@@ -72,70 +72,71 @@ def send_until_killed(folder: Path, first: int, count: int, mode: FlushDiskType)
             before = clock.now_ms()
             option = {"delay_level": level} if level else {"delay": delay_ms / 1_000}
             result = template.sync_send(TOPIC, str(number), **option)  # type: ignore[arg-type]
-            _say("sent", number, before + delay_ms)
+            _print_action("sent", number, before + delay_ms)
             if chance.random() < 0.2:
-                _steer(template, result.handle, number, chance, clock)
+                _change(template, result.handle, number, chance, clock)
 
 
-def _steer(template: RocketMQTemplate, handle: str | None, number: int, chance: random.Random, clock: Clock) -> None:
-    """Cancel a message or move it."""
+def _change(template: RocketMQTemplate, handle: str | None, number: int, chance: random.Random, clock: Clock) -> None:
+    """Cancel or reschedule a message."""
     if chance.random() < 0.5:
-        _say("cancelling", number, 0)
+        _print_action("cancelling", number, 0)
         if template.cancel(handle).status is ScheduleChangeStatus.CANCELLED:
-            _say("cancelled", number, 0)
+            _print_action("cancelled", number, 0)
         else:
-            _say("delivered", number, 0)
+            _print_action("delivered", number, 0)
         return
     deliver_ms = clock.now_ms() + chance.randrange(_LONGEST_DELAY_MS)
-    _say("moving", number, deliver_ms)
+    _print_action("rescheduling", number, deliver_ms)
     if template.reschedule(handle, deliver_at=deliver_ms).status is ScheduleChangeStatus.RESCHEDULED:
-        _say("moved", number, deliver_ms)
+        _print_action("rescheduled", number, deliver_ms)
     else:
-        _say("delivered", number, 0)
+        _print_action("delivered", number, 0)
 
 
-def _say(what: str, number: int, due_ms: int) -> None:
-    os.write(1, f"{what} {number} {due_ms}\n".encode())
+def _print_action(action: str, number: int, due_ms: int) -> None:
+    os.write(1, f"{action} {number} {due_ms}\n".encode())
 
 
 @dataclass
-class Book:
-    """What the child was told by the broker, and so what must be found.
+class Expected:
+    """The messages that must be in the topic, by the actions that the child printed.
 
     Attributes:
-        due_ms: When each acknowledged message may come at the earliest.
-        doubtful: Those that a kill left between two fates: at most once.
-        cancelled: Those that must not come.
+        due_ms: Message -> earliest time of its delivery.
+        undecided: Message -> action that a kill may have interrupted; the message may be in the topic or not.
+        cancelled: Messages that must not be in the topic.
     """
 
     due_ms: dict[str, int] = field(default_factory=dict)
-    doubtful: dict[str, str] = field(default_factory=dict)
+    undecided: dict[str, str] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
-    moved: set[str] = field(default_factory=set)
+    rescheduled: set[str] = field(default_factory=set)
 
-    def note(self, what: str, number: str, due_ms: int) -> None:
-        if what == "sent":
+    def add(self, action: str, number: str, due_ms: int) -> None:
+        """Add an action of the child."""
+        if action == "sent":
             self.due_ms[number] = due_ms
-        elif what in ("cancelling", "moving"):
-            self.doubtful[number] = what
-            if what == "moving":
+        elif action in ("cancelling", "rescheduling"):
+            self.undecided[number] = action
+            if action == "rescheduling":
                 self.due_ms[number] = min(self.due_ms[number], due_ms)
         else:
-            self.doubtful.pop(number)
-            if what == "cancelled":
+            self.undecided.pop(number)
+            if action == "cancelled":
                 self.cancelled.add(number)
-            elif what == "moved":
-                self.moved.add(number)
+            elif action == "rescheduled":
+                self.rescheduled.add(number)
                 self.due_ms[number] = due_ms
 
 
 def kill_rounds(
     folder: Path, count: int, rounds: int, seed: int, mode: FlushDiskType = FlushDiskType.SYNC_FLUSH
 ) -> Outcome:
-    """Send *count* messages over about *rounds* killed children, and one that may end; then look at the topic."""
+    """Send *count* messages with about *rounds* killed child processes and a last one; then check the topic."""
     chance = random.Random(seed)
     outcome = Outcome()
-    book = Book()
+    expected = Expected()
     sent = 0
     while sent < count:
         child = subprocess.Popen(
@@ -146,26 +147,26 @@ def kill_rounds(
         assert child.stdout is not None
         stop_at = sent + chance.randrange(1, max(2, count // rounds)) if outcome.kills < rounds else count + 1
         for line in child.stdout:
-            what, number, due_ms = line.decode().split()
-            book.note(what, number, int(due_ms))
+            action, number, due_ms = line.decode().split()
+            expected.add(action, number, int(due_ms))
             sent = int(number) + 1
-            if what == "sent" and sent == stop_at:
-                time.sleep(chance.random() / 500)  # anywhere in a send, a cancel, a release, a flush
+            if action == "sent" and sent == stop_at:
+                time.sleep(chance.random() / 500)  # so that the kill hits any part of a send, cancel, delivery or flush
                 child.send_signal(signal.SIGKILL)
                 outcome.kills += 1
         child.stdout.close()
         child.wait()
-        sent += sent < count  # the next number may have been stored without being acknowledged
-    outcome.acknowledged = len(book.due_ms)
-    _compare(outcome, book, _read_topic(folder, mode))
+        sent += sent < count  # the next message may be stored, but not acknowledged
+    outcome.acknowledged = len(expected.due_ms)
+    _compare(outcome, expected, _read_topic(folder, mode))
     return outcome
 
 
 def _read_topic(folder: Path, mode: FlushDiskType) -> list[tuple[str, int]]:
-    """Body and store timestamp of everything in the topic, once all that waited is due."""
+    """Return body and store timestamp of all messages in the topic, after all pending messages are delivered."""
     with EmbeddedBroker(folder, settings(mode)) as broker:
         consumer = broker.subscribe(ConsumerSpec(group="check", subscriptions={TOPIC: TagSelector()}))
-        # A last message that is due behind all others: what is not there before it, is not there.
+        # This message is due after all others: a message that is not delivered before it is lost.
         broker.send(Message(TOPIC, b"end", {"TIMER_DELAY_MS": str(_LONGEST_DELAY_MS + 500)}))
         found: list[tuple[str, int]] = []
         while not any(body == "end" for body, _ in found):
@@ -173,17 +174,17 @@ def _read_topic(folder: Path, mode: FlushDiskType) -> list[tuple[str, int]]:
         return [item for item in found if item[0] != "end"]
 
 
-def _compare(outcome: Outcome, book: Book, found: list[tuple[str, int]]) -> None:
+def _compare(outcome: Outcome, expected: Expected, found: list[tuple[str, int]]) -> None:
     times = Counter(body for body, _ in found)
-    outcome.cancelled, outcome.moved = len(book.cancelled), len(book.moved)
+    outcome.cancelled, outcome.rescheduled = len(expected.cancelled), len(expected.rescheduled)
     outcome.lost = [
         number
-        for number in book.due_ms
-        if number not in times and number not in book.cancelled and book.doubtful.get(number) != "cancelling"
+        for number in expected.due_ms
+        if number not in times and number not in expected.cancelled and expected.undecided.get(number) != "cancelling"
     ]
     outcome.doubled = [number for number, count in times.items() if count > 1]
-    outcome.early = [body for body, stored_ms in found if stored_ms < book.due_ms.get(body, 0)]
-    outcome.not_cancelled = sorted(book.cancelled & times.keys())
+    outcome.early = [body for body, stored_ms in found if stored_ms < expected.due_ms.get(body, 0)]
+    outcome.not_cancelled = sorted(expected.cancelled & times.keys())
 
 
 def main() -> None:
@@ -194,12 +195,12 @@ def main() -> None:
             outcome = kill_rounds(folder / "store", 10_000, rounds, seed, mode)
         print(
             f"{mode.value}, seed {seed}: {outcome.kills} kills, {outcome.acknowledged} messages acknowledged, "
-            f"{outcome.cancelled} cancelled, {outcome.moved} moved"
+            f"{outcome.cancelled} cancelled, {outcome.rescheduled} rescheduled"
         )
         report("  lost", len(outcome.lost), "", "0")
-        report("  twice in their topic", len(outcome.doubled), "", "0")
+        report("  delivered twice", len(outcome.doubled), "", "0")
         report("  early", len(outcome.early), "", "0")
-        report("  cancelled, and there all the same", len(outcome.not_cancelled), "", "0")
+        report("  cancelled, but delivered", len(outcome.not_cancelled), "", "0")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""From send to handler on an idle system; and sending while a listener consumes, in one process.
+"""Time from the send to the handler on an idle system, and the rate of sending and consuming in one process.
 
-Default settings are SYNC_FLUSH; both modes are measured. A message counts as handled when the listener's function runs.
+Both flush modes are measured; the default is SYNC_FLUSH. A message counts as handled when the listener's function runs.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ _COUNT = 100_000
 
 
 class Handled:
-    """Counts messages and notes when the last came."""
+    """Counter of handled messages, with the time of the last one."""
 
     def __init__(self) -> None:
         self.count = 0
         self.at = 0.0
-        self.arrived = threading.Event()
-        self.wanted = 1
+        self.done = threading.Event()
+        self.expected = 1
 
-    def take(self) -> None:
+    def add(self) -> None:
+        """Count a message."""
         self.at = time.perf_counter()
         self.count += 1
-        if self.count >= self.wanted:
-            self.arrived.set()
+        if self.count >= self.expected:
+            self.done.set()
 
 
 def idle(template: RocketMQTemplate, handled: Handled, mode: str) -> None:
+    """Measure single messages."""
     spans = []
     for _ in range(_SAMPLES):
-        handled.arrived.clear()
-        handled.wanted = handled.count + 1
+        handled.done.clear()
+        handled.expected = handled.count + 1
         start = time.perf_counter()
         template.sync_send("orders:paid", BODY)
-        handled.arrived.wait(30)
+        handled.done.wait(30)
         spans.append((handled.at - start) * 1_000)
         time.sleep(0.002)
     report(f"send to handler, idle, {mode}, p50", percentile(spans, 0.5), "ms", "< 0.5 ms")
@@ -46,12 +48,13 @@ def idle(template: RocketMQTemplate, handled: Handled, mode: str) -> None:
 
 
 def sustained(template: RocketMQTemplate, handled: Handled, mode: str) -> None:
-    handled.arrived.clear()
-    handled.wanted = handled.count + _COUNT
+    """Measure many messages in a row."""
+    handled.done.clear()
+    handled.expected = handled.count + _COUNT
     start = time.perf_counter()
     for _ in range(_COUNT):
         template.sync_send("orders:paid", BODY)
-    handled.arrived.wait(120)
+    handled.done.wait(120)
     target = ">= 25,000/s" if mode == "ASYNC_FLUSH" else "none"
     report(f"sent and handled, one thread each, {mode}", _COUNT / (handled.at - start), "/s", target)
 
@@ -62,7 +65,7 @@ def main() -> None:
 
         @message_listener(topic="orders", consumer_group="bench", consume_thread_number=1, consume_thread_max=1)
         def on_message(message: bytes, handled: Handled = handled) -> None:
-            handled.take()
+            handled.add()
 
         with scratch_folder() as folder:
             (folder / "application.yml").write_text(

@@ -1,4 +1,4 @@
-"""What every bench needs: a body, a folder of its own, percentiles, and one way to print a figure."""
+"""Shared parts of the benches: a body, a scratch directory, rates, percentiles, and the printing of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODY = b"x" * 1_024
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder on the disk the bench is started on (``/tmp`` may be memory), gone afterwards."""
+    """Create a directory on the current disk (``/tmp`` may be memory), and remove it at the end."""
     folder = Path(tempfile.mkdtemp(prefix="mqtemplate-bench-", dir=os.environ.get("BENCH_DIR", ".")))
     try:
         yield folder
@@ -28,7 +28,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def quiet() -> None:
-    """Only warnings, and those beside the figures."""
+    """Log warnings only, to standard error."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(30),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -36,7 +36,7 @@ def quiet() -> None:
 
 
 def rate(work: Callable[[int], object], count: int, rounds: int = 5) -> float:
-    """Calls a second of ``work(count)``: the median of some rounds after one to warm up."""
+    """Return the operations per second of ``work(count)``: the median of some rounds, after one warm-up round."""
     work(count)
     results = []
     for _ in range(rounds):
@@ -48,26 +48,27 @@ def rate(work: Callable[[int], object], count: int, rounds: int = 5) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that *share* of *values* do not exceed."""
+    """Return the value that *share* of *values* do not exceed."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-def report(what: str, figure: float, unit: str, target: str) -> None:
-    """One line: what was measured, what came out, what was asked for."""
-    text = f"{figure:,.0f}" if abs(figure) >= 100 or isinstance(figure, int) else f"{figure:.2f}"
-    print(f"{what:<66} {text:>12} {unit:<6} (target {target})", flush=True)
+def report(name: str, value: float, unit: str, target: str) -> None:
+    """Print one line: the measurement, its result, and the target."""
+    text = f"{value:,.0f}" if abs(value) >= 100 or isinstance(value, int) else f"{value:.2f}"
+    print(f"{name:<66} {text:>12} {unit:<6} (target {target})", flush=True)
 
 
 def resident_mib(*, anonymous_only: bool = False) -> float:
-    """Memory of this process; *anonymous_only* leaves mapped files aside."""
+    """Return the resident memory of this process; with *anonymous_only* without mapped files."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon" if anonymous_only else "VmRSS"].split()[0]) / 1_024
 
 
 def run(main: Callable[[], None]) -> None:
+    """Run a bench."""
     quiet()
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("interrupted; no figure")
+        sys.exit("interrupted; no result")

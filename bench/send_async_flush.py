@@ -1,4 +1,4 @@
-"""sync_send with ASYNC_FLUSH, one thread, 1 KiB: through the whole template, and the store alone."""
+"""Rate of sync_send with ASYNC_FLUSH, one thread, 1 KiB; and the rate of the store alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mqtemplate.template import RocketMQTemplate
 
 
 def template() -> None:
+    """Measure sync_send of the template."""
     with scratch_folder() as folder:
         settings = EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)
         with EmbeddedBroker(folder, settings) as broker:
@@ -24,6 +25,7 @@ def template() -> None:
 
 
 def store() -> None:
+    """Measure MessageStore.put."""
     with scratch_folder() as folder:
         engine = MessageStore(
             FolderStoreFiles(folder), StoreSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH), SystemClock()

@@ -1,4 +1,4 @@
-"""A list of 100 bodies of 1 KiB in one sync_send, ASYNC_FLUSH."""
+"""Rate of sync_send with lists of 100 bodies of 1 KiB, ASYNC_FLUSH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sync_send with SYNC_FLUSH, 1 KiB: one thread beside the disk's own fdatasync rate, and 32 threads."""
+"""Rate of sync_send with SYNC_FLUSH, 1 KiB: one thread, compared with fdatasync of the disk, and 32 threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE_SIZE = 64 << 20
 
 
 class Disk:
-    """What the disk does by itself: a record into a preallocated map, fdatasync, again."""
+    """The disk alone: writes a record into a preallocated map, calls fdatasync, and repeats that."""
 
     def __init__(self, folder: Path) -> None:
         self._fd = os.open(folder / "peer", os.O_RDWR | os.O_CREAT)
@@ -26,6 +26,7 @@ class Disk:
         self._at = 0
 
     def write(self, count: int) -> None:
+        """Write and sync *count* records."""
         record = bytes(1_200)
         for _ in range(count):
             self._view[self._at : self._at + len(record)] = record
@@ -33,12 +34,13 @@ class Disk:
             os.fdatasync(self._fd)
 
     def close(self) -> None:
+        """Close the file."""
         self._view.close()
         os.close(self._fd)
 
 
 def compare(ours: Callable[[int], None], theirs: Callable[[int], None]) -> tuple[float, float, float]:
-    """Rates of both, and the median of the ratios of rounds that take turns: the disk is not equally fast all day."""
+    """Return both rates and the median of their ratio. The rounds alternate, since the speed of the disk varies."""
     rounds = [(rate(ours, 1_000, rounds=1), rate(theirs, 1_000, rounds=1)) for _ in range(9)]
     return (
         median(one for one, _ in rounds),
@@ -67,7 +69,7 @@ def main() -> None:
             one, alone, ratio = compare(work, disk.write)
             report("fdatasync of a record, the disk alone", alone, "/s", "the peer")
             report("sync_send, 1 thread, SYNC_FLUSH", one, "/s", "within 20 % of the disk")
-            report("  of the disk's rate, rounds taking turns", ratio, "x", ">= 0.8")
+            report("  of the rate of the disk, alternating rounds", ratio, "x", ">= 0.8")
             report("sync_send, 32 threads, SYNC_FLUSH", rate(work_of_32, 32_000), "/s", ">= 20,000/s")
             all_cores = os.sched_getaffinity(0)
             os.sched_setaffinity(0, {min(all_cores)})

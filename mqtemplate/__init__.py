@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mqtemplate.message import Message, MessageExt, MessageQueue
     from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
     from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
-    from mqtemplate.selectors import SelectorType
+    from mqtemplate.selectors.tags import SelectorType
     from mqtemplate.spark import SparkBatch, spark_listener
     from mqtemplate.store import FlushDiskType
     from mqtemplate.template import RocketMQTemplate, transaction_listener
@@ -94,7 +94,7 @@ _MODULES = {
     "message": ["Message", "MessageExt", "MessageQueue"],
     "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],
     "results": ["SendResult", "SendStatus", "TransactionSendResult", "TransactionState"],
-    "selectors": ["SelectorType"],
+    "selectors.tags": ["SelectorType"],
     "spark": ["SparkBatch", "spark_listener"],
     "store": ["FlushDiskType"],
     "template": ["RocketMQTemplate", "transaction_listener"],

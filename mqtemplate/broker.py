@@ -1,8 +1,9 @@
-"""The port: what every broker promises, whichever lies behind.
+"""The `Broker` interface, which every broker implements.
 
-The template and the listeners know this file and no broker. Two delay_stores stand behind it:
-`brokers.embedded.EmbeddedBroker`, over files or memory of this process, and a remote one, over
-RocketMQ's protocol. `testing.contract` holds the promises as tests.
+The template and the listeners use this interface only. There are two implementations:
+`mqtemplate.brokers.embedded.broker.EmbeddedBroker` stores messages in this process, and
+`mqtemplate.brokers.remote.broker.RemoteBroker` is a client of a RocketMQ cluster. The tests in
+`mqtemplate.testing.contract` run over both.
 """
 
 from __future__ import annotations
@@ -34,34 +35,34 @@ __all__ = [
 ]
 
 CheckTransaction: TypeAlias = Callable[[MessageExt], TransactionState]
-"""Tells what became of the local transaction that a half message waits for. What it raises counts as ``UNKNOWN``."""
+"""Function that returns the state of the local transaction of a half message. An exception counts as ``UNKNOWN``."""
 
 
 class Capability(Enum):
-    """What not every broker can do."""
+    """Optional features of a broker."""
 
     DELAY_LEVEL = "delay levels"
     TIMER = "any delay or deliver time"
     BATCH_DELAY = "delays on a batch"
     SCHEDULE_CHANGE = "cancel and reschedule"
-    PENDING = "look at what waits"
+    PENDING = "queries for pending messages"
     QUERY = "find messages by id and key"
-    LOCAL_FILES = "store files in a folder of this machine"
+    LOCAL_FILES = "store files in a directory of this machine"
     TRANSACTION = "transactions"
     TRANSACTION_DELAY = "delays on a message in a transaction"
     REQUEST_REPLY = "requests and replies"
-    SQL92 = "selectors by SQL92"
+    SQL92 = "SQL92 selectors"
 
 
 class MessageModel(Enum):
-    """Whether the members of a group share the messages out (clustering) or each get all (broadcasting)."""
+    """Distribution of messages in a group: each to one member (clustering), or each to all members (broadcasting)."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
 
 
 class ConsumeFromWhere(Enum):
-    """Where a group starts in a queue it has never read."""
+    """Start position of a group in a queue without a committed offset."""
 
     CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
     CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
@@ -70,13 +71,13 @@ class ConsumeFromWhere(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSpec:
-    """How a member wants to take part in its group.
+    """Settings of one member of a consumer group.
 
     Attributes:
-        subscriptions: Topic -> selector. The group's retry topic comes by itself.
+        subscriptions: Topic -> selector. The broker adds the retry topic of the group.
         consume_timestamp: For ``CONSUME_FROM_TIMESTAMP``: epoch milliseconds.
-        max_reconsume_times: After so many retries a message goes to ``%DLQ%group``.
-        instance_name: In a broadcasting group, whose progress this member goes on with.
+        max_reconsume_times: Number of retries before a message goes to ``%DLQ%group``.
+        instance_name: In a broadcasting group: the name under which the committed offsets of this member are stored.
     """
 
     group: str
@@ -91,88 +92,94 @@ class ConsumerSpec:
 class Consumer(ABC):
     """One member of a consumer group.
 
-    The broker shares the queues of a clustering group out among its members. A member reads its queues
-    with ``poll``, which moves its read positions in memory, and tells with ``commit`` how far it is done.
-    A member that takes a queue over starts at the committed offset, so what was polled but not
-    committed comes again: at least once.
+    In a clustering group each queue is assigned to one member. ``poll`` reads the assigned queues and moves the read
+    positions, which are in memory. ``commit`` stores the progress. A member that gets a queue from another member
+    starts at the committed offset, so messages that were polled and not committed are delivered again: delivery is
+    at least once.
     """
 
     spec: ConsumerSpec
 
     @abstractmethod
     def assignment(self) -> frozenset[MessageQueue]:
-        """The queues that are this member's now, those of the retry topic among them."""
+        """Return the queues that are assigned to this member now, including those of the retry topic."""
 
     @abstractmethod
     def poll(
         self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
     ) -> list[MessageExt]:
-        """The next messages of the assigned queues, each queue in order and no queue starved.
+        """Return the next messages of the assigned queues, each queue in order.
 
-        Waits up to *wait_ms* for the first one (on a virtual clock it never waits). Messages of the retry topic
-        come with their first topic. Queues in *without* are left alone.
+        The queues take turns. A message of the retry topic has the topic that it was sent to first.
+
+        Args:
+            wait_ms: Time to wait for the first message; on a virtual clock ``poll`` does not wait.
+            without: Queues that are not read.
 
         Raises:
-            CorruptRecordError: The next message is damaged. The read position stands behind it, so that
-                polling again goes on with its neighbours.
-            BrokerClosedError: The broker or this member was closed.
+            CorruptRecordError: The next message is corrupt. The read position is after it, so the next ``poll``
+                continues with the other messages.
+            BrokerClosedError: The broker or this member is closed.
         """
 
     @abstractmethod
     def wake(self) -> None:
-        """End a ``poll`` that waits in another thread; it returns what there is."""
+        """Let a ``poll`` that waits in another thread return now."""
 
     @abstractmethod
     def position(self, queue: MessageQueue) -> int:
-        """The queue offset the next ``poll`` reads from."""
+        """Return the queue offset that the next ``poll`` reads from."""
 
     @abstractmethod
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Read on from here."""
+        """Set the queue offset that the next ``poll`` reads from."""
 
     @abstractmethod
     def committed(self, queue: MessageQueue) -> int | None:
-        """The first queue offset that is not yet done; None if this group never said."""
+        """Return the committed offset of the group: the first queue offset not yet consumed; None if there is none."""
 
     @abstractmethod
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Everything before *queue_offset* is done."""
+        """Store that all messages before *queue_offset* are consumed."""
 
     @abstractmethod
     def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Give a message back: it comes again through ``%RETRY%group``, one higher in ``reconsume_times``.
+        """Send a message back for a retry: it is delivered again, with ``reconsume_times`` one higher.
+
+        The retry goes through ``%RETRY%group``. After ``max_reconsume_times`` the message goes to ``%DLQ%group``.
 
         Args:
-            delay_level: 0 lets the broker choose (3 + reconsume_times), above 0 is a level, below 0 sends it
-                straight to ``%DLQ%group``, where it goes after ``max_reconsume_times`` anyway.
+            delay_level: 0 lets the broker choose (3 + reconsume_times), a positive number is a level, and a negative
+                one sends the message to ``%DLQ%group`` now.
         """
 
     @abstractmethod
     def lock(self, queue: MessageQueue) -> bool:
-        """Take a queue for ordered handling; False while another member has it."""
+        """Lock a queue for ordered consumption; return False if another member has the lock."""
 
     @abstractmethod
-    def unlock(self, queue: MessageQueue) -> None: ...
+    def unlock(self, queue: MessageQueue) -> None:
+        """Release the lock of a queue."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the group; the other members get the queues."""
+        """Leave the group. Its queues are assigned to the other members."""
 
 
 class Registration(Protocol):
-    """Something that goes on until it is closed."""
+    """Something that is registered until it is closed."""
 
     def close(self) -> None:
-        """End it. Closing twice is harmless."""
+        """End the registration. A second call has no effect."""
 
 
 class Broker(ABC):
-    """Takes messages and hands them out.
+    """A message broker: it stores messages and delivers them to consumers.
 
     Attributes:
-        name: The broker's name, as it stands in `MessageQueue.broker_name`.
-        clock: What "now" is here.
-        capabilities: What it can do beside the promises that every broker keeps.
+        name: Name of the broker, as in `MessageQueue.broker_name`.
+        clock: Clock of the broker; delays count by it.
+        capabilities: Optional features that this broker has.
     """
 
     name: str
@@ -181,11 +188,11 @@ class Broker(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Open what is needed. Starting twice is harmless."""
+        """Open files or connections. A second call has no effect."""
 
     @abstractmethod
     def close(self) -> None:
-        """End cleanly; what was acknowledged is kept. Closing twice is harmless."""
+        """Close files or connections; acknowledged messages are kept. A second call has no effect."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -198,44 +205,47 @@ class Broker(ABC):
 
     @abstractmethod
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues a message of *topic* may go to; an unknown topic is made, as RocketMQ does.
+        """Return the queues of *topic*. A topic that does not exist is created, as by RocketMQ.
 
         Raises:
-            DestinationError: The name is illegal, or the topic belongs to the broker itself.
+            DestinationError: The name is illegal, or the topic belongs to the broker.
         """
 
     @abstractmethod
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
-        """Make a topic, or give it more queues."""
+        """Create a topic, or add queues to it."""
 
     @abstractmethod
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        """Store a message, or set it waiting if its properties ask for a delay.
+        """Store a message; deliver it later if its properties request a delay. *message* is not changed.
 
-        ``DELAY`` is a level; ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS`` and
-        ``__STARTDELIVERTIME`` any time. Without *queue* the queues take turns. The message is not changed.
+        ``DELAY`` requests a level. ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS`` and
+        ``__STARTDELIVERTIME`` request a time.
+
+        Args:
+            queue: None lets the queues of the topic take turns.
 
         Raises:
-            MessageError: It cannot be sent: too large, or a delay that cannot be kept.
-            SendTimeoutError: Not done in time.
-            SendError: Not stored, for example a full disk.
+            MessageError: The message is too large, or its delay is not supported.
+            SendTimeoutError: The broker did not respond in time.
+            SendError: The message was not stored, for example because the disk is full.
         """
 
     @abstractmethod
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
-        """Store messages of one topic together, in one queue and in this order. Arguments and errors as `send`."""
+        """Store messages of one topic in one queue, in this order. Arguments and errors as in `send`."""
 
     @abstractmethod
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> Future[SendResult]:
-        """Like `send` of one message or `send_batch` of several, without waiting for the answer."""
+        """Do `send` (one message) or `send_batch` (several) without waiting for the result."""
 
     @abstractmethod
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        """Hand the message over and ask for no answer."""
+        """Send a message without a response."""
 
     # --- transactions --------------------------------------------------------------------------
 
@@ -243,44 +253,48 @@ class Broker(ABC):
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> HalfMessage:
-        """Store a message that nobody sees before `end_transaction` commits it. Arguments and errors as `send`.
+        """Store a half message: consumers do not see it before `end_transaction` commits it.
 
-        A delay counts from the commit. If the end never comes, the broker asks *group*; see `check_transactions`.
+        Arguments and errors as in `send`. A delay counts from the commit. If the transaction is not ended, the broker
+        checks it; see `check_transactions`.
 
         Args:
-            group: The producer group that knows about the transaction.
+            group: Producer group that answers transaction checks.
 
         Raises:
-            UnsupportedError: This broker keeps no transactions, or no delay on a message in one.
+            UnsupportedError: This broker does not support transactions, or not with a delay.
         """
 
     @abstractmethod
     def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
-        """Deliver a half message, or drop it; ``UNKNOWN`` leaves it to be asked for.
+        """Commit or roll back a half message; after ``UNKNOWN`` the broker checks the transaction later.
 
-        Over an embedded broker the end is safe when this returns, and a second one changes nothing. A cluster is told
-        one way: an end that is lost on the way is asked for, and a second commit may deliver a second time.
+        With an embedded broker the end is durable when this method returns, and a second end has no effect. A cluster
+        gets a one-way request: if it is lost, the cluster checks the transaction. A second commit may deliver the
+        message a second time.
 
         Args:
-            remark: Why, for the broker's log: the text of what the local transaction raised.
+            remark: Reason for the log of the broker, such as the error of the local transaction.
         """
 
     @abstractmethod
     def check_transactions(
         self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
     ) -> Registration:
-        """Answer the broker's questions about half messages of *group* whose end did not come.
+        """Register a function that answers transaction checks: for half messages of *group* that were not ended.
 
-        *check* gets the message with the topic it is for, and its answer ends the transaction as `end_transaction`
-        does; ``UNKNOWN`` has the broker ask again. RocketMQ asks after 6 s, then each 30 s, 15 times at most.
+        *check* gets the message with its real topic. The state that it returns ends the transaction, as
+        `end_transaction` does; after ``UNKNOWN`` the broker checks again. RocketMQ checks after 6 s and then each
+        30 s, at most 15 times.
 
         Args:
-            threads: How many checks run at once, in threads of their own; on a virtual clock they run as it is stepped.
-            max_waiting: Questions that may wait for a thread; one more is not answered now, and comes again.
+            threads: Number of threads that run checks; on a virtual clock the step of the service runs them.
+            max_waiting: Number of checks that may wait for a thread. Further checks are dropped; the broker repeats
+                them.
 
         Raises:
-            ListenerError: The group has a checker here.
-            UnsupportedError: This broker keeps no transactions.
+            ListenerError: The group has a checker in this process already.
+            UnsupportedError: This broker does not support transactions.
         """
 
     # --- requests ------------------------------------------------------------------------------
@@ -289,32 +303,29 @@ class Broker(ABC):
     def request(
         self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> Future[MessageExt]:
-        """Send a message that somebody replies to; the future has the reply. Arguments and errors as `send`.
+        """Send a message and return a future of the reply. Arguments and errors as in `send`.
 
-        The future fails with `RequestTimeoutError` after *timeout_ms*, counted from this call, whatever delay the
-        message has; or with what sending raised. The message gets ``CORRELATION_ID``, ``REPLY_TO_CLIENT`` and ``TTL``.
+        The future fails with `RequestTimeoutError` after *timeout_ms*, counted from this call, also if the message has
+        a delay; or with the error of the send. The message is sent with ``CORRELATION_ID``, ``REPLY_TO_CLIENT`` and
+        ``TTL``.
 
         Raises:
             MessageError: The message cannot be sent.
-            UnsupportedError: This broker carries no replies.
+            UnsupportedError: This broker does not support replies.
         """
 
     @abstractmethod
     def reply(
-        self,
-        request: MessageExt,
-        body: bytes,
-        properties: Mapping[str, str] | None = None,
-        timeout_ms: int = 3_000,
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
     ) -> None:
-        """Answer a message that somebody sent with `request`.
+        """Send the reply to a message that was sent with `request`.
 
         Args:
-            properties: The reply's own, such as its content type.
+            properties: Further properties of the reply, such as its content type.
 
         Raises:
-            MessageError: *request* is no request: it does not say where the reply goes.
-            SendError: The reply could not be brought: who asked is gone, or waits no longer where the broker can tell.
+            MessageError: *request* is not a request: it lacks a property such as ``CORRELATION_ID``.
+            SendError: The reply could not be delivered: the requesting client is not connected, or no longer waits.
         """
 
     # --- reading -------------------------------------------------------------------------------
@@ -328,83 +339,87 @@ class Broker(ABC):
         wait_ms: int = 0,
         selector: Selector | None = None,
     ) -> PullResult:
-        """Messages of one queue from *queue_offset* on; waits up to *wait_ms* for the first.
+        """Return messages of one queue, starting at *queue_offset*; wait up to *wait_ms* for the first one.
 
         Raises:
-            OffsetOutOfRangeError: The queue does not reach so far, or no longer begins so early.
+            OffsetOutOfRangeError: *queue_offset* is below the minimum or above the maximum of the queue.
         """
 
     @abstractmethod
     def min_offset(self, queue: MessageQueue) -> int:
-        """The first queue offset that is still there."""
+        """Return the first queue offset that exists."""
 
     @abstractmethod
     def max_offset(self, queue: MessageQueue) -> int:
-        """One past the last queue offset that a consumer can see."""
+        """Return one past the last queue offset that consumers can see."""
 
     @abstractmethod
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """The first queue offset stored at or after *timestamp* (epoch ms); the maximum if none is."""
+        """Return the first queue offset stored at *timestamp* (epoch ms) or later; the maximum if there is none."""
 
     @abstractmethod
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
         """Join a consumer group.
 
         Raises:
-            ListenerError: The group has a member here with other subscriptions or another message model.
+            ListenerError: The group has a member in this process with other subscriptions or another message model.
         """
 
     @abstractmethod
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """How far a clustering group says it is done; None if it never said."""
+        """Return the committed offset of a clustering group; None if there is none."""
 
     @abstractmethod
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Note for a clustering group that everything before *queue_offset* is done."""
+        """Store that a clustering group has consumed all messages before *queue_offset*."""
 
-    # --- what waits ----------------------------------------------------------------------------
+    # --- pending messages ----------------------------------------------------------------------
 
     @abstractmethod
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """Take a waiting message back, so that it is never delivered. Once this says "cancelled", that lasts.
+        """Cancel a pending message. A message that is reported as cancelled is never delivered.
 
         Args:
-            handle: `SendResult.handle`, of one message or several; one that RocketMQ gave works too.
-            key: Instead of a handle: a key or message id. Every waiting message that has it is meant.
+            handle: `SendResult.handle` of one message or of a batch; a recall handle of RocketMQ works too.
+            key: Instead of a handle: a key or a message id. All pending messages that have it are cancelled.
             topic: With *key*: only messages for this topic.
 
         Raises:
-            MessageError: Neither or both of *handle* and *key*, or the handle is none.
-            UnsupportedError: This broker cannot.
+            MessageError: Neither or both of *handle* and *key* are given, or the handle is invalid.
+            UnsupportedError: This broker does not support it.
         """
 
     @abstractmethod
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
-        """Let a waiting message be delivered at another time; a time that has come means now. Otherwise as `cancel`.
+        """Change the deliver time of a pending message; a time in the past means now. Other arguments as in `cancel`.
 
         Raises:
-            DelayError: The time is farther away than the broker keeps messages.
+            DelayError: The delay is longer than the broker supports.
         """
 
     @abstractmethod
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        """Messages that wait, those due first before others; *cursor* goes on where an earlier page ended."""
+        """Return pending messages, ordered by deliver time.
+
+        Args:
+            cursor: `PendingPage.cursor` of the page before; None for the first page.
+        """
 
     @abstractmethod
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        """How many messages wait, by spans of time that are *bucket_ms* long."""
+        """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
 
     # --- finding -------------------------------------------------------------------------------
 
     @abstractmethod
     def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
-        """The message at the place that `SendResult.offset_msg_id` names; None if it is not there any more.
+        """Return the message with this `SendResult.offset_msg_id`; None if it does not exist any more.
 
         Raises:
-            MessageError: It is no such id, or one of another broker.
-            CorruptRecordError: It is there, but damaged.
+            MessageError: The id is invalid, or another broker created it.
+            CorruptRecordError: The message is corrupt.
         """
 
     @abstractmethod
@@ -418,15 +433,19 @@ class Broker(ABC):
         end_ms: int | None = None,
         unique: bool = False,
     ) -> list[MessageExt]:
-        """Messages of *topic* that have *key* among their keys (or, *unique*, as message id), the newest first.
+        """Return the messages of *topic* that have *key*, the newest first.
 
         Args:
-            begin_ms: Stored at this time (epoch ms) or later.
-            end_ms: Stored at this time or before; None for now.
+            begin_ms: Only messages stored at this time (epoch ms) or later.
+            end_ms: Only messages stored at this time or before; None for no limit.
+            unique: Look for the message id *key*, not for one of the keys.
+
+        Raises:
+            MessageError: *key* is empty or more than one word, or *max_count* is below 1.
         """
 
     # --- time ----------------------------------------------------------------------------------
 
     @abstractmethod
     def services(self) -> Sequence[Service]:
-        """What works by itself in this broker, for a harness that steps it on a virtual clock."""
+        """Return the background services, for a harness that steps them on a virtual clock."""

@@ -1,4 +1,4 @@
-"""Where time comes from: the machine, or a test."""
+"""Clocks: the wall clock of the machine, and a virtual clock for tests."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ __all__ = ["Clock", "SystemClock", "VirtualClock"]
 
 
 class Clock(Protocol):
-    """Whatever waits or dates takes one of these, so that a test can own the time."""
+    """Source of the current time. Everything that waits or sets timestamps takes one, so tests control the time."""
 
     @property
     def is_virtual(self) -> bool:
-        """Whether time stands still unless somebody moves it; threads must not wait on such a clock."""
+        """True if only calls move the clock. Threads must not wait on such a clock."""
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return the current time in milliseconds since the epoch."""
 
     def seconds_until(self, due_ms: int) -> float:
-        """How long from now to *due_ms*, finer than a millisecond; negative once it has passed."""
+        """Return the time from now to *due_ms*, with a resolution below a millisecond; negative if it has passed."""
 
 
 class SystemClock:
-    """The machine's wall clock."""
+    """The wall clock of the machine."""
 
     is_virtual = False
 
@@ -36,29 +36,37 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to.
+    """A clock that moves only when a method moves it.
 
-    It starts at a fixed instant, so a test gives the same result each time.
+    It starts at a fixed time, so a test has the same result in each run.
 
     Args:
         start_ms: Milliseconds since the epoch; the default is 2026-01-01T00:00:00Z.
-
-    Attributes:
-        let_pass: Lets time pass until something happened, or nothing is left that could; whoever steps the services
-            of this clock says how.
     """
 
     is_virtual = True
 
     def __init__(self, start_ms: int = 1_767_225_600_000) -> None:
         self._now_ms = start_ms
-        self.let_pass: Callable[[Callable[[], bool]], None] | None = None
+        self._advance_until: Callable[[Callable[[], bool]], None] | None = None
 
-    def wait_for(self, happened: Callable[[], bool]) -> bool:
-        """Let time pass until *happened*; False if it did not, as nobody steps anything or nothing is left to do."""
-        if self.let_pass is not None and not happened():
-            self.let_pass(happened)
-        return happened()
+    def drive_with(self, advance_until: Callable[[Callable[[], bool]], None]) -> None:
+        """Set the function that `wait_for` calls.
+
+        Args:
+            advance_until: Moves this clock and steps services until its argument returns True, or nothing is due.
+        """
+        self._advance_until = advance_until
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Let time pass until *condition* is true.
+
+        Returns:
+            False if it is still not true: no harness drives the clock, or no service has work left.
+        """
+        if self._advance_until is not None and not condition():
+            self._advance_until(condition)
+        return condition()
 
     def now_ms(self) -> int:
         return self._now_ms
@@ -67,12 +75,9 @@ class VirtualClock:
         return (due_ms - self._now_ms) / 1_000
 
     def set_ms(self, now_ms: int) -> None:
-        """Jump to an instant; backwards too, as a machine's clock may.
-
-        Nothing is stepped: that is the harness's part.
-        """
+        """Set the time; it may go back, as a wall clock may. No service is stepped: that is the harness's task."""
         self._now_ms = now_ms
 
     def move_ms(self, milliseconds: int) -> None:
-        """Move by a span; negative goes back."""
+        """Move the time by *milliseconds*; a negative number moves it back."""
         self._now_ms += milliseconds

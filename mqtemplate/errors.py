@@ -1,34 +1,34 @@
-"""Every error the library raises on purpose.
+"""Errors that the library raises on purpose.
 
 ::
 
     MQTemplateError
     ├── MessageError               the message itself cannot be sent; a retry cannot help
-    │   ├── DestinationError       "topic:tag" does not parse, or the topic name is illegal
-    │   ├── ConversionError        a payload cannot become a body, or a body cannot become the type asked for
-    │   └── DelayError             the delay asked for is not a delay the broker can keep
-    ├── SendError                  the broker did not take the message; a retry may help
-    │   └── SendTimeoutError       no answer in time; the broker may have stored it all the same
-    ├── BrokerError                the broker cannot do what was asked now
-    │   ├── BrokerClosedError      it was closed
-    │   ├── OffsetOutOfRangeError  the queue offset asked for is not in the queue
-    │   ├── RequestTimeoutError    a request was sent, and no reply came in time
-    │   ├── RemoteProtocolError    the peer sent what is not RocketMQ's protocol
-    │   ├── RemoteConnectError     no connection to that address, or it was lost
-    │   ├── RemoteTimeoutError     a request was not answered in time; it may have been carried out all the same
-    │   ├── ForkedError            the client was made before a fork, and this is the child
-    │   └── UnsupportedError       this kind of broker cannot do it at all
-    ├── StoreError                 the files under the broker
-    │   ├── StoreLockedError       another process owns the folder
-    │   ├── StoreFormatError       the folder was written with other settings
-    │   ├── StoreFullError         no room on the disk for another file
-    │   └── CorruptRecordError     a record inside a file is damaged
-    │       └── DeletedRecordError     it is not damaged: retention deleted it with its file
-    ├── ListenerError              a listener or its subscription is declared wrongly
-    │   └── SelectorError              an SQL92 expression that cannot be read, with the column of the mistake
-    ├── ConfigurationError         application.yml, the environment, or a setting
-    ├── DependencyError            an object of the application cannot be built
-    └── SparkError                 Spark, its Java, or the state of a query
+    │   ├── DestinationError       a destination is not "topic:tag", or the topic name is illegal
+    │   ├── ConversionError        a payload cannot become a body, or a body cannot become the requested type
+    │   └── DelayError             the broker cannot keep the requested delay
+    ├── SendError                  the broker did not accept the message; a retry may help
+    │   └── SendTimeoutError       no response in time; the broker may have stored the message
+    ├── BrokerError                the broker cannot carry out the request now
+    │   ├── BrokerClosedError      the broker is closed or was never started
+    │   ├── OffsetOutOfRangeError  the queue does not contain the requested queue offset
+    │   ├── RequestTimeoutError    no reply to a request arrived in time
+    │   ├── RemoteProtocolError    the peer violated RocketMQ's protocol
+    │   ├── RemoteConnectError     no connection to an address, or the connection was lost
+    │   ├── RemoteTimeoutError     no response in time; the broker may have carried out the request
+    │   ├── ForkedError            a client that was created before a fork is used in the child process
+    │   └── UnsupportedError       this kind of broker does not support the operation
+    ├── StoreError                 the broker's files cannot be used as they are
+    │   ├── StoreLockedError       another process owns the store directory
+    │   ├── StoreFormatError       the store directory was written with other settings
+    │   ├── StoreFullError         no disk space for another file
+    │   └── CorruptRecordError     a record in a file is corrupt
+    │       └── DeletedRecordError     a record is gone because retention deleted its file; it is not corrupt
+    ├── ListenerError              the declaration of a listener or of its subscription is invalid
+    │   └── SelectorError              an SQL92 expression is invalid; it names the column
+    ├── ConfigurationError         application.yml, an environment variable or a setting is invalid
+    ├── DependencyError            an object of the application cannot be created
+    └── SparkError                 Spark, its Java, or the state of a query cannot be used
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = [
 
 
 class MQTemplateError(Exception):
-    """The root: whatever the library raises on purpose is one of these."""
+    """Base class of all errors that the library raises on purpose."""
 
 
 class MessageError(MQTemplateError, ValueError):
@@ -76,38 +76,38 @@ class MessageError(MQTemplateError, ValueError):
 
 
 class DestinationError(MessageError):
-    """A destination is not ``topic`` or ``topic:tag``, or the topic's name is illegal."""
+    """A destination is not ``topic`` or ``topic:tag``, or the name of the topic is illegal."""
 
 
 class ConversionError(MessageError):
-    """A payload cannot become a message body, or a body cannot become the type a handler asks for."""
+    """A payload cannot become a message body, or a body cannot become the type that a handler declares."""
 
 
 class DelayError(MessageError):
-    """The delay asked for is contradictory, unreadable, or beyond what the broker can keep."""
+    """The requested delay is contradictory, not a number, or longer than the broker supports."""
 
 
 class SendError(MQTemplateError):
-    """The broker did not take the message. A retry may help."""
+    """The broker did not accept the message. A retry may help."""
 
 
 class SendTimeoutError(SendError, TimeoutError):
-    """No answer in time; the broker may have stored the message all the same."""
+    """The broker did not respond in time. It may have stored the message."""
 
 
 class BrokerError(MQTemplateError):
-    """The broker cannot do what was asked, now."""
+    """The broker cannot carry out the request now."""
 
 
 class BrokerClosedError(BrokerError):
-    """The broker was closed, or was never started."""
+    """The broker is closed or was never started."""
 
 
 class OffsetOutOfRangeError(BrokerError):
-    """A pull asked for a queue offset that the queue does not hold.
+    """The queue does not contain the queue offset that a pull requested.
 
     Attributes:
-        next_offset: Where to go on: the queue's minimum or maximum.
+        next_offset: The queue offset to continue from: the minimum or the maximum of the queue.
     """
 
     def __init__(self, message: str, next_offset: int) -> None:
@@ -116,61 +116,66 @@ class OffsetOutOfRangeError(BrokerError):
 
 
 class RequestTimeoutError(BrokerError, TimeoutError):
-    """A request was sent, and no reply to it came in time. Somebody may have handled it all the same."""
+    """No reply to a request arrived in time. A consumer may have handled the request."""
 
 
 class RemoteProtocolError(BrokerError):
-    """The peer sent bytes, a header or a body that RocketMQ's protocol does not have.
+    """The peer sent bytes, a header or a body that violates RocketMQ's protocol.
 
-    A broken frame ends its connection; over a new one a retry may help, if the peer does speak the protocol. A header
-    or a body that cannot be read ends that one request; the same request fails again.
+    An invalid frame closes its connection. A retry on a new connection may help if the peer speaks the protocol. An
+    invalid header or body fails only its own request; the same request fails again.
     """
 
 
 class RemoteConnectError(BrokerError):
-    """There is no connection to that address, or it was lost while an answer was awaited.
+    """There is no connection to an address, or it was lost before the response arrived.
 
-    A retry may help, with another broker or name server at once. A request whose connection was lost may have been
-    carried out all the same.
+    A retry may help; with another broker or name server it may help at once. If the connection was lost, the peer may
+    have carried out the request.
     """
 
 
 class RemoteTimeoutError(BrokerError, TimeoutError):
-    """A request was not answered in time. It may have been carried out all the same; a retry may help."""
+    """No response to a request arrived in time. The peer may have carried it out. A retry may help."""
 
 
 class ForkedError(BrokerError):
-    """The client was made before a fork, and this is the child, which must make one of its own."""
+    """The client was created before a fork. The child process must create its own client."""
 
 
 class UnsupportedError(BrokerError):
-    """This kind of broker cannot do it at all; the message names the reason and a way out."""
+    """This kind of broker does not support the operation. The message names the reason and an alternative."""
 
 
 class StoreError(MQTemplateError):
-    """The files under the broker cannot be used as they are."""
+    """The files of the broker cannot be used as they are."""
 
 
 class StoreLockedError(StoreError):
-    """Another process owns the folder."""
+    """Another process owns the store directory."""
 
 
 class StoreFormatError(StoreError):
-    """The folder was written with other settings, or by something else."""
+    """The store directory was written with other settings, or by another program."""
 
 
 class StoreFullError(StoreError):
-    """There is no room for another file. What was acknowledged is safe; sending works again when there is room."""
+    """There is no disk space for another file.
+
+    Acknowledged messages are safe. Sending works again when there is space.
+    """
 
 
 class CorruptRecordError(StoreError):
-    """A record inside a file is damaged. (A torn tail is not: recovery cuts it off and logs that.)
+    """A record in a file is corrupt.
+
+    An incomplete record at the end of the log is no error: recovery truncates it and logs that.
 
     Attributes:
         path: The file.
-        physical_offset: First byte of the record, counted over the whole commit log.
-        reason: What is wrong with it.
-        queue_offset: Its place in the queue that it was read from, where that is known.
+        physical_offset: Commit log offset of the first byte of the record.
+        reason: Description of the damage.
+        queue_offset: Queue offset that the record was read from; None if unknown.
     """
 
     queue_offset: int | None = None
@@ -184,53 +189,58 @@ class CorruptRecordError(StoreError):
 
 
 class DeletedRecordError(CorruptRecordError):
-    """A record cannot be read since retention deleted its file. Nothing is wrong with the files; go on behind it.
+    """A record cannot be read because retention deleted its file.
+
+    The files are valid; readers continue after the deleted records.
 
     Attributes:
-        log_begin: Physical offset of the first record that was kept.
+        log_start: Physical offset of the first record that still exists.
     """
 
-    def __init__(self, path: Path | str, physical_offset: int, log_begin: int) -> None:
+    def __init__(self, path: Path | str, physical_offset: int, log_start: int) -> None:
         StoreError.__init__(
             self,
-            f"the record at physical offset {physical_offset} was deleted by retention: the commit log begins at "
-            f"{log_begin} now; to keep messages longer, raise file-reserved-time, or see that the disk has room",
+            f"the record at physical offset {physical_offset} was deleted by retention: the commit log now starts at "
+            f"{log_start}; to keep messages longer, raise file-reserved-time or free disk space",
         )
-        self.path, self.physical_offset, self.log_begin = Path(path), physical_offset, log_begin
+        self.path, self.physical_offset, self.log_start = Path(path), physical_offset, log_start
         self.reason = "it was deleted by retention"
 
 
 class ListenerError(MQTemplateError):
-    """A listener or its subscription is declared wrongly; found when the application starts."""
+    """The declaration of a listener or of its subscription is invalid. Raised when the application starts."""
 
 
 class SelectorError(ListenerError):
-    """An SQL92 expression cannot be read, or compares what cannot be compared. The same text fails again.
+    """An SQL92 expression has a syntax error, or compares operands that cannot be compared.
 
     Attributes:
-        expression: The whole text.
-        line: Of the mistake, from 1.
-        column: Of the mistake in its line, from 1; behind the end where something is missing.
-        reason: What is wrong there, and what to write.
+        expression: The whole expression.
+        line: Line of the mistake, counted from 1.
+        column: Column of the mistake, counted from 1; one past the end if something is missing there.
+        reason: Description of the mistake, and what to write instead.
     """
 
     def __init__(self, expression: str, at: int, reason: str) -> None:
         lines = re.split(r"\r\n|\r|\n", expression[:at])
         self.expression, self.reason = expression, reason
         self.line, self.column = len(lines), len(lines[-1]) + 1
-        place = f"line {self.line}, column" if re.search(r"[\r\n]", expression) else "column"
+        position = f"line {self.line}, column" if re.search(r"[\r\n]", expression) else "column"
         first, last = max(0, at - 60), at + 60
         shown = f"{'…' if first else ''}{expression[first:last]}{'…' if last < len(expression) else ''}"
-        super().__init__(f"SQL92 expression {shown!r}, {place} {self.column}: {reason}")
+        super().__init__(f"SQL92 expression {shown!r}, {position} {self.column}: {reason}")
 
 
 class ConfigurationError(MQTemplateError):
-    """The configuration cannot be used; the message names file, line, and the nearest known key."""
+    """The configuration is invalid. The message names file, line and the most similar known key."""
 
 
 class DependencyError(MQTemplateError):
-    """An object of the application cannot be built; the message names the class, the parameter and what there is."""
+    """An object of the application cannot be created.
+
+    The message names the class, the parameter and the available objects.
+    """
 
 
 class SparkError(MQTemplateError):
-    """Spark, its Java, or the state of a query cannot be used as it is."""
+    """Spark, its Java, or the state of a query cannot be used."""

@@ -1,9 +1,10 @@
-"""The message: what is sent, and what is received."""
+"""Messages: what a producer sends, and what a consumer receives."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import socket
 import time
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
+
+from mqtemplate.errors import MessageError
 
 __all__ = [
     "BROKER_PROPERTIES",
@@ -26,18 +29,27 @@ __all__ = [
     "join_keys",
     "offset_msg_id",
     "offset_msg_ids",
+    "parse_offset_msg_id",
 ]
 
 
 class Property:
-    """Names of the properties that RocketMQ gives a meaning to. Source: ``common: MessageConst``."""
+    """Names of the message properties that RocketMQ and this library define. Source: ``common: MessageConst``.
+
+    An application cannot use these names for its own properties; see `RESERVED_PROPERTIES`.
+    """
 
     KEYS = "KEYS"
     TAGS = "TAGS"
     WAIT = "WAIT"
-    DELAY = "DELAY"
     UNIQ_KEY = "UNIQ_KEY"
     SHARDING_KEY = "__SHARDINGKEY"
+    BUYER_ID = "BUYER_ID"
+    INSTANCE_ID = "INSTANCE_ID"
+    UNIT_MODE = "UNIT_MODE"
+
+    # delays
+    DELAY = "DELAY"
     START_DELIVER_TIME = "__STARTDELIVERTIME"
     TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
     TIMER_DELAY_MS = "TIMER_DELAY_MS"
@@ -50,31 +62,52 @@ class Property:
     TIMER_ROLL_LABEL = "TIMER_ROLL_LABEL"
     REAL_TOPIC = "REAL_TOPIC"
     REAL_QID = "REAL_QID"
+    LEVEL_DELAY_MS = "__DELAY_MS"
+    """Of this library. Delay (ms) of the level at the time of the send; the level table may change later."""
+    REPLACED_LEVEL = "__STEERED"
+    """Of this library. On the record that replaces a cancelled or rescheduled message: the level of that message, 0
+    for a timer."""
+
+    # retries
     RETRY_TOPIC = "RETRY_TOPIC"
     ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+    ORIGIN_GROUP = "ORIGIN_GROUP"
     RECONSUME_TIME = "RECONSUME_TIME"
     MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+    CONSUME_START_TIME = "CONSUME_START_TIME"
+    DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+    DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+
+    # transactions
     TRANSACTION_PREPARED = "TRAN_MSG"
     PRODUCER_GROUP = "PGROUP"
     TRANSACTION_ID = "__transactionId__"
     TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
     TRANSACTION_PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
     CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+    FOLLOWED = "__FOLLOWED"
+    """Of this library. On an op message: the id of the message that is stored right after it, in place of the half
+    message."""
+
+    # requests and replies
     CORRELATION_ID = "CORRELATION_ID"
     REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
     TTL = "TTL"
     MESSAGE_TYPE = "MSG_TYPE"
     CLUSTER = "CLUSTER"
-    INSTANCE_ID = "INSTANCE_ID"
-    DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
-    DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
-    LEVEL_DELAY_MS = "__DELAY_MS"
-    """Ours, on a message that waits by level: the level's delay (ms) when it was sent. The table may change later."""
-    REPLACED_LEVEL = "__STEERED"
-    """Ours, on what takes the place of a waiting message that was cancelled or rescheduled: that one's level, 0 for a
-    timer."""
-    FOLLOWED = "__FOLLOWED"
-    """Ours, on the mark that a half message is done: the id of the message next in the log, which takes its place."""
+
+    # set by brokers
+    MSG_REGION = "MSG_REGION"
+    TRACE_ON = "TRACE_ON"
+    MIN_OFFSET = "MIN_OFFSET"
+    MAX_OFFSET = "MAX_OFFSET"
+    POP_CK = "POP_CK"
+    INNER_NUM = "INNER_NUM"
+    INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+    INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+    CRC32 = "__CRC32#"
+    CHECKSUM = "__CRC@"
+    """Of this library. Checksum over the header, the topic and the properties of a record."""
 
 
 DELAY_PROPERTIES = (
@@ -84,7 +117,7 @@ DELAY_PROPERTIES = (
     Property.TIMER_DELIVER_MS,
     Property.START_DELIVER_TIME,
 )
-"""The properties that make a broker keep a message back. A message may have one of them."""
+"""Properties that request a delay. A message may have one of them."""
 
 BROKER_PROPERTIES = frozenset(
     {
@@ -99,40 +132,17 @@ BROKER_PROPERTIES = frozenset(
         Property.REPLACED_LEVEL,
     }
 )
-"""What only a broker may write on a message that waits."""
+"""Properties of a delayed message that only a broker may set."""
 
-RESERVED_PROPERTIES: frozenset[str] = frozenset(
-    {value for name, value in vars(Property).items() if not name.startswith("_")}
-    | {
-        "BUYER_ID",
-        "CHECK_IMMUNITY_TIME_IN_SECONDS",
-        "CLUSTER",
-        "CONSUME_START_TIME",
-        "CORRELATION_ID",
-        "INNER_MULTI_DISPATCH",
-        "INNER_MULTI_QUEUE_OFFSET",
-        "INNER_NUM",
-        "MAX_OFFSET",
-        "MIN_OFFSET",
-        "MSG_REGION",
-        "MSG_TYPE",
-        "ORIGIN_GROUP",
-        "POP_CK",
-        "REPLY_TO_CLIENT",
-        "TRACE_ON",
-        "TRANSACTION_CHECK_TIMES",
-        "TRAN_PREPARED_QUEUE_OFFSET",
-        "TTL",
-        "UNIT_MODE",
-        "__CRC32#",
-        "__CRC@",
-    }
-)
-"""Property names that belong to the broker and its clients; a user's own property must have another name."""
+RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
+"""Names that an application cannot use for its own properties: all names in `Property`."""
+
+
+_OFFSET_MSG_ID = re.compile(r"(?:[0-9a-fA-F]{32}|[0-9a-fA-F]{56})")
 
 
 class HostAddress(NamedTuple):
-    """Address and port, as a record stores them."""
+    """IP address and port, as a record stores them."""
 
     ip: str
     port: int
@@ -143,7 +153,7 @@ class HostAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageQueue:
-    """One queue of a topic on one broker; order holds within a queue."""
+    """One queue of a topic on one broker. Messages of a queue are delivered in order."""
 
     topic: str
     broker_name: str
@@ -152,13 +162,13 @@ class MessageQueue:
 
 @dataclass(slots=True)
 class Message:
-    """What a producer hands to the broker.
+    """A message that a producer sends.
 
     Attributes:
-        topic: Where to; see `mqtemplate.topics.check_topic` for what a name may be.
+        topic: Name of the topic; `mqtemplate.topics.check_topic` has the rules for names.
         body: The payload as bytes.
-        properties: Text beside the body: RocketMQ's own names (`Property`) and the user's.
-        flag: A number of the user's, carried along.
+        properties: Names and values: those of RocketMQ (`Property`) and those of the application.
+        flag: A number of the application; brokers store it and do not use it.
     """
 
     topic: str
@@ -168,39 +178,40 @@ class Message:
 
     @property
     def tags(self) -> str | None:
+        """Tag of the message; a message has one tag."""
         return self.properties.get(Property.TAGS)
 
     @property
     def keys(self) -> str | None:
-        """The business keys, separated by blanks."""
+        """Business keys of the message, separated by spaces."""
         return self.properties.get(Property.KEYS)
 
     @property
     def transaction_id(self) -> str | None:
-        """The id of the transaction it was sent in; None for a message that was sent in none."""
+        """Id of the transaction; None if the message was not sent in a transaction."""
         is_in_transaction = self.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
         return self.properties.get(Property.UNIQ_KEY) if is_in_transaction else None
 
     @property
     def delay_level(self) -> int:
-        """The level the sender asked for; 0 if none. A delivered message still tells it."""
+        """Delay level that the producer requested, also after the delivery; 0 if none."""
         text = self.properties.get(Property.DELAY, "0")
         return int(text) if text.lstrip("-").isdecimal() else 0
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """The properties that are the sender's own."""
+        """Properties of the application."""
         return {name: value for name, value in self.properties.items() if name not in RESERVED_PROPERTIES}
 
 
 @dataclass(slots=True, kw_only=True)
 class MessageExt(Message):
-    """A message as the broker stores it. Times are milliseconds since the epoch.
+    """A message as the broker stored it. Times are milliseconds since the epoch.
 
     Attributes:
-        physical_offset: First byte of its record in the commit log.
-        queue_offset: Its place in the queue, counted in messages.
-        reconsume_times: How often a consumer has given it back.
+        physical_offset: Commit log offset of the first byte of its record.
+        queue_offset: Its offset in the queue, counted in messages.
+        reconsume_times: Number of times that consumers sent it back.
         store_size: Bytes of the whole record.
     """
 
@@ -220,36 +231,55 @@ class MessageExt(Message):
 
     @property
     def msg_id(self) -> str:
-        """The sender's id, the same across its retries; the broker's where the sender gave none."""
+        """Id that the producer created, equal across its retries; without one, the id that the broker created."""
         return self.properties.get(Property.UNIQ_KEY) or self.offset_msg_id
 
     @property
     def offset_msg_id(self) -> str:
+        """Id that the broker created; see the function `offset_msg_id`."""
         return offset_msg_id(self.store_host, self.physical_offset)
 
     @property
     def message_queue(self) -> MessageQueue:
+        """Queue of the message."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     @property
     def deliver_timestamp(self) -> int | None:
-        """When a delayed message was due; None for one that was not delayed."""
+        """Deliver time of a message that was delayed by a timer; None for other messages."""
         text = self.properties.get(Property.TIMER_DELIVER_MS)
         return int(text) if text and Property.REAL_TOPIC in self.properties else None
 
 
 def offset_msg_id(store_host: HostAddress, physical_offset: int) -> str:
-    """The id a broker gives: its address and the physical offset, as upper-case hex.
+    """Return the id that a broker creates: its address and the physical offset, as upper-case hex digits.
 
-    Source: ``MessageDecoder.createMessageId``; 32 characters, 56 for IPv6.
+    Source: ``MessageDecoder.createMessageId``; 32 digits, 56 with an IPv6 address.
     """
     return f"{_host_hex(store_host)}{physical_offset:016X}"
 
 
 def offset_msg_ids(store_host: HostAddress, physical_offsets: Iterable[int]) -> list[str]:
-    """`offset_msg_id` for several."""
+    """Return `offset_msg_id` for each of several physical offsets."""
     host = _host_hex(store_host)
     return [f"{host}{physical_offset:016X}" for physical_offset in physical_offsets]
+
+
+def parse_offset_msg_id(msg_id: str) -> tuple[HostAddress, int]:
+    """Return the broker address and the physical offset in an offset message id.
+
+    Raises:
+        MessageError: *msg_id* is not an offset message id.
+    """
+    if not _OFFSET_MSG_ID.fullmatch(msg_id):
+        raise MessageError(
+            f"{msg_id!r} is not an offset message id: those have 32 hex digits, or 56 with an IPv6 address, as in "
+            "SendResult.offset_msg_id. Of the ids of a batch pass one; for the id of a producer call "
+            "messages_by_key(topic, id, unique=True)"
+        )
+    ip, port = bytes.fromhex(msg_id[:-24]), int(msg_id[-24:-16], 16)
+    family = socket.AF_INET if len(ip) == 4 else socket.AF_INET6
+    return HostAddress(socket.inet_ntop(family, ip), port), int(msg_id[-16:], 16)
 
 
 @lru_cache(maxsize=64)
@@ -259,27 +289,29 @@ def _host_hex(host: HostAddress) -> str:
 
 
 class _UniqueIds:
-    """RocketMQ's client ids: address, process, a number of this start, time, counter; 32 hex digits.
+    """Generator of message ids in RocketMQ's format: 32 hex digits of address, process, start, time and counter.
 
-    Source: ``MessageClientIDSetter``. The class loader's hash, which tells two clients of one process
-    apart in Java, is a random number here.
+    Source: ``MessageClientIDSetter``. In place of the hash code of the Java class loader, which tells two clients of
+    one process apart, this generator uses a random number.
     """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new series; a forked child must not repeat its parent's."""
+        """Start a new series. A forked child process must not create the ids of its parent."""
         self._prefix = f"7F000001{os.getpid() & 0xFFFF:04X}{secrets.randbits(32):08X}"
         self._start_ms = time.time_ns() // 1_000_000 - 86_400_000
         self._stem_ms, self._stem = -1, ""
         self._counter = itertools.count()
 
     def next(self) -> str:
+        """Return a new id."""
         now_ms = time.time_ns() // 1_000_000
         if now_ms != self._stem_ms:
             self._stem = f"{self._prefix}{now_ms - self._start_ms & 0xFFFF_FFFF:08X}"
-            self._stem_ms = now_ms  # last: another thread may use the old stem, which the counter keeps unique
+            # Set last: until then another thread uses the old stem, and the counter keeps its ids unique.
+            self._stem_ms = now_ms
         return f"{self._stem}{next(self._counter) & 0xFFFF:04X}"
 
 
@@ -289,10 +321,10 @@ create_unique_id = _unique_ids.next
 
 
 def join_keys(keys: str | Iterable[str]) -> str:
-    """Business keys as the one property RocketMQ keeps them in: separated by blanks."""
+    """Return business keys as RocketMQ stores them: in one property, separated by spaces."""
     return keys if isinstance(keys, str) else " ".join(keys)
 
 
 def copy_properties(properties: Mapping[str, str], *without: str) -> dict[str, str]:
-    """A copy of *properties* that leaves some out."""
+    """Return a copy of *properties* without some of them."""
     return {name: value for name, value in properties.items() if name not in without}

@@ -1,4 +1,4 @@
-"""What can be said of messages that wait: questions about them, and the answers to steering them."""
+"""Pending messages: queries about delayed messages, and the results of cancelling and rescheduling them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ __all__ = ["PendingCounts", "PendingMessage", "PendingPage", "PendingQuery", "Sc
 
 
 class ScheduleChangeStatus(Enum):
-    """What became of a message that was to be cancelled or rescheduled. Exactly one is true, for good.
+    """Result of a cancel or a reschedule. Exactly one applies, and it never changes later.
 
-    ``CANCELLED`` and ``RESCHEDULED``: it was waiting, and the wish was carried out (or had been, before).
-    ``ALREADY_DELIVERED``: it is in its topic. ``UNKNOWN``: the broker has no such message, or forgot it with its files.
+    ``CANCELLED`` and ``RESCHEDULED``: the message was pending, and this or an earlier call changed it.
+    ``ALREADY_DELIVERED``: the message is in its topic. ``UNKNOWN``: the broker has no such message,
+    or retention deleted it.
     """
 
     CANCELLED = "cancelled"
@@ -24,11 +25,11 @@ class ScheduleChangeStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChange:
-    """The answer to a cancel or reschedule.
+    """Response to a cancel or a reschedule.
 
     Attributes:
-        count: How many waiting messages the wish was carried out on by this call; a key may name several.
-        handles: The handles of what waits now instead, for a reschedule.
+        count: Number of pending messages that this call changed; a key may match several.
+        handles: After a reschedule: the handles of the rescheduled messages.
     """
 
     status: ScheduleChangeStatus
@@ -38,14 +39,14 @@ class ScheduleChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingQuery:
-    """Which waiting messages are meant: all that agree with everything given.
+    """Filter for pending messages. A message must match all values that are given.
 
     Attributes:
-        topic: The topic they are for.
-        key: One of their keys, or their message id.
-        tag: Their tag.
-        before_ms: Due before this (epoch ms).
-        after_ms: Due at this or later.
+        topic: The topic that receives the message when it is due.
+        key: One of the keys of the message, or its message id.
+        tag: The tag of the message.
+        before_ms: Due before this time (epoch ms).
+        after_ms: Due at this time or later (epoch ms).
     """
 
     topic: str | None = None
@@ -57,14 +58,14 @@ class PendingQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingMessage:
-    """One message that waits.
+    """One pending message.
 
     Attributes:
-        topic: Where it goes when it is due.
-        deliver_ms: When that is (epoch ms).
-        delay_level: Its level; 0 for a timer.
-        roll_count: How often it was written again on the way.
-        handle: What `cancel` and `reschedule` take.
+        topic: The topic that receives the message when it is due.
+        deliver_ms: Deliver time (epoch ms).
+        delay_level: The delay level; 0 for a timer.
+        roll_count: Number of times that the timer was stored again before it is due.
+        handle: Handle for `cancel` and `reschedule`.
         body_size: Bytes of the body as stored.
     """
 
@@ -82,16 +83,16 @@ class PendingMessage:
 
     @property
     def deliver_at(self) -> datetime:
-        """``deliver_ms`` as a datetime, in UTC."""
+        """``deliver_ms`` as a datetime in UTC."""
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.deliver_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingPage:
-    """Some waiting messages, those due first before others.
+    """One page of pending messages, ordered by deliver time.
 
     Attributes:
-        cursor: Give it to the next call to go on; None at the end.
+        cursor: Argument for the call that returns the next page; None on the last page.
     """
 
     messages: tuple[PendingMessage, ...]
@@ -100,10 +101,10 @@ class PendingPage:
 
 @dataclass(frozen=True, slots=True)
 class PendingCounts:
-    """How many messages wait.
+    """Numbers of pending messages.
 
     Attributes:
-        buckets: Begin of each span of time (epoch ms) that messages fall due in -> how many; ascending.
+        buckets: Start of each time span (epoch ms) that has due messages -> their number; ascending.
     """
 
     total: int

@@ -1,4 +1,4 @@
-"""What the broker answers."""
+"""Results of the operations of a broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class SendStatus(Enum):
-    """What the broker promises about a message it took."""
+    """Durability of a stored message. Only ``SEND_OK`` means that the configured guarantee holds."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -29,17 +29,17 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """The broker's answer to one send.
+    """Response of the broker to a send.
 
-    A result means the broker has the message; only ``SEND_OK`` says that it is as durable as the
-    flush settings promise. A send that failed raises and leaves no result.
+    A result means that the broker has stored the message. Only ``SEND_OK`` means that the message is as durable as the
+    flush settings guarantee. A send that failed raises and returns no result.
 
     Attributes:
-        msg_id: Made by the sender, the same across its retries; of a batch, joined by commas.
-        offset_msg_id: Made by the broker: its address and the physical offset; of a batch, joined by commas.
-        message_queue: Where the message is, or will be when it is due.
-        queue_offset: Its place, counted in messages; of a delayed message the place in the queue it waits in.
-        handle: Of a delayed message: what `cancel` and `reschedule` take; of a batch, joined by commas.
+        msg_id: Id that the producer created; equal across its retries. Of a batch: joined by commas.
+        offset_msg_id: Id that the broker created: its address and the physical offset. Of a batch: joined by commas.
+        message_queue: Queue of the message; of a delayed message the queue that receives it when it is due.
+        queue_offset: Queue offset of the message; of a delayed message in the queue of the system topic.
+        handle: Handle of a delayed message for `cancel` and `reschedule`. Of a batch: joined by commas.
     """
 
     send_status: SendStatus
@@ -52,9 +52,9 @@ class SendResult:
 
 
 class TransactionState(Enum):
-    """What a local transaction came to. Source: the names of ``rocketmq-spring: RocketMQLocalTransactionState``.
+    """State of a local transaction. Source: ``rocketmq-spring: RocketMQLocalTransactionState``.
 
-    ``COMMIT``: deliver the message. ``ROLLBACK``: drop it. ``UNKNOWN``: nobody can tell yet; the broker asks later.
+    ``COMMIT``: deliver the message. ``ROLLBACK``: discard it. ``UNKNOWN``: the broker checks the transaction later.
     """
 
     COMMIT = "COMMIT"
@@ -64,10 +64,10 @@ class TransactionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult(SendResult):
-    """The answer to a send in a transaction.
+    """Result of a send in a transaction.
 
     Attributes:
-        local_transaction_state: What the local transaction came to; ``UNKNOWN`` is asked for later.
+        local_transaction_state: State of the local transaction; the broker checks an ``UNKNOWN`` one later.
     """
 
     local_transaction_state: TransactionState = TransactionState.UNKNOWN
@@ -75,13 +75,13 @@ class TransactionSendResult(SendResult):
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """A message that the broker has and that nobody sees before its transaction ends.
+    """A message that the broker has stored, invisible to consumers until its transaction ends.
 
     Attributes:
-        message: As it was given to `Broker.send_half`.
-        group: The producer group that is asked about it if its end never comes.
-        send_result: ``queue_offset`` is the place in the half queue, ``offset_msg_id`` names the half record,
-            ``transaction_id`` is the message's id, and ``message_queue`` is where it goes when it is committed.
+        message: The message that was passed to `Broker.send_half`.
+        group: Producer group that answers transaction checks.
+        send_result: ``queue_offset`` is the offset in the half queue and ``offset_msg_id`` the id of the half message.
+            ``transaction_id`` is the message id, and ``message_queue`` the queue that receives the message on commit.
     """
 
     message: Message
@@ -90,6 +90,8 @@ class HalfMessage:
 
 
 class PullStatus(Enum):
+    """Reason why a pull returned messages or none."""
+
     FOUND = "FOUND"
     NO_NEW_MSG = "NO_NEW_MSG"
     NO_MATCHED_MSG = "NO_MATCHED_MSG"
@@ -97,12 +99,12 @@ class PullStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """Messages of one queue from one offset on.
+    """Messages of one queue.
 
     Attributes:
-        next_begin_offset: Where to pull next; past the messages that the selector left out, too.
-        min_offset: The first queue offset that is still there.
-        max_offset: One past the last.
+        next_begin_offset: Queue offset of the next pull; it is past the messages that the selector did not match.
+        min_offset: First queue offset that exists.
+        max_offset: One past the last queue offset.
     """
 
     pull_status: PullStatus

@@ -1,4 +1,4 @@
-"""Work that goes on by itself: a step that does what is due, and a thread that is only a loop around it."""
+"""Background services: a step method that does the work that is due, and a thread that calls it in a loop."""
 
 from __future__ import annotations
 
@@ -13,48 +13,56 @@ __all__ = ["AfterChangeService", "Service", "ServiceThread", "WakeEvent"]
 
 
 class Service(Protocol):
-    """Something with work that falls due.
+    """Background work that is due at certain times.
 
-    ``step`` does what is due now and returns the millisecond at which it wants to be called next:
-    a time not after now means "there is more at once", None means "not before somebody wakes me".
-    It never sleeps. On a virtual clock a harness calls it; on the real one a `ServiceThread` does.
+    On a system clock a `ServiceThread` calls ``step``; on a virtual clock a test harness does.
     """
 
     name: str
 
-    def step(self) -> int | None: ...
+    def step(self) -> int | None:
+        """Do the work that is due now. Never sleep.
+
+        Returns:
+            The time (epoch ms) of the next step. A time that is not in the future means that more work is due now.
+            None means that no step is needed before the service calls its wake function.
+        """
 
     def on_wake(self, wake: Callable[[], None]) -> None:
-        """Take the function to call when work arrives before the time ``step`` returned."""
+        """Set the function that the service calls when work arrives before the time that ``step`` returned."""
 
 
 class WakeEvent:
-    """Wakes the one thread that waits for it. A ring that nobody waits for is kept for the next wait, once."""
+    """Wakes the one thread that waits for it.
+
+    If no thread waits, the next `wait` returns at once. Several `set` calls before a `wait` count as one.
+    """
 
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # locked = not set. One lock is cheaper than the condition of threading.Event
         self._lock.acquire()
 
     def set(self) -> None:
+        """Wake the waiting thread, or let the next `wait` return at once."""
         if self._lock.locked():
-            with contextlib.suppress(RuntimeError):  # another thread rang in between
+            with contextlib.suppress(RuntimeError):  # another thread released the lock after the check
                 self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True when it rings, or rang since the last wait; False after *timeout_s*."""
+        """Return True once the event is set, and reset it; return False after *timeout_s*."""
         return self._lock.acquire(timeout=timeout_s)
 
 
 class AfterChangeService:
-    """Runs an action an interval after the first change since it last ran; without changes it sleeps.
+    """Runs an action some time after a change, once for all changes in between. Without changes it sleeps.
 
-    An action that raises is due again an interval later.
+    If the action raises, it runs again after the same interval.
 
     Args:
-        action: Runs in whichever thread steps the service.
-        interval_ms: How long changes may gather.
+        action: Called in the thread that steps the service.
+        interval_ms: Time from the first change to the action.
     """
 
     def __init__(self, name: str, action: Callable[[], None], clock: Clock, interval_ms: int) -> None:
@@ -69,29 +77,31 @@ class AfterChangeService:
         self._wake = wake
 
     def changed(self) -> None:
+        """Schedule the action, unless it is scheduled already."""
         if self._due_ms is None:
             self._due_ms = self._clock.now_ms() + self._interval_ms
             self._wake()
 
     def step(self) -> int | None:
         if self._due_ms is not None and self._due_ms <= self._clock.now_ms():
-            self._due_ms = None
+            self._due_ms = None  # before the action: a change during the action schedules another one
             try:
                 self._action()
             except BaseException:
-                self._due_ms = self._clock.now_ms() + self._interval_ms  # what changed is still to be done
+                self._due_ms = self._clock.now_ms() + self._interval_ms
                 raise
         return self._due_ms
 
 
 class ServiceThread:
-    """Runs services in one thread: step them, sleep until the first is due, wake when work arrives.
+    """A thread that steps services: it sleeps until the first one is due and wakes when work arrives.
 
-    A step that raises is reported to *on_error* and tried again a second later; the others go on.
+    If a step raises, the thread passes the error to *on_error* and repeats the step a second later. The other services
+    are not affected.
     """
 
     _RETRY_MS = 1_000
-    _LONGEST_SLEEP_S = 60.0  # a wall clock that was set forward is noticed after this long
+    _LONGEST_SLEEP_S = 60.0  # a wall clock that was set forward is noticed after this time at the latest
 
     def __init__(
         self, name: str, services: list[Service], clock: Clock, on_error: Callable[[Service, Exception], None]
@@ -106,13 +116,15 @@ class ServiceThread:
             service.on_wake(self.wake)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
+        """Step all services now."""
         self._wake_event.set()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Let the step that is running end, then end the thread."""
+        """Stop the thread after the current step."""
         self._stopping = True
         self._wake_event.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -120,8 +132,8 @@ class ServiceThread:
 
     def _loop(self) -> None:
         while not self._stopping:
-            wake_at = [due for service in self._services if (due := self._step(service)) is not None]
-            due_ms = min(wake_at, default=None)
+            next_steps = [due_ms for service in self._services if (due_ms := self._step(service)) is not None]
+            due_ms = min(next_steps, default=None)
             sleep_s = self._LONGEST_SLEEP_S if due_ms is None else self._clock.seconds_until(due_ms)
             if sleep_s > 0:
                 self._wake_event.wait(min(sleep_s, self._LONGEST_SLEEP_S))

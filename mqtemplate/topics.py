@@ -1,4 +1,4 @@
-"""Topic names: RocketMQ's system topics, what each set of them is for, and which names are legal."""
+"""Topic names: the system topics of RocketMQ, the sets of them, and the rules for legal names."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ __all__ = [
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "check_send_topic",
     "check_topic",
+    "reply_topic",
 ]
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-"""Delayed messages with a level; one queue for each level."""
+"""Messages delayed by level; one queue for each level."""
 TIMER_TOPIC = "rmq_sys_wheel_timer"
-"""Delayed messages with any other delay."""
+"""Messages delayed by a timer."""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""Messages of transactions that are not committed yet."""
+"""Half messages: messages of transactions."""
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-"""Marks of half messages whose transactions have ended."""
+"""Op messages: each names the half messages whose transactions have ended."""
 TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-"""Half messages that were checked too often; applications may read it."""
+"""Half messages that were discarded after too many checks; applications may read it."""
 AUTO_CREATE_TOPIC = "TBW102"
 """Template for topics that are created by their first message."""
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
@@ -44,7 +45,7 @@ SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
-"""Topics of brokers 5.x that are not in `SYSTEM_TOPICS` begin with it."""
+"""Prefix of the system topics of 5.x brokers that are not in `SYSTEM_TOPICS`."""
 
 NOT_SENDABLE_TOPICS = frozenset(
     {
@@ -57,12 +58,18 @@ NOT_SENDABLE_TOPICS = frozenset(
         SELF_TEST_TOPIC,
     }
 )
-"""Topics that only the broker writes to. Source: ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and the timer topic."""
+"""Topics that only the broker writes to: the check of each send uses it.
+
+Source: ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and the timer topic.
+"""
 
 SYSTEM_TOPICS = frozenset(
     NOT_SENDABLE_TOPICS | {AUTO_CREATE_TOPIC, TRACE_TOPIC, "BenchmarkTest", "CHECKPOINT_TOPIC"},
 )
-"""Topics that belong to no application and have no namespace. Source: ``TopicValidator.SYSTEM_TOPIC_SET``."""
+"""Topics of RocketMQ itself: they have no namespace, and administrators cannot change or delete them.
+
+Source: ``TopicValidator.SYSTEM_TOPIC_SET``.
+"""
 
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _MAX_LENGTH = 127
@@ -74,7 +81,7 @@ def check_topic(topic: str) -> str:
     """Return *topic* if it is a legal name. Source: ``TopicValidator.validateTopic``.
 
     Raises:
-        DestinationError: It is empty, too long, or has other characters than ``%|a-zA-Z0-9_-``.
+        DestinationError: The name is empty, too long, or has characters other than ``%|a-zA-Z0-9_-``.
     """
     if not topic:
         raise DestinationError("the topic is empty; give 'topic' or 'topic:tag'")
@@ -90,7 +97,7 @@ def check_topic(topic: str) -> str:
 
 
 def check_send_topic(topic: str) -> str:
-    """Return *topic* if applications may send messages to it.
+    """Return *topic* if applications may send to it.
 
     Raises:
         DestinationError: The name is illegal, or only the broker writes to the topic.
@@ -100,3 +107,8 @@ def check_send_topic(topic: str) -> str:
             f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
         )
     return topic
+
+
+def reply_topic(cluster_name: str) -> str:
+    """Return the topic that replies name. Source: ``MixAll.getReplyTopic``."""
+    return f"{cluster_name}_REPLY_TOPIC"

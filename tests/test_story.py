@@ -1,4 +1,4 @@
-"""Why anybody wants this: what a scheduled job that polls a table was there for."""
+"""The typical use of delayed messages: they replace a scheduled job that polls a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mqtemplate.testing import Harness
 
 
 class Orders:
-    """A shop that closes what nobody paid within half an hour; nothing ever looks through all its orders."""
+    """A shop that closes each order that is not paid within half an hour, without a search through its orders."""
 
     def __init__(self, template: RocketMQTemplate) -> None:
         self.template = template
@@ -30,19 +30,19 @@ class Orders:
 class Closing:
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
-        self.looked_at: list[str] = []
+        self.checked: list[str] = []
 
     def on_message(self, order: str) -> None:
-        self.looked_at.append(order)
+        self.checked.append(order)
         if self.orders.state[order] == "open":
             self.orders.state[order] = "closed"
 
 
 @pytest.mark.feature("E1", "E2")
-def test_an_unpaid_order_is_closed_in_time_without_a_job_that_polls(
+def test_an_unpaid_order_is_closed_on_time_without_a_polling_job(
     mqtemplate_app: Callable[..., MQApplication], mqtemplate_harness: Harness
 ) -> None:
-    """Until its time has come nobody sees the message, and nobody looks for it."""
+    """The listener does not see the message before its deliver time."""
     app = mqtemplate_app(Orders, Closing)
     orders, closing = app.get(Orders), app.get(Closing)
     orders.place("4466")
@@ -50,8 +50,8 @@ def test_an_unpaid_order_is_closed_in_time_without_a_job_that_polls(
 
     mqtemplate_harness.advance("29m 59s")
     orders.pay("4467")
-    assert closing.looked_at == []
+    assert closing.checked == []
     mqtemplate_harness.advance("1s")
 
     assert orders.state == {"4466": "closed", "4467": "paid"}
-    assert sorted(closing.looked_at) == ["4466", "4467"]
+    assert sorted(closing.checked) == ["4466", "4467"]

@@ -1,4 +1,4 @@
-"""How the queues of a topic are shared out among the members of a group."""
+"""Assignment of the queues of a topic to the members of a group."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from mqtemplate.message import MessageQueue
 
 
-def in_javas_order(members: Iterable[str]) -> list[str]:
-    """Client ids as Java sorts texts, by UTF-16 units; all members must sort them alike."""
-    return sorted(members, key=lambda member: member.encode("utf-16-be", "surrogatepass"))
+def sort_client_ids(client_ids: Iterable[str]) -> list[str]:
+    """Return client ids in the order of Java, by UTF-16 code units. All members of a group must use the same order."""
+    return sorted(client_ids, key=lambda client_id: client_id.encode("utf-16-be", "surrogatepass"))
 
 
 def allocate_averagely(member: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    """The queues of *member*: neighbours stay together; where it does not come out even the first members get one more.
+    """Return the queues of *member*: a contiguous range of *queues*, one queue longer for the first members.
 
-    Both sequences are sorted alike by everybody, so all members come to the same answer without talking.
+    Each member computes the assignment by itself, so all members must sort both sequences in the same way.
     Source: ``AllocateMessageQueueAveragely``.
     """
     if member not in members:

@@ -1,4 +1,4 @@
-"""What the members of one group must have in common."""
+"""Check that the members of a group have the same subscriptions and message model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ def check_same_group(one: ConsumerSpec, other: ConsumerSpec) -> None:
     """Check that two members may share a group.
 
     Raises:
-        ListenerError: They want something else; RocketMQ lets the last one win, and messages are lost to the other.
+        ListenerError: Their subscriptions or message models differ. In RocketMQ the last member would win, and the
+            others would lose messages.
     """
     if one.subscriptions != other.subscriptions:
         raise ListenerError(

@@ -1,4 +1,4 @@
-"""Which messages of a topic a group matches."""
+"""Tag selectors, and the type and constructor of all selectors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from typing import TypeAlias
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.java_hash import java_string_hash
-from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.message import Property
+from mqtemplate.selectors.sql92.selector import Sql92Selector
+
+_TAGS = Property.TAGS
 
 
 class SelectorType(Enum):
+    """Language of a selector expression."""
+
     TAG = "TAG"
     SQL92 = "SQL92"
 
 
 @dataclass(frozen=True, slots=True)
 class TagSelector:
-    """``*`` for every message, or tags joined by two bars: ``paid || refunded``.
+    """``*`` for all messages, or tags joined by ``||``: ``paid || refunded``.
 
     Attributes:
-        tags: The tags wanted; empty for all.
-        codes: Their hashes, as a consume queue keeps them: a cheap first sieve that lets strangers through.
+        tags: The selected tags; empty for all messages.
+        codes: Hash codes of the tags, as consume queues store them. Other tags may have the same hash code.
     """
 
     expression: str = field(default="*", compare=False)
@@ -36,27 +41,29 @@ class TagSelector:
             raise ListenerError(
                 f"selector expression {self.expression!r} has an empty tag; write 'a || b', or '*' for all"
             )
-        wanted = frozenset() if not self.expression.strip() or words == ["*"] else frozenset(words)
-        object.__setattr__(self, "tags", wanted)
-        object.__setattr__(self, "codes", frozenset(map(java_string_hash, wanted)))
+        tags = frozenset() if not self.expression.strip() or words == ["*"] else frozenset(words)
+        object.__setattr__(self, "tags", tags)
+        object.__setattr__(self, "codes", frozenset(map(java_string_hash, tags)))
 
     @property
     def selects_all(self) -> bool:
+        """True if the selector matches all messages."""
         return not self.tags
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return True if the selector selects a message with these properties."""
-        return not self.tags or properties.get("TAGS") in self.tags
+        """Return True if the selector matches a message with these properties."""
+        return not self.tags or properties.get(_TAGS) in self.tags
 
 
 Selector: TypeAlias = TagSelector | Sql92Selector
-"""Either kind. Both tell ``selects_all``, ``matches(properties)``, and ``codes``: None where tags codes say nothing."""
+"""Either kind of selector. Both have ``selects_all``, ``matches(properties)`` and ``codes``: hash codes of the selected
+tags, or None if the selector cannot be decided by hash codes."""
 
 
 def make_selector(selector_type: SelectorType, expression: str) -> Selector:
-    """The selector that an expression of this type stands for.
+    """Create the selector of this type.
 
     Raises:
-        ListenerError: The expression cannot be read; of SQL92, a `SelectorError` with the column.
+        ListenerError: The expression is invalid; for SQL92 a `SelectorError`, which names the column.
     """
     return Sql92Selector(expression) if selector_type is SelectorType.SQL92 else TagSelector(expression)

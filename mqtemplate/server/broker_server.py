@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import structlog
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.message import HostAddress
+from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
+from mqtemplate.message import HostAddress, MessageExt
 from mqtemplate.remoting.server import Guard, Processor, RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server.admin.administration import Administration
@@ -38,6 +40,27 @@ from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
+
+
+@dataclass(frozen=True, eq=False)
+class _RemoteClients:
+    """The clients of this server, for the embedded broker; see `EmbeddedBroker.attach`."""
+
+    clients: ClientRegistry
+    transactions: TransactionProcessor
+    replies: ReplyProcessor
+
+    def has_members(self, group: str) -> bool:
+        return self.clients.consumer_group(group) is not None
+
+    def deliver_reply(self, reply: MessageExt) -> bool:
+        return self.replies.forward(reply)
+
+    def can_check(self, group: str) -> bool:
+        return self.transactions.can_check(group)
+
+    def send_check(self, check: TransactionCheck) -> None:
+        self.transactions.send_check(check)
 
 
 class BrokerServer:
@@ -111,8 +134,8 @@ class BrokerServer:
         subscriptions = Subscriptions(self.clients, settings)
         clients = ClientProcessor(engine, self.clients, subscriptions, groups, topic_maker, later)
         self.clients.on_members_changed(clients.tell_members)
-        self._transactions = TransactionProcessor(engine, self.clients, writer)
-        self._replies = ReplyProcessor(engine, self.clients)
+        transactions, replies = TransactionProcessor(engine, self.clients, writer), ReplyProcessor(engine, self.clients)
+        self._remote_clients = _RemoteClients(self.clients, transactions, replies)
         pulls = PullProcessor(engine, settings, self.clients, groups, subscriptions, raw, self.hold, later)
         return {
             **SendProcessor(engine, settings, groups, self.locks, topic_maker, writer, later).processors(),
@@ -121,8 +144,8 @@ class BrokerServer:
             **clients.processors(),
             **LockProcessor(self.locks).processors(),
             **SendBackProcessor(engine, groups, topic_maker, writer, later).processors(),
-            **self._transactions.processors(),
-            **self._replies.processors(),
+            **transactions.processors(),
+            **replies.processors(),
         }
 
     @property
@@ -142,10 +165,7 @@ class BrokerServer:
             StoreError: The engine cannot be started, or a table cannot be read.
         """
         self.engine.start()
-        self.engine.remote_members = self._has_remote_members
-        if self._transactions not in self.engine.transactions.checkers:
-            self.engine.transactions.checkers.append(self._transactions)
-        self.engine.forward_reply = self._replies.forward
+        self.engine.attach(self._remote_clients)
         self._make_system_topics()
         self.groups.load()
         self.administration.load()
@@ -180,9 +200,6 @@ class BrokerServer:
             )
         _log.info("server.started", broker=self.engine.name, address=str(told))
 
-    def _has_remote_members(self, group: str) -> bool:
-        return self.clients.consumer_group(group) is not None
-
     def services(self) -> Sequence[Service]:
         """What has to be stepped on a virtual clock, beside the engine's services."""
         return self._services
@@ -194,10 +211,7 @@ class BrokerServer:
         self._deferred_work.close()
         if self._thread is not None:
             self._thread.stop()
-        self.engine.remote_members = lambda group: False
-        if self._transactions in self.engine.transactions.checkers:  # else it was not loaded
-            self.engine.transactions.checkers.remove(self._transactions)
-        self.engine.forward_reply = lambda reply: False
+        self.engine.detach()
         _log.info("server.stopped", broker=self.engine.name)
 
     def __enter__(self) -> Self:

@@ -64,7 +64,7 @@ class Harness:
         self._woken = False
         self._known: dict[int, Service] = {}
         self._stepping: set[int] = set()
-        clock.let_pass = self.advance_until
+        clock.drive_with(self.advance_until)
 
     def add(self, container: Service) -> None:
         """Step this one, too, after the others."""

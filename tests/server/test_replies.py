@@ -161,7 +161,7 @@ def test_a_listener_of_this_process_replies_to_a_remote_client(serving: Serving,
 def test_a_listener_of_this_process_hears_that_the_client_is_gone(serving: Serving) -> None:
     serving.send("prices", b"tea?", {"CORRELATION_ID": "c-1", "REPLY_TO_CLIENT": "asker@1", "TTL": "3000"})
 
-    with pytest.raises(SendError, match="'asker@1', who asked, is not here"):
+    with pytest.raises(SendError, match="client 'asker@1', which sent the request, is not connected"):
         serving.engine.reply(_received(serving), b"3.20")
 
 

@@ -112,7 +112,7 @@ def test_a_delay_counts_from_the_commit(serving: Serving) -> None:
     ("options", "remark"),
     [
         ({"group": "thieves"}, "belongs to producer group 'producers'"),
-        ({"physical_offset": 7}, "lies at physical offset"),
+        ({"physical_offset": 7}, "is at physical offset"),
         ({"state": 3}, "commitOrRollback is 3; it is 0 for unknown, 8 to commit, 12 to roll back"),
     ],
 )

@@ -660,10 +660,10 @@ def test_a_deleted_record_is_reported_as_deleted(open_store: OpenStore) -> None:
         store.read(first.physical_offset, first.size)
 
     assert str(caught.value) == (
-        "the record at physical offset 0 was deleted by retention: the commit log begins at 4096 now; to keep "
-        "messages longer, raise file-reserved-time, or see that the disk has room"
+        "the record at physical offset 0 was deleted by retention: the commit log now starts at 4096; to keep "
+        "messages longer, raise file-reserved-time or free disk space"
     )
-    assert (caught.value.physical_offset, caught.value.log_begin) == (0, FILE)
+    assert (caught.value.physical_offset, caught.value.log_start) == (0, FILE)
     assert store.read_at(0) is None
 
 

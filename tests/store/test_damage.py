@@ -431,7 +431,7 @@ def test_a_unit_that_points_at_another_message_is_reported(tmp_path: Path) -> No
     reader, queue = QueueReader(store, "b"), MessageQueue("orders", "b", 0)
     with pytest.raises(
         CorruptRecordError,
-        match="queue offset 0 points at the message with queue offset 0 of queue 1 of orders",
+        match="queue offset 0 refers to the message with queue offset 0 of queue 1 of orders",
     ):
         reader.read(queue, 0, 1, None)
     assert reader.read(queue, 1, 1, None)[0][0].body == b"02" * 20

@@ -1,77 +1,90 @@
-"""A whole broker in this process: durable in a folder, or in memory."""
+"""The embedded broker: it stores messages in this process, in a store directory or in memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
-from mqtemplate.broker import (
-    Broker,
-    Capability,
-    CheckTransaction,
-    Consumer,
-    ConsumerSpec,
-    MessageModel,
-    Registration,
-)
-from mqtemplate.brokers.embedded.consumer_group import ConsumerGroup, EmbeddedConsumer
+from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
+from mqtemplate.brokers.embedded.consumer_group import ConsumerGroups, EmbeddedConsumer
 from mqtemplate.brokers.embedded.draft import DraftMaker
-from mqtemplate.brokers.embedded.message_finder import MessageFinder, physical_offset_in
+from mqtemplate.brokers.embedded.message_finder import MessageFinder
+from mqtemplate.brokers.embedded.message_writer import MessageWriter
+from mqtemplate.brokers.embedded.offsets import CommittedOffsets
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
-from mqtemplate.brokers.embedded.replies import Replies, make_reply, received_reply
 from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.brokers.embedded.sender import Sender
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
-from mqtemplate.brokers.embedded.transaction_checkers import TransactionCheckers
-from mqtemplate.brokers.embedded.transactions.service import TransactionCheck, TransactionService
+from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers, TransactionChecker
+from mqtemplate.brokers.embedded.transactions.service import TransactionService
+from mqtemplate.brokers.key_query import KeyQuery
+from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.delay import (
-    DelayController,
-    DelayLevels,
-    DelayStore,
-    PendingView,
-    ScheduleMessageService,
-    TimerMessageStore,
-    TimerSettings,
-    tags_code_of,
-)
+from mqtemplate.delay.control import DelayController
+from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
+from mqtemplate.delay.pending import PendingView
+from mqtemplate.delay.timers.settings import TimerSettings
+from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
-from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, parse_offset_msg_id
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.services import AfterChangeService, Service, ServiceThread, WakeEvent
-from mqtemplate.store import ConsumerOffsets, FolderStoreFiles, MemoryStoreFiles, MessageStore, StoreFiles, TopicTable
+from mqtemplate.services import Service, ServiceThread, WakeEvent
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.topics import TopicTable
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
-_SCHEDULE_QUEUES = 18  # upstream's number, however many levels there are
+_SCHEDULE_QUEUES = 18  # as RocketMQ, independent of the number of levels
+_DEFAULT_CLUSTER = "DefaultCluster"
+
+
+class RemoteClients(TransactionChecker, Protocol):
+    """The remote clients of an embedded broker. A server passes them to `EmbeddedBroker.attach`."""
+
+    def has_members(self, group: str) -> bool:
+        """Return True if a remote client is a member of the consumer group."""
+
+    def deliver_reply(self, reply: MessageExt) -> bool:
+        """Send a reply to the remote client that it names; return False if that client is not connected."""
 
 
 class EmbeddedBroker(Broker):
-    """The engine with the port in front.
+    """A broker in this process.
 
-    - On a folder, what was acknowledged survives the process; one process owns the folder.
-    - In memory the same code runs over memory of its own, for tests and for work that may be lost.
-    - On a virtual clock it starts no thread: whoever owns the clock steps ``services()``.
-    - It is opened once; for a second start make another one.
+    - With a store directory, acknowledged messages survive the process. One process owns the directory.
+    - In memory the same code uses anonymous memory, for tests and for messages that may be lost.
+    - On a virtual clock it starts no thread: a harness steps ``services()``.
+    - It is started once. To start again, create another broker.
 
     Args:
-        path: The folder, made if missing; None keeps everything in memory.
-        store_files: One that is ready, instead of a folder: for tests of what a disk may do.
+        path: The store directory, created if missing; None for memory.
+        store_files: Store files to use instead of a directory, for tests with a simulated disk.
 
     Attributes:
-        transactions: Keeps half messages; more who can ask producers may join its checkers.
-        replies: The requests of this process that wait for a reply.
-        forward_reply: Brings a reply to a client that is not this process; False if it cannot.
-        remote_members: Tells whether clients outside this process read for a group.
+        store: Commit log and consume queues.
+        topics: The table of topics.
+        routes: The queues of the topics.
+        reader: Reads messages by queue offset.
+        drafts: Creates the records of messages.
+        writer: Stores the records of messages.
+        offsets: Committed offsets of the clustering groups.
+        transactions: Half messages and transaction checks.
+        requests: The requests of this process that have no reply yet.
+        client_id: The client id in these requests.
     """
 
     def __init__(
@@ -90,6 +103,9 @@ class EmbeddedBroker(Broker):
         self._store_files: StoreFiles = store_files or (
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
         )
+        self._is_open = False
+        self._threads: list[ServiceThread] = []
+        self._remote_clients: RemoteClients | None = None
         self.levels = DelayLevels.parse(settings.message_delay_level)
         self.store = MessageStore(
             self._store_files,
@@ -97,8 +113,20 @@ class EmbeddedBroker(Broker):
             clock,
             tags_code_of=lambda topic, properties, stored_ms: tags_code_of(topic, properties, stored_ms, self.levels),
         )
+        self.topics = TopicTable(self._store_files, clock)
+        self._groups = ConsumerGroups()
+        self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._groups.rebalance)
         self.reader = QueueReader(self.store, self.name)
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
+        self._offsets = CommittedOffsets(self.store, settings.flush_consumer_offset_interval_ms)
+        self.offsets = self._offsets.clustering
+        self.client_id = f"{self.name}@{create_unique_id()}"
+        self.requests = PendingRequests("broker.requests", clock, self.store.metrics)
+        self._create_delay_services()
+        self._create_send_path()
+
+    def _create_delay_services(self) -> None:
+        settings = self.settings
         limits = settings.timer_limits()
         self._schedule = ScheduleMessageService(self.store, limits.precision_ms)
         self._timer = TimerMessageStore(
@@ -109,65 +137,44 @@ class EmbeddedBroker(Broker):
                 log_file_size=settings.mapped_file_size_timer_log,
             ),
         )
-        self.topics = TopicTable(self._store_files, clock)
-        self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._rebalance)
-        self.drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)
-        self.sender = Sender(self.store, self.routes, self.drafts, settings.listen_host)
         delay_stores: list[DelayStore] = [self._schedule, self._timer]
         self._delay_control = DelayController(self.store, delay_stores, limits, self.name)
         self._pending = PendingView(self.store, delay_stores, self.topics.names, self.name)
         self.store.cleaning.on_cleaned(self._timer.delete_before)
-        self.offsets = ConsumerOffsets(self._store_files, clock, flush=self.store.flush)
-        self._broadcast_offsets: dict[tuple[str, str], ConsumerOffsets] = {}
-        self._offsets_service = AfterChangeService(
-            "broker.offsets", self._persist_offsets, clock, settings.flush_consumer_offset_interval_ms
+
+    def _create_send_path(self) -> None:
+        settings = self.settings
+        self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, settings.listen_host)
+        self.writer = MessageWriter(self.store, self.name, settings.listen_host)
+        self.transactions = TransactionService(self.store, self.topics, self.offsets, self.drafts, settings)
+        has_threads = not self.clock.is_virtual
+        self._checkers = LocalCheckers(
+            self.name, self._end_transaction, self.transactions.producer_connected, has_threads=has_threads
         )
-        self.offsets.on_change(self._offsets_service.changed)
-        self.transactions = TransactionService(
-            self.store, self.topics, self.offsets, self.drafts, settings.transaction_limits()
+        self.transactions.add_checker(self._checkers)
+        self._sender = Sender(
+            self.store, self.routes, self.drafts, self.writer, self.transactions.prepare, settings.listen_host
         )
-        self._checkers = TransactionCheckers(
-            self.name, self._answer_check, self.transactions.producer_connected, has_threads=not clock.is_virtual
-        )
-        self.transactions.checkers.append(self._checkers)
-        self.replies = Replies(f"{self.name}@{create_unique_id()}", clock, self.store.metrics)
-        self.forward_reply: Callable[[MessageExt], bool] = lambda reply: False
-        self.remote_members: Callable[[str], bool] = lambda group: False
-        self._groups: dict[str, ConsumerGroup] = {}
-        self._threads: list[ServiceThread] = []
-        self._is_open = False
 
     def _capabilities(self) -> frozenset[Capability]:
-        capabilities = {
-            Capability.DELAY_LEVEL,
-            Capability.BATCH_DELAY,
-            Capability.QUERY,
-            Capability.SCHEDULE_CHANGE,
-            Capability.PENDING,
-            Capability.TRANSACTION,
-            Capability.TRANSACTION_DELAY,
-            Capability.REQUEST_REPLY,
-            Capability.SQL92,
-        }
-        if self.settings.timer_wheel_enable:
-            capabilities.add(Capability.TIMER)
-        if self.path is not None:
-            capabilities.add(Capability.LOCAL_FILES)
-        return frozenset(capabilities)
+        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER}
+        if self.path is None:
+            missing.add(Capability.LOCAL_FILES)
+        return frozenset(Capability) - missing
 
     @property
     def metrics(self) -> Metrics:
-        """Counts and times of this broker; docs/metrics.md has the names."""
+        """Metrics of this broker; docs/metrics.md has their names."""
         return self.store.metrics
 
-    # --- life ----------------------------------------------------------------------------------
+    # --- start and close -----------------------------------------------------------------------
 
     def start(self) -> None:
         """Open the files and recover.
 
         Raises:
-            StoreLockedError: Another process owns the folder.
-            StoreFormatError: The folder was made with other file sizes.
+            StoreLockedError: Another process owns the store directory.
+            StoreFormatError: The store directory was created with other file sizes.
         """
         if self._is_open:
             return
@@ -197,43 +204,50 @@ class EmbeddedBroker(Broker):
 
     def _start_threads(self) -> None:
         self.store.start()
-        delay_stores: list[Service] = [*self.store.services(), self._offsets_service]
-        self._threads = [
-            ServiceThread("mqtemplate-store", delay_stores, self.clock, self.store.report),
-            ServiceThread("mqtemplate-delay", [self._schedule, self._timer], self.clock, self.store.report),
-            ServiceThread("mqtemplate-asking", [self.transactions, self.replies], self.clock, self.store.report),
-            ServiceThread("mqtemplate-cleaning", [self.store.cleaning], self.clock, self.store.report),
-        ]
-        for thread in self._threads:
-            thread.start()
+        services: dict[str, list[Service]] = {
+            "mqtemplate-store": [*self.store.services(), self._offsets.service],
+            "mqtemplate-delay": [self._schedule, self._timer],
+            "mqtemplate-transactions": [self.transactions, self.requests],
+            "mqtemplate-cleaning": [self.store.cleaning],
+        }
+        for name, stepped in services.items():
+            self._threads.append(ServiceThread(name, stepped, self.clock, self.store.report))
+            self._threads[-1].start()
 
     def services(self) -> Sequence[Service]:
-        return [
-            self._schedule,
-            self._timer,
-            *self.store.services(),
-            self._offsets_service,
-            self.store.cleaning,
-            self.transactions,
-            self.replies,
-        ]
+        store_services = [*self.store.services(), self._offsets.service, self.store.cleaning]
+        return [self._schedule, self._timer, *store_services, self.transactions, self.requests]
 
     def close(self) -> None:
         if not self._is_open:
             return
-        for group in list(self._groups.values()):
-            group.close()
+        self._groups.close()
         self._checkers.close()
         for thread in reversed(self._threads):
             thread.stop()
         self._is_open = False
-        self.replies.close()
-        self.transactions.note_progress()
-        with ExitStack() as last:  # each, whatever the disk says to the one before; the folder is free then
-            last.callback(self._timer.close)
-            last.callback(self.store.close)
-            self._persist_offsets()
+        self.requests.close()
+        self.transactions.save_progress()
+        with ExitStack() as stack:  # close all of them even if one raises: the lock of the store directory is released
+            stack.callback(self._timer.close)
+            stack.callback(self.store.close)
+            self._offsets.persist()
         _log.info("broker.stopped", broker=self.name)
+
+    def attach(self, remote_clients: RemoteClients) -> None:
+        """Serve remote clients too: a server calls it when it starts.
+
+        Producers among them answer transaction checks and get replies. A consumer group has either remote members or
+        members in this process.
+        """
+        self._remote_clients = remote_clients
+        self.transactions.add_checker(remote_clients)
+
+    def detach(self) -> None:
+        """Serve no remote clients any more. Without a server this has no effect."""
+        if self._remote_clients is not None:
+            self.transactions.remove_checker(self._remote_clients)
+            self._remote_clients = None
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -253,28 +267,28 @@ class EmbeddedBroker(Broker):
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         self._check_open()
-        return self.sender.send(message, queue, timeout_ms)
+        return self._sender.send(message, queue, timeout_ms)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
         self._check_open()
-        return self.sender.send_batch(messages, queue, timeout_ms)
+        return self._sender.send_batch(messages, queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> Future[SendResult]:
         self._check_open()
-        return self.sender.send_async(messages, queue)
+        return self._sender.send_async(messages, queue)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         self._check_open()
-        self.sender.send_one_way(message, queue)
+        self._sender.send_one_way(message, queue)
 
     def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
-        """Take a message that a member of *group* could not handle; see `Consumer.send_back`."""
+        """Store a message that a member of *group* sends back; see `Consumer.send_back`."""
         self._check_open()
-        self.sender.send_back(message, group, delay_level, max_reconsume_times)
+        self._sender.send_back(message, group, delay_level, max_reconsume_times)
 
     # --- transactions and requests -------------------------------------------------------------
 
@@ -282,12 +296,13 @@ class EmbeddedBroker(Broker):
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> HalfMessage:
         self._check_open()
-        result = self.sender.send_half(message, check_topic(group), queue, timeout_ms, self.transactions)
+        result = self._sender.send_half(message, check_topic(group), queue, timeout_ms)
         return HalfMessage(message, group, result)
 
     def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
         sent = half.send_result
-        self._end_transaction(sent.queue_offset, physical_offset_in(sent.offset_msg_id), half.group, state, remark)
+        _, physical_offset = parse_offset_msg_id(sent.offset_msg_id)
+        self._end_transaction(sent.queue_offset, physical_offset, half.group, state, remark)
 
     def _end_transaction(
         self, half_offset: int, physical_offset: int, group: str, state: TransactionState, remark: str | None
@@ -297,9 +312,9 @@ class EmbeddedBroker(Broker):
             end = self.transactions.end(half_offset, physical_offset, group, state, remark=remark)
             is_safe = end is None or self.store.confirm(end.physical_end, end.topics)
         except StoreError as exc:
-            raise SendError(f"the end of the transaction was not stored, or is not safe yet: {exc}") from exc
+            raise SendError(f"the end of the transaction was not stored, or is not durable yet: {exc}") from exc
         if not is_safe:
-            raise SendTimeoutError("the end of the transaction is stored, and was not flushed in time")
+            raise SendTimeoutError("the end of the transaction is stored, but was not flushed in time")
 
     def check_transactions(
         self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
@@ -307,41 +322,37 @@ class EmbeddedBroker(Broker):
         self._check_open()
         return self._checkers.register(check_topic(group), check, threads, max_waiting)
 
-    def _answer_check(self, check: TransactionCheck, state: TransactionState, remark: str | None) -> None:
-        half = check.half
-        self._end_transaction(half.queue_offset, half.physical_offset, check.group, state, remark)
-
     def request(
         self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> Future[MessageExt]:
         self._check_open()
-        request, future = self.replies.expect(message, timeout_ms)
+        request = create_request(message, self.client_id, timeout_ms)
+        future = self.requests.add(request, timeout_ms)
 
         def sent(sending: Future[SendResult]) -> None:
             if (error := sending.exception()) is not None:
-                self.replies.fail(request, error)
+                self.requests.fail(request.properties[Property.CORRELATION_ID], error)
 
-        self.sender.send_async([request], queue).add_done_callback(sent)
+        self._sender.send_async([request], queue).add_done_callback(sent)
         if future.done() and isinstance(error := future.exception(), MessageError):
             raise error
         return future
 
     def reply(
-        self,
-        request: MessageExt,
-        body: bytes,
-        properties: Mapping[str, str] | None = None,
-        timeout_ms: int = 3_000,
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
     ) -> None:
         self._check_open()
-        reply = make_reply(request, body, properties)
+        reply = create_reply(request, body, properties, _DEFAULT_CLUSTER)
         client_id = reply.properties[Property.REPLY_TO_CLIENT]
-        arrived = received_reply(reply, self.name, self.clock.now_ms(), self.settings.listen_host)
-        deliver = self.replies.arrived if client_id == self.replies.client_id else self.forward_reply
-        if not deliver(arrived):
+        received = received_reply(reply, self.name, self.clock.now_ms(), self.settings.listen_host)
+        if client_id == self.client_id:
+            is_delivered = self.requests.complete(received)
+        else:
+            is_delivered = self._remote_clients is not None and self._remote_clients.deliver_reply(received)
+        if not is_delivered:
             raise SendError(
-                f"the reply to message {request.msg_id} of {request.topic!r} could not be brought: {client_id!r}, who "
-                "asked, is not here or waits no longer"
+                f"the reply to message {request.msg_id} of {request.topic!r} could not be delivered: client "
+                f"{client_id!r}, which sent the request, is not connected or no longer waits"
             )
 
     # --- reading -------------------------------------------------------------------------------
@@ -355,13 +366,14 @@ class EmbeddedBroker(Broker):
         selector: Selector | None = None,
     ) -> PullResult:
         self._check_open()
-        wanted = None if selector is None or selector.selects_all else selector
-        result = self.reader.pull(queue, queue_offset, max_count, wanted)
+        if selector is not None and selector.selects_all:
+            selector = None
+        result = self.reader.pull(queue, queue_offset, max_count, selector)
         if result.messages or wait_ms <= 0 or self.clock.is_virtual:
             return result
-        return self._pull_waiting(queue, result, max_count, wait_ms, wanted)
+        return self._wait_and_pull(queue, result, max_count, wait_ms, selector)
 
-    def _pull_waiting(
+    def _wait_and_pull(
         self, queue: MessageQueue, result: PullResult, max_count: int, wait_ms: int, selector: Selector | None
     ) -> PullResult:
         wake_event = WakeEvent()
@@ -373,7 +385,7 @@ class EmbeddedBroker(Broker):
                 left = deadline - time.monotonic()
                 if result.messages or left <= 0 or not self._is_open:
                     return result
-                if result.pull_status is PullStatus.NO_NEW_MSG:  # else a selector left out what there was so far
+                if result.pull_status is PullStatus.NO_NEW_MSG:  # otherwise more messages may follow the skipped ones
                     wake_event.wait(left)
         finally:
             self.store.unwatch(queue.topic, wake_event.set)
@@ -393,19 +405,17 @@ class EmbeddedBroker(Broker):
     # --- groups --------------------------------------------------------------------------------
 
     def has_members(self, group: str) -> bool:
-        """Whether consumers of this process read for *group*."""
-        found = self._groups.get(group)
-        return found is not None and found.has_members
+        """Return True if *group* has members in this process."""
+        return self._groups.has_members(group)
 
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
         self._check_open()
-        if self.remote_members(spec.group):
+        if self._remote_clients is not None and self._remote_clients.has_members(spec.group):
             raise ListenerError(
                 f"group {spec.group!r} is read by remote clients of this broker, which share no queues with listeners "
                 "in its own process; give the listener a group of its own"
             )
-        group = self._groups.setdefault(spec.group, ConsumerGroup(spec.group))
-        return EmbeddedConsumer(self, group, spec, self._offsets_of(spec))
+        return EmbeddedConsumer(self, self._groups.group(spec.group), spec, self._offsets.table(spec))
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
         return self.offsets.offset(group, queue.topic, queue.queue_id)
@@ -414,7 +424,7 @@ class EmbeddedBroker(Broker):
         self._check_open()
         self.offsets.commit(group, queue.topic, queue.queue_id, queue_offset)
 
-    # --- what waits, and finding ---------------------------------------------------------------
+    # --- pending messages and search -----------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         self._check_open()
@@ -435,12 +445,12 @@ class EmbeddedBroker(Broker):
         return self._pending.count(query, bucket_ms)
 
     def change_delay_levels(self, text: str) -> None:
-        """Use another level table, such as ``"1s 10s 2h"``, from now on.
+        """Use another level table, such as ``"1s 10s 2h"``, until the next start.
 
-        What waits keeps the time it was promised. The table is the settings' again after a restart.
+        Pending messages keep their deliver time.
 
         Raises:
-            ConfigurationError: It is no such table.
+            ConfigurationError: *text* is not a level table.
         """
         self.levels = levels = DelayLevels.parse(text)
         self.drafts.change_levels(levels)
@@ -460,27 +470,4 @@ class EmbeddedBroker(Broker):
         unique: bool = False,
     ) -> list[MessageExt]:
         self._check_open()
-        return self._finder.by_key(topic, key, max_count, begin_ms, end_ms, unique=unique)
-
-    def _rebalance(self) -> None:
-        for group in list(self._groups.values()):
-            group.rebalance()
-
-    def _offsets_of(self, spec: ConsumerSpec) -> ConsumerOffsets:
-        """Where a member's progress is kept: the members of a broadcasting group each have their own."""
-        if spec.message_model is MessageModel.CLUSTERING:
-            return self.offsets
-        key = (spec.instance_name, spec.group)
-        offsets = self._broadcast_offsets.get(key)
-        if offsets is None:
-            name = f"broadcast/{spec.instance_name}/{spec.group}.json"
-            offsets = ConsumerOffsets(self._store_files, self.clock, name, self.store.flush)
-            offsets.load()
-            offsets.on_change(self._offsets_service.changed)
-            self._broadcast_offsets[key] = offsets
-        return offsets
-
-    def _persist_offsets(self) -> None:
-        self.offsets.persist()
-        for offsets in list(self._broadcast_offsets.values()):
-            offsets.persist()
+        return self._finder.by_key(KeyQuery(topic, key, max_count, begin_ms, end_ms, unique))

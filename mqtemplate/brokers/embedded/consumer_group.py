@@ -1,4 +1,4 @@
-"""Consumer groups of an embedded broker: members, who reads which queue, and how far."""
+"""Consumer groups of an embedded broker: their members and the assignment of queues."""
 
 from __future__ import annotations
 
@@ -12,44 +12,70 @@ import structlog
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.brokers.rebalance import allocate_averagely
+from mqtemplate.brokers.retry import check_can_send_back
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
-from mqtemplate.errors import (
-    BrokerClosedError,
-    CorruptRecordError,
-    DeletedRecordError,
-    UnsupportedError,
-)
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError
 from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import WakeEvent
-from mqtemplate.store import ConsumerOffsets, MessageStore
+from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.broker")
 
 _YOUNG_QUEUE_BYTES = 1 << 30
+_DEFAULT_CONSUME_TIMESTAMP_MS = 1_800_000  # before now. Source: DefaultMQPushConsumer.consumeTimestamp
 
 
-class GroupBackend(Protocol):
-    """What the members need of their broker."""
+class ConsumerBackend(Protocol):
+    """The parts of a broker that its consumers use."""
 
     clock: Clock
     store: MessageStore
     reader: QueueReader
 
-    def queues(self, topic: str) -> Sequence[MessageQueue]: ...
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """See `Broker.queues`."""
 
-    def create_topic(self, topic: str, queue_count: int = 4) -> None: ...
+    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+        """See `Broker.create_topic`."""
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None: ...
+    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
+        """Store a message that a member of *group* sends back; see `Consumer.send_back`."""
+
+
+class ConsumerGroups:
+    """The consumer groups of this process, by name."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, ConsumerGroup] = {}
+
+    def has_members(self, group: str) -> bool:
+        """Return True if *group* has members in this process."""
+        found = self._groups.get(group)
+        return found is not None and found.has_members
+
+    def group(self, name: str) -> ConsumerGroup:
+        """Return the group of this name; create it if needed."""
+        return self._groups.setdefault(name, ConsumerGroup())
+
+    def rebalance(self) -> None:
+        """Assign the queues of all groups again."""
+        for group in list(self._groups.values()):
+            group.rebalance()
+
+    def close(self) -> None:
+        """Close all members of all groups."""
+        for group in list(self._groups.values()):
+            group.close()
 
 
 class ConsumerGroup:
-    """The members of one group in this process, and how its queues are shared out among them."""
+    """The members of one group in this process, and the locks of its queues."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._members: dict[str, EmbeddedConsumer] = {}
         self._joined = 0
@@ -57,60 +83,62 @@ class ConsumerGroup:
 
     @property
     def has_members(self) -> bool:
+        """True if the group has members."""
         return bool(self._members)
 
-    def join(self, member: EmbeddedConsumer) -> str:
-        """Take a member in; gives its id.
+    def join(self, member: EmbeddedConsumer) -> None:
+        """Add a member.
 
         Raises:
-            ListenerError: The others want something else.
+            ListenerError: Its subscriptions or its message model differ from those of the other members.
         """
         with self._lock:
             for other in self._members.values():
                 check_same_group(other.spec, member.spec)
             self._joined += 1
-            member_id = f"{member.spec.instance_name}@{self._joined:06d}"
-            self._members[member_id] = member
+            self._members[f"{member.spec.instance_name}@{self._joined:06d}"] = member
         self.rebalance()
-        return member_id
 
     def leave(self, member: EmbeddedConsumer) -> None:
+        """Remove a member, and release its queue locks."""
         with self._lock:
             self._members = {key: other for key, other in self._members.items() if other is not member}
             self._queue_locks = {queue: owner for queue, owner in self._queue_locks.items() if owner is not member}
         self.rebalance()
 
     def rebalance(self) -> None:
-        """Share the queues out anew: after a member came or went, or a topic got queues."""
+        """Assign the queues to the members. Called when a member joins or leaves, or a topic gets queues."""
         with self._lock:
             ids = sorted(self._members)
             for member_id, member in self._members.items():
-                mine: set[MessageQueue] = set()
+                assigned: set[MessageQueue] = set()
                 for queues in member.subscribed_queues():
-                    shares = member.spec.message_model is MessageModel.CLUSTERING
-                    mine.update(allocate_averagely(member_id, ids, queues) if shares else queues)
-                member.assign(mine)
+                    is_clustering = member.spec.message_model is MessageModel.CLUSTERING
+                    assigned.update(allocate_averagely(member_id, ids, queues) if is_clustering else queues)
+                member.assign(assigned)
 
     def close(self) -> None:
-        """Close every member."""
+        """Close all members."""
         for member in list(self._members.values()):
             member.close()
 
     def lock(self, queue: MessageQueue, member: EmbeddedConsumer) -> bool:
+        """Lock a queue for *member*; return False if another member has the lock."""
         with self._lock:
             return self._queue_locks.setdefault(queue, member) is member
 
     def unlock(self, queue: MessageQueue, member: EmbeddedConsumer) -> None:
+        """Release the lock of a queue, if *member* has it."""
         with self._lock:
             if self._queue_locks.get(queue) is member:
                 del self._queue_locks[queue]
 
 
 class EmbeddedConsumer(Consumer):
-    """A member of a group, in the broker's process. Waits on a bell that the store rings."""
+    """A member of a group in the process of the broker. Its ``poll`` waits until the store wakes it."""
 
     def __init__(
-        self, broker: GroupBackend, group: ConsumerGroup, spec: ConsumerSpec, offsets: ConsumerOffsets
+        self, broker: ConsumerBackend, group: ConsumerGroup, spec: ConsumerSpec, offsets: ConsumerOffsets
     ) -> None:
         self.spec = spec
         self._broker = broker
@@ -123,7 +151,7 @@ class EmbeddedConsumer(Consumer):
         self._positions: dict[MessageQueue, int] = {}
         self._is_closed = False
         self._is_woken = False
-        self._has_passed = False  # the last read left messages out, and gave none of their queue
+        self._has_skipped = False  # the last read only skipped messages that a selector did not match
         self._selectors: dict[str, Selector | None] = {
             topic: None if selector.selects_all else selector for topic, selector in spec.subscriptions.items()
         }
@@ -138,11 +166,11 @@ class EmbeddedConsumer(Consumer):
     # --- membership ----------------------------------------------------------------------------
 
     def subscribed_queues(self) -> Iterable[list[MessageQueue]]:
-        """The queues of each topic, those of the retry topic among them."""
+        """Return the queues of each topic, including the retry topic."""
         return [sorted(self._broker.queues(topic)) for topic in self._selectors]
 
     def assign(self, queues: set[MessageQueue]) -> None:
-        """Read these from now on. A queue that comes begins where its group has committed."""
+        """Read these queues from now on. A queue that was not assigned before is read from the committed offset."""
         with self._lock:
             self._positions = {queue: at for queue, at in self._positions.items() if queue in queues}
             self._turn = sorted(queues)
@@ -181,16 +209,16 @@ class EmbeddedConsumer(Consumer):
         while True:
             messages = self._read(max_count, without)
             left = deadline - time.monotonic()
-            if not messages and self._has_passed and not self._is_woken and (is_virtual or left > 0):
-                continue  # a selector left out all that was read, and there may be more behind it
+            if not messages and self._has_skipped and not self._is_woken and (is_virtual or left > 0):
+                continue  # matching messages may follow the skipped ones
             if messages or left <= 0 or self._is_woken or is_virtual:
                 self._is_woken = False
                 return messages
             self._wake_event.wait(left)
 
     def _read(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
-        """What there is now. The queues take turns at being first, so that none starves."""
-        self._has_passed = False
+        """Read without waiting. Each call starts with another queue, so that all queues are read."""
+        self._has_skipped = False
         if self._is_closed:
             raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
         messages: list[MessageExt] = []
@@ -208,18 +236,18 @@ class EmbeddedConsumer(Consumer):
             at = self._positions[queue] = self._first_position(queue)
         reader = self._broker.reader
         if at < (low := reader.min_offset(queue)):
-            at = self._positions[queue] = self._pass_deleted(queue, at, low)
+            at = self._positions[queue] = self._skip_deleted(queue, at, low)
         selector = self._selectors[queue.topic]
         try:
             found, self._positions[queue] = reader.read(queue, at, max_count, selector)
-            self._has_passed |= not found and self._positions[queue] > at
-        except DeletedRecordError:  # at this moment
-            self._positions[queue] = self._pass_deleted(queue, at, max(reader.first_readable_offset(queue), at + 1))
+            self._has_skipped |= not found and self._positions[queue] > at
+        except DeletedRecordError:  # retention deleted the record after `min_offset` was read
+            self._positions[queue] = self._skip_deleted(queue, at, max(reader.first_readable_offset(queue), at + 1))
             self._read_queue(queue, max_count, messages)
             return
         except CorruptRecordError as exc:
             if messages:
-                return  # hand out what was read; the next poll meets the damage again, and says so
+                return  # return the messages first; the next poll reads the corrupt record again and raises
             self._positions[queue] = (at if exc.queue_offset is None else exc.queue_offset) + 1
             raise
         if queue.topic == self._retry_topic:
@@ -227,8 +255,8 @@ class EmbeddedConsumer(Consumer):
                 message.topic = message.properties.get(Property.RETRY_TOPIC, message.topic)
         messages += found
 
-    def _pass_deleted(self, queue: MessageQueue, queue_offset: int, next_offset: int) -> int:
-        """Say that messages were deleted before this group had read them; gives *next_offset*."""
+    def _skip_deleted(self, queue: MessageQueue, queue_offset: int, next_offset: int) -> int:
+        """Log that retention deleted messages that this group had not read, and return *next_offset*."""
         _log.warning(
             "consumer.messages_deleted",
             group=self.spec.group,
@@ -245,15 +273,16 @@ class EmbeddedConsumer(Consumer):
         reader = self._broker.reader
         low, high = reader.min_offset(queue), reader.max_offset(queue)
         if committed is not None:
-            return min(committed, high)  # what lies before `low` is passed, and logged, when it is read
-        where = self.spec.consume_from_where
-        if queue.topic == self._retry_topic or where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+            return min(committed, high)  # if it is below `low`, the read skips and logs the deleted messages
+        start = self.spec.consume_from_where
+        if queue.topic == self._retry_topic or start is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
             return low
-        if where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-            since = self.spec.consume_timestamp
-            return reader.search_offset(queue, self._broker.clock.now_ms() - 1_800_000 if since is None else since)
-        # As upstream's brokers answer: a queue that still has its first message, close behind the log's end, is
-        # young, and a new group reads it whole; else it begins at the end.
+        if start is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            timestamp = self.spec.consume_timestamp
+            default = self._broker.clock.now_ms() - _DEFAULT_CONSUME_TIMESTAMP_MS
+            return reader.search_offset(queue, default if timestamp is None else timestamp)
+        # RocketMQ (ConsumerManageProcessor.queryConsumerOffset): if a queue still has its first message, and that is
+        # near the end of the log, a new group reads the whole queue. Otherwise it starts at the end.
         return low if low == 0 and reader.bytes_after(queue, low) <= _YOUNG_QUEUE_BYTES else high
 
     def position(self, queue: MessageQueue) -> int:
@@ -275,9 +304,5 @@ class EmbeddedConsumer(Consumer):
         self._offsets.commit(self.spec.group, queue.topic, queue.queue_id, queue_offset)
 
     def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        if self.spec.message_model is MessageModel.BROADCASTING:
-            raise UnsupportedError(
-                f"group {self.spec.group!r} broadcasts, and a message that each member gets has no one retry topic; "
-                "handle the failure in the listener, or use CLUSTERING"
-            )
+        check_can_send_back(self.spec)
         self._broker.send_back(message, self.spec.group, delay_level, self.spec.max_reconsume_times)

@@ -1,11 +1,12 @@
-"""From the message a client sends to the record the store keeps: the embedded broker's front door."""
+"""Records of the messages that producers send: checks, message ids and delays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from mqtemplate.brokers.embedded.transactions.records import committed_properties
-from mqtemplate.delay import DelayLevels, TimerLimits, divert, strip_broker_properties
+from mqtemplate.brokers.embedded.transactions.records import committed_properties, copy_half, half_properties
+from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
+from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import (
@@ -15,24 +16,41 @@ from mqtemplate.message import (
     Message,
     MessageExt,
     Property,
-    copy_properties,
     create_unique_id,
 )
 from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import UNIQ_KEY, decode_properties, encode_properties, property_format
-
-_UNIQ_KEY_FORMAT = property_format(UNIQ_KEY, b"%b")
+from mqtemplate.topics import HALF_TOPIC
 
 _Encoded = tuple[bytes, int, str | None, bool]
-"""Properties as bytes, the tags code, the id if they name one, whether one of `_LOOK_TWICE` is among them."""
+"""Encoded properties, tags code, the message id or None, and True if one of `_SPECIAL_PROPERTIES` is among them."""
 
-_LOOK_TWICE = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
-"""Properties that ask for a delay, or that only a broker may write. Most messages have none of them."""
+_SPECIAL_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
+"""Properties that request a delay, or that only a broker may set. Most messages have none."""
+
+_UNIQUE_ID = property_format(UNIQ_KEY, b"%b")
+
+
+def batch_topic(messages: Sequence[Message]) -> str:
+    """Return the topic of a batch.
+
+    Raises:
+        MessageError: The batch is empty, or its messages have several topics.
+    """
+    if not messages:
+        raise MessageError("the batch is empty; give at least one message")
+    topic = messages[0].topic
+    for message in messages:
+        if message.topic != topic:
+            raise MessageError(
+                f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches"
+            )
+    return topic
 
 
 class DraftMaker:
-    """Checks a message, gives it an id where it has none, and sets it on its way: at once, or to wait."""
+    """Creates the record of a message: it checks the message, adds a message id and applies the delay."""
 
     def __init__(self, levels: DelayLevels, limits: TimerLimits, max_message_size: int, host: HostAddress) -> None:
         self._levels = levels
@@ -46,50 +64,61 @@ class DraftMaker:
         self._levels = levels
 
     def make(self, message: Message, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
-        """The record of a new message, and the message's id.
+        """Return the record of a new message, and its message id.
 
         Args:
-            now_ms: When it came: a delay counts from here.
+            now_ms: Time of the send; a delay counts from it.
 
         Raises:
-            MessageError: It is too large.
-            DelayError: The delay it asks for cannot be kept.
+            MessageError: The message is too large.
+            DelayError: The delay is invalid or not supported.
         """
         body, properties = message.body, message.properties
         if len(body) > self._max_message_size:
             raise self._too_large(message)
-        encoded, code, unique_id, may_wait = self._encode(properties)
+        # Most producers send the same properties again and again, so the last result is kept.
+        last, (encoded, code, unique_id, is_special) = self._last
+        if properties != last:
+            encoded, code, unique_id, is_special = self._encode(properties)
         if unique_id is None:
             unique_id = create_unique_id()
-            encoded += _UNIQ_KEY_FORMAT % unique_id.encode()
+            encoded += _UNIQUE_ID % unique_id.encode()
         topic, delay_ms = message.topic, -1
-        if may_wait:
-            named = message.properties | {Property.UNIQ_KEY: unique_id}
-            topic, queue_id, encoded, delay_ms = self._set_waiting(named, topic, queue_id, now_ms)
+        if is_special:
+            with_id = properties | {Property.UNIQ_KEY: unique_id}
+            topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms)
         draft = RecordDraft(topic, queue_id, body, encoded, code, delay_ms, message.flag, 0, now_ms, self._born_host)
         return draft, unique_id
 
     def _encode(self, properties: dict[str, str]) -> _Encoded:
-        """Most senders send the same properties again and again, so the last answer is kept."""
-        last, answer = self._last
-        if properties != last:
-            answer = (
-                encode_properties(properties),
-                tags_code(properties.get(Property.TAGS)),
-                properties.get(Property.UNIQ_KEY),
-                not _LOOK_TWICE.isdisjoint(properties),
-            )
-            self._last = (properties.copy(), answer)
-        return answer
+        result = (
+            encode_properties(properties),
+            tags_code(properties.get(Property.TAGS)),
+            properties.get(Property.UNIQ_KEY),
+            not _SPECIAL_PROPERTIES.isdisjoint(properties),
+        )
+        self._last = (properties.copy(), result)
+        return result
 
     def _too_large(self, message: Message) -> MessageError:
         return MessageError(
             f"the body for {message.topic!r} has {len(message.body)} bytes, allowed are {self._max_message_size}; "
-            "send less, keep the data elsewhere and send where it is, or raise max-message-size"
+            "send less, store the data elsewhere and send its address, or raise max-message-size"
         )
 
+    def make_batch(
+        self, messages: Sequence[Message], queue_id: int, now_ms: int
+    ) -> tuple[list[RecordDraft], list[str]]:
+        """Return the records of several messages of one topic, and their message ids. Errors as in `make`."""
+        drafts, ids = [], []
+        for message in messages:
+            draft, unique_id = self.make(message, queue_id, now_ms)
+            drafts.append(draft)
+            ids.append(unique_id)
+        return drafts, ids
+
     def make_send_back(self, message: Message, original: MessageExt, queue_id: int, now_ms: int) -> RecordDraft:
-        """The record of a message that a consumer gave back: it keeps when and where it was born, and counts on."""
+        """Return the record of a message that a consumer sends back: born as *original*, with one more retry."""
         draft, _ = self.make(message, queue_id, now_ms)
         draft.born_timestamp = original.born_timestamp
         draft.born_host = pack_host(original.born_host)
@@ -97,52 +126,42 @@ class DraftMaker:
         return draft
 
     def make_half(self, message: Message, group: str, queue_id: int, now_ms: int) -> tuple[RecordDraft, str]:
-        """The record of a message in a transaction of *group*, before it becomes a half message; and its id.
+        """Return the half message for a message in a transaction of *group*, and its message id.
 
         Raises:
-            MessageError: It is too large.
-            DelayError: The delay it asks for could not be kept if it were committed now.
+            MessageError: The message is too large, or there is no producer group.
+            DelayError: The delay could not be applied if the transaction were committed now.
         """
+        if not group:
+            raise MessageError(
+                f"a message in a transaction has no producer group (property {Property.PRODUCER_GROUP}); "
+                "the broker needs it for transaction checks"
+            )
         draft, unique_id = self.make(message, queue_id, now_ms)
-        properties = copy_properties(message.properties) | {
-            Property.UNIQ_KEY: unique_id,
-            Property.TRANSACTION_PREPARED: "true",
-            Property.PRODUCER_GROUP: group,
-        }
-        draft.topic, draft.queue_id, draft.delay_ms = message.topic, queue_id, -1
+        properties = half_properties(strip_broker_properties(message.properties), unique_id, group)
+        properties |= {Property.REAL_TOPIC: message.topic, Property.REAL_QID: str(queue_id)}
+        draft.topic, draft.queue_id, draft.delay_ms = HALF_TOPIC, 0, -1
         draft.properties = encode_properties(properties)
         return draft, unique_id
 
     def make_committed(self, half: StoredRecord, now_ms: int) -> RecordDraft:
-        """The record of a half message that is committed: its delay counts from *now_ms*.
+        """Return the record of a half message that is committed. Its delay counts from *now_ms*.
 
         Raises:
-            DelayError: The delay it asks for cannot be kept.
+            DelayError: The delay is not supported.
         """
         properties = committed_properties(half)
         stored = decode_properties(half.properties_bytes)
         topic, queue_id = stored[Property.REAL_TOPIC], int(stored[Property.REAL_QID])
-        topic, queue_id, encoded, delay_ms = self._set_waiting(properties, topic, queue_id, now_ms)
-        return RecordDraft(
-            topic,
-            queue_id,
-            half.body,
-            encoded,
-            tags_code(properties.get(Property.TAGS)),
-            delay_ms,
-            half.flag,
-            half.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT,
-            half.born_timestamp,
-            half.born_host,
-            half.reconsume_times,
-            half.physical_offset,
-            half.body_crc,
-        )
+        topic, queue_id, encoded, delay_ms = self._apply_delay(properties, topic, queue_id, now_ms)
+        draft = copy_half(half, topic, queue_id, encoded, SysFlag.TRANSACTION_COMMIT)
+        draft.delay_ms = delay_ms
+        return draft
 
-    def _set_waiting(
+    def _apply_delay(
         self, properties: Mapping[str, str], topic: str, queue_id: int, now_ms: int
     ) -> tuple[str, int, bytes, int]:
-        """Topic, queue id, properties and level's delay of a message that may ask for a delay."""
+        """Return topic, queue id, properties and level delay of the record; a delayed one is in a system topic."""
         properties = strip_broker_properties(properties)
         diverted = divert(properties, topic, queue_id, now_ms, self._levels, self._limits)
         if diverted is None:

@@ -1,8 +1,10 @@
-"""What of a queue can be seen, and reading it: the pulling half of an embedded broker."""
+"""Reading of messages by queue and queue offset in an embedded broker."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue
@@ -10,26 +12,28 @@ from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.store import ConsumeQueue, MessageStore
+from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.message_store import MessageStore
 
 _NO_LIMIT = 1 << 62
-_UNITS_AT_ONCE = 1_024
-_SCANNED_UNITS = 4_096
-"""Where a selector leaves much out, one read goes past so many units at most."""
+_UNITS_PER_PAGE = 1_024
+_MAX_SCANNED_UNITS = 4_096
+"""Most consume queue units that one read with a selector looks at, if it finds no message."""
 
 
 class QueueReader:
-    """Reads messages by queue and offset; nothing is seen before it is as safe as the flush mode promises."""
+    """Reads messages by queue offset. It returns only messages that are as durable as the flush mode guarantees."""
 
     def __init__(self, store: MessageStore, broker_name: str) -> None:
         self._store = store
         self._broker_name = broker_name
 
     def min_offset(self, queue: MessageQueue) -> int:
+        """Return the first queue offset that exists."""
         return self._queue(queue).min_offset
 
     def max_offset(self, queue: MessageQueue) -> int:
-        """One past the last message that can be seen."""
+        """Return one past the last queue offset that is visible."""
         consume_queue = self._queue(queue)
         confirm = self._store.confirm_offset
         if confirm >= self._store.end_offset:
@@ -39,25 +43,26 @@ class QueueReader:
     def read(
         self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector | None
     ) -> tuple[list[MessageExt], int]:
-        """Messages from *queue_offset* on that *selector* matches, and the offset to go on from.
+        """Return messages from *queue_offset* on that *selector* matches, and the offset of the next read.
 
         Raises:
-            CorruptRecordError: The first message there is damaged, or its unit is, so that it leads elsewhere. One that
-                others come before ends the list.
-            DeletedRecordError: The first message there was deleted at this moment; go on at `first_readable_offset`.
+            CorruptRecordError: The first message is corrupt, or its unit refers to another message. A corrupt message
+                after valid ones only ends the list.
+            DeletedRecordError: Retention deleted the first message during this call; `first_readable_offset` is the
+                next offset.
         """
         consume_queue = self._queue(queue)
         messages: list[MessageExt] = []
         at = queue_offset
         if selector is None:
             return messages, self._read_units(queue, at, consume_queue.unit_tuples(at, max_count), None, messages)
-        end = at + max(max_count, _SCANNED_UNITS)
+        end = at + max(max_count, _MAX_SCANNED_UNITS)
         while at < end and len(messages) < max_count:
-            units = consume_queue.unit_tuples(at, min(end - at, _UNITS_AT_ONCE))
-            read_to = self._read_units(queue, at, units, selector, messages, max_count)
-            has_stopped = read_to < at + len(units)
-            at = read_to
-            if has_stopped or not units:
+            units = consume_queue.unit_tuples(at, min(end - at, _UNITS_PER_PAGE))
+            next_offset = self._read_units(queue, at, units, selector, messages, max_count)
+            is_complete = next_offset == at + len(units)
+            at = next_offset
+            if not units or not is_complete:
                 break
         return messages, at
 
@@ -70,26 +75,27 @@ class QueueReader:
         messages: list[MessageExt],
         max_count: int = _NO_LIMIT,
     ) -> int:
-        """Add the messages of *units*, which begin at queue offset *at*, to *messages*; gives where to go on."""
+        """Append the messages of *units*, which start at queue offset *at*, and return the offset of the next read."""
         confirm = self._store.confirm_offset
         read, name = self._store.read, self._broker_name
         topic, queue_id = queue.topic, queue.queue_id
         codes = None if selector is None else selector.codes
         for physical_offset, size, tags_code in units:
-            if confirm < physical_offset + size <= self._store.end_offset:
+            if confirm < physical_offset + size <= self._store.end_offset:  # in the log, but not flushed yet
                 break
             if codes is None or tags_code in codes:
                 try:
                     record = read(physical_offset, size)
+                    # A unit has no checksum: only its record shows whether it refers to the right message.
                     if record.queue_offset != at or record.queue_id != queue_id or record.topic != topic:
-                        raise _misplaced(queue, at, record)
+                        raise _wrong_unit(queue, at, record)
                     message = to_message_ext(record, name)
                 except CorruptRecordError as exc:
                     if messages:
                         break
                     exc.queue_offset = at
                     raise
-                if selector is None or selector.matches(message.properties):
+                if selector is None or selector.matches(message.properties):  # tags may share a hash code
                     messages.append(message)
             at += 1
             if len(messages) == max_count:
@@ -97,10 +103,10 @@ class QueueReader:
         return at
 
     def pull(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector | None) -> PullResult:
-        """`read`, as a pull answers it.
+        """Read messages as `Broker.pull` does, without waiting.
 
         Raises:
-            OffsetOutOfRangeError: *queue_offset* is not between the queue's ends.
+            OffsetOutOfRangeError: *queue_offset* is below the minimum or above the maximum of the queue.
         """
         low, high = self.min_offset(queue), self.max_offset(queue)
         if not low <= queue_offset <= high:
@@ -116,32 +122,26 @@ class QueueReader:
         return PullResult(status, next_offset, low, high, messages)
 
     def first_readable_offset(self, queue: MessageQueue) -> int:
-        """The first queue offset whose message the log still has, even while older ones are being deleted."""
+        """Return the first queue offset whose record exists, also while retention deletes older ones."""
         return self._queue(queue).first_at("physical_offset", self._store.start_offset)
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """The first queue offset stored at *timestamp* (epoch ms) or later; the maximum if none is."""
+        """Return the first queue offset stored at *timestamp* (epoch ms) or later; the maximum if there is none."""
         consume_queue = self._queue(queue)
-        low, high = consume_queue.min_offset, self.max_offset(queue)
-        while low < high:
-            middle = (low + high) // 2
-            if self._is_older(consume_queue, middle, timestamp):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        offsets = range(consume_queue.min_offset, self.max_offset(queue))
+        return offsets.start + bisect_left(offsets, timestamp, key=partial(self._store_timestamp, consume_queue))
 
-    def _is_older(self, consume_queue: ConsumeQueue, queue_offset: int, timestamp: int) -> bool:
+    def _store_timestamp(self, consume_queue: ConsumeQueue, queue_offset: int) -> int:
         try:
             unit = consume_queue.unit(queue_offset)
-            return self._store.read(unit.physical_offset, unit.size).store_timestamp < timestamp
-        except (DeletedRecordError, IndexError):  # deleted since the search began
-            return True
+            return self._store.read(unit.physical_offset, unit.size).store_timestamp
+        except (DeletedRecordError, IndexError):  # retention deleted it during the search: it is older
+            return -_NO_LIMIT
         except CorruptRecordError:
-            return False  # then none that was asked for is passed over
+            return _NO_LIMIT  # as if it were newer, so that the search does not skip messages
 
     def bytes_after(self, queue: MessageQueue, queue_offset: int) -> int:
-        """How far behind the log's end a message lies; 0 if there is none at *queue_offset*."""
+        """Return the distance in bytes from a message to the end of the log; 0 if there is no message."""
         units = self._queue(queue).unit_tuples(queue_offset, 1)
         return self._store.end_offset - units[0][0] if units else 0
 
@@ -153,16 +153,16 @@ def _out_of_range(queue: MessageQueue, queue_offset: int, low: int, high: int) -
     is_deleted = queue_offset < low
     next_offset = low if is_deleted else high
     return OffsetOutOfRangeError(
-        f"queue {queue.queue_id} of {queue.topic} holds offsets {low}..{high - 1}, asked was {queue_offset}"
-        f"{', which was deleted by retention' if is_deleted else ''}; go on from {next_offset}",
+        f"queue {queue.queue_id} of {queue.topic} has offsets {low}..{high - 1}, got {queue_offset}"
+        f"{', which retention deleted' if is_deleted else ''}; continue at {next_offset}",
         next_offset,
     )
 
 
-def _misplaced(queue: MessageQueue, queue_offset: int, record: StoredRecord) -> CorruptRecordError:
+def _wrong_unit(queue: MessageQueue, queue_offset: int, record: StoredRecord) -> CorruptRecordError:
     return CorruptRecordError(
         f"consumequeue/{queue.topic}/{queue.queue_id}",
         record.physical_offset,
-        f"the unit of queue offset {queue_offset} points at the message with queue offset {record.queue_offset} of "
+        f"the unit of queue offset {queue_offset} refers to the message with queue offset {record.queue_offset} of "
         f"queue {record.queue_id} of {record.topic}",
     )

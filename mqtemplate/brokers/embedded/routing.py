@@ -1,41 +1,30 @@
-"""Which queues a topic has, and which of them is next."""
+"""Routes of an embedded broker: the queues of each topic."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mqtemplate.errors import DestinationError
 from mqtemplate.message import MessageQueue
-from mqtemplate.store import TopicTable
+from mqtemplate.store.topics import TopicTable
 from mqtemplate.topics import TRANS_CHECK_MAX_TIME_TOPIC, check_send_topic
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRoute:
-    """The queues of a topic; ``next_queue`` gives them in turn, to any number of threads."""
+class _Route(NamedTuple):
+    """The queues of a topic. ``next_queue`` returns them in turn; any thread may call it."""
 
     queues: tuple[MessageQueue, ...]
     next_queue: Callable[[], MessageQueue]
 
-    def queue(self, queue: MessageQueue) -> MessageQueue:
-        """Return *queue* if it is one of these, else raise `DestinationError`."""
-        if queue not in self.queues:
-            known = self.queues[0]
-            raise DestinationError(
-                f"{queue} is no queue of the topic; broker {known.broker_name!r} has queues "
-                f"0..{len(self.queues) - 1} of {known.topic!r}"
-            )
-        return queue
-
 
 class TopicRoutes:
-    """The routes of one broker. A topic nobody knows is made when it is asked for, as upstream's brokers do.
+    """The routes of one broker. An unknown topic is created when it is used first, as by RocketMQ.
 
     Args:
-        on_grow: Called when a topic got more queues, so that they find readers.
+        on_grow: Called after a topic got more queues, so that they are assigned to consumers.
     """
 
     def __init__(
@@ -45,45 +34,58 @@ class TopicRoutes:
         self._broker_name = broker_name
         self._default_queue_count = default_queue_count
         self._on_grow = on_grow
-        self._routes: dict[str, TopicRoute] = {}
+        self._routes: dict[str, _Route] = {}
         self._lock = threading.Lock()
 
-    def route(self, topic: str) -> TopicRoute:
-        """The route of *topic*.
+    def select(self, topic: str, queue: MessageQueue | None) -> MessageQueue:
+        """Return the queue that a message to *topic* goes to: *queue*, or the next one if it is None.
 
         Raises:
-            DestinationError: The name is illegal, or the broker keeps it for itself. Source: ``TopicValidator``.
+            DestinationError: The name is illegal, only the broker writes to the topic, or it has no such queue.
+                Source: ``TopicValidator``.
         """
-        return self._routes.get(topic) or self._make(topic, self._table.queue_count(topic) or self._default_queue_count)
+        route = self._routes.get(topic) or self._add(topic)
+        if queue is None:
+            return route.next_queue()
+        if queue not in route.queues:
+            raise DestinationError(
+                f"{queue} is no queue of the topic; broker {self._broker_name!r} has queues "
+                f"0..{len(route.queues) - 1} of {topic!r}"
+            )
+        return queue
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic, to send to or to read.
+        """Return the queues of a topic, for producers and consumers.
 
         Raises:
-            DestinationError: The name is illegal, or the broker keeps the topic for itself.
+            DestinationError: The name is illegal, or the topic belongs to the broker.
         """
-        if topic != TRANS_CHECK_MAX_TIME_TOPIC:
-            return self.route(topic).queues
-        count = self._table.create(topic, 1)
-        return tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))
+        if topic != TRANS_CHECK_MAX_TIME_TOPIC:  # consumers may read that one, and only the broker writes to it
+            return (self._routes.get(topic) or self._add(topic)).queues
+        return self._queues(topic, 1)
 
     def create(self, topic: str, queue_count: int) -> None:
-        """Make *topic*, or give it more queues."""
+        """Create *topic*, or add queues to it."""
         before = self._table.queue_count(topic)
-        self._make(topic, queue_count)
+        self._add(topic, queue_count)
         if 0 < before < queue_count:
             self._on_grow()
 
     def refresh(self, topic: str) -> None:
-        """Read the table again: somebody changed what it says of *topic*, or deleted it."""
+        """Read the route from the table again, after an administrator changed or deleted the topic."""
         with self._lock:
             self._routes.pop(topic, None)
         self._on_grow()
 
-    def _make(self, topic: str, queue_count: int) -> TopicRoute:
+    def _add(self, topic: str, queue_count: int | None = None) -> _Route:
         check_send_topic(topic)
+        if queue_count is None:
+            queue_count = self._table.queue_count(topic) or self._default_queue_count
         with self._lock:
-            count = self._table.create(topic, queue_count)
-            queues = tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))
-            self._routes[topic] = route = TopicRoute(queues, itertools.cycle(queues).__next__)
+            queues = self._queues(topic, queue_count)
+            self._routes[topic] = route = _Route(queues, itertools.cycle(queues).__next__)
             return route
+
+    def _queues(self, topic: str, queue_count: int) -> tuple[MessageQueue, ...]:
+        count = self._table.create(topic, queue_count)
+        return tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))

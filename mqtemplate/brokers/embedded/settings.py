@@ -13,24 +13,6 @@ from mqtemplate.store.settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionLimits:
-    """Limits of a transaction that has not ended. The names are those of ``BrokerConfig``.
-
-    Attributes:
-        timeout_ms: Time from the send to the first check.
-        check_interval_ms: Time from one check to the next.
-        check_max: Checks without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``.
-        longest_wait_ms: Longest time that a transaction without a producer to check stays open. The commit log keeps no
-            message longer.
-    """
-
-    timeout_ms: int = 6_000
-    check_interval_ms: int = 30_000
-    check_max: int = 15
-    longest_wait_ms: int = 72 * 3_600_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedSettings(StoreSettings):
     """Settings of an embedded broker and its store. The names are those of RocketMQ's ``BrokerConfig``."""
 
@@ -80,13 +62,4 @@ class EmbeddedSettings(StoreSettings):
             precision_ms=self.timer_precision_ms,
             max_delay_ms=self.timer_max_delay_sec * 1_000,
             enabled=self.timer_wheel_enable,
-        )
-
-    def transaction_limits(self) -> TransactionLimits:
-        """Return the limits of transactions."""
-        return TransactionLimits(
-            timeout_ms=self.transaction_timeout_ms,
-            check_interval_ms=self.transaction_check_interval_ms,
-            check_max=self.transaction_check_max,
-            longest_wait_ms=self.file_reserved_time * 3_600_000,
         )

@@ -24,7 +24,7 @@ from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import Topics
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
+from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -156,7 +156,7 @@ class ClusterClient:
     def close(self) -> None:
         """Close the connections; pending requests end with an error."""
         self._is_closing = True
-        self.requests.close(BrokerClosedError(f"broker {self.name!r} was closed before the reply arrived"))
+        self.requests.pending.close()
         for instance in self.members.instances():
             instance.close()
 
@@ -166,7 +166,7 @@ class ClusterClient:
             "remote": [self._refreshes, self._heartbeats],
             "remote-groups": [self._rebalances, self._lock_renewals],
             "remote-offsets": [self._commits],
-            "remote-timers": [self._pull_retries, self.requests],
+            "remote-timers": [self._pull_retries, self.requests.pending],
         }
 
     # --- actions of the services ---------------------------------------------------------------

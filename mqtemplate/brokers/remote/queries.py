@@ -12,12 +12,13 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 
+from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import check_response, response_error
 from mqtemplate.brokers.remote.pull_request import PULL_RESPONSES, pull_request, subscription_data
 from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError
-from mqtemplate.message import HostAddress, MessageExt, MessageQueue
+from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import (
@@ -32,7 +33,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
-from mqtemplate.remoting.protocol.messages import decode_messages, decode_offset_msg_id
+from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector, TagSelector
 
@@ -180,7 +181,7 @@ class Queries:
 
     def by_id(self, offset_msg_id: str) -> MessageExt | None:
         """See `Broker.message_by_id`."""
-        host, physical_offset = _parse_id(offset_msg_id)
+        host, physical_offset = parse_offset_msg_id(offset_msg_id)
         broker_name, address = self._broker_at(offset_msg_id, host)
         request = RemotingCommand.request(
             RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=physical_offset)
@@ -217,33 +218,25 @@ class Queries:
         Raises:
             MessageError: *key* is no key, or *max_count* no number of messages.
         """
-        if not key or " " in key:
-            raise MessageError(f"a key is one word, got {key!r}; ask for each of several keys by itself")
-        if max_count < 1:
-            raise MessageError(f"max_count must be 1 or more, got {max_count}")
+        query = KeyQuery(topic, key, max_count, begin_ms, end_ms, unique)
         route = self._routes.existing(topic)
         if route is None:
             return []
-        last_ms = _LONG_MAX if end_ms is None else end_ms
         header = QueryMessageRequestHeader(
             topic=self._namespace.wrap(topic),
             key=key,
             max_num=max(max_count, _INDEX_PAGE),
             begin_timestamp=max(0, begin_ms - _INDEX_PRECISION_MS),
-            end_timestamp=last_ms,
+            end_timestamp=query.last_ms,
             unique=unique,
         )
-        found: dict[tuple[str, int], MessageExt] = {}
+        found: list[MessageExt] = []
         for broker_name, by_id in route.addresses.items():
             if MASTER_ID in by_id:
                 for message in self._query_index(broker_name, by_id[MASTER_ID], header):
                     message.topic = self._namespace.unwrap(message.topic)
-                    if _has_key(message, topic, key, unique=unique) and begin_ms <= message.store_timestamp <= last_ms:
-                        found[broker_name, message.physical_offset] = message
-        newest_first = sorted(
-            found.values(), key=lambda message: (message.store_timestamp, message.physical_offset), reverse=True
-        )
-        return newest_first[:max_count]
+                    found.append(message)
+        return query.merge(found)
 
     def _query_index(self, broker_name: str, address: str, header: QueryMessageRequestHeader) -> list[MessageExt]:
         """Return the messages of a broker's index, once it includes the last message this client has seen.
@@ -291,24 +284,6 @@ def _pull_result(
     if not messages and header.next_begin_offset > queue_offset:
         status = PullStatus.NO_MATCHED_MSG
     return PullResult(status, header.next_begin_offset, header.min_offset, header.max_offset, messages)
-
-
-def _has_key(message: MessageExt, topic: str, key: str, *, unique: bool) -> bool:
-    """Return True if *message* has the key: the index stores hashes only, so others may collide."""
-    if message.topic != topic:
-        return False
-    return message.msg_id == key if unique else key in (message.keys or "").split(" ")
-
-
-def _parse_id(offset_msg_id: str) -> tuple[HostAddress, int]:
-    try:
-        return decode_offset_msg_id(offset_msg_id)
-    except (MessageError, BrokerError) as exc:
-        raise MessageError(
-            f"{offset_msg_id!r} is no offset message id: those are 32 hex digits, or 56 with an IPv6 address, as in "
-            "SendResult.offset_msg_id; ask for one of several by itself, and for a sender's id with "
-            "messages_by_key(topic, id, unique=True)"
-        ) from exc
 
 
 @lru_cache(maxsize=256)

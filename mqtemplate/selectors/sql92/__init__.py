@@ -1,4 +1,4 @@
-"""SQL92 selectors: which messages of a topic a group matches, told by their properties."""
+"""SQL92 selectors: conditions over the properties of a message."""
 
 from mqtemplate.selectors.sql92.selector import Sql92Selector
 

@@ -1,7 +1,7 @@
-"""From text to parts: the grammar of RocketMQ's selectors.
+"""Parser of SQL92 expressions: from the text to a function that evaluates it.
 
-Source: RocketMQ ``filter: parser/SelectorParser.jj``. As there, what a word is does not depend on what stands
-around it, the longest match wins, and a number may touch the keyword behind it: ``a = 1and b = 2``.
+Source: RocketMQ ``filter: parser/SelectorParser.jj``. As there, the context does not change how a word is read, the
+longest match wins, and a keyword may follow a number without a space: ``a = 1and b = 2``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import cast
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
 from mqtemplate.errors import SelectorError
-from mqtemplate.selectors.sql92 import parts
-from mqtemplate.selectors.sql92.mistakes import reason_for
-from mqtemplate.selectors.sql92.parts import Part, RefusedError
-from mqtemplate.selectors.sql92.values import Evaluate, Kind
+from mqtemplate.selectors.sql92 import expressions
+from mqtemplate.selectors.sql92.expressions import Expression, OperandError
+from mqtemplate.selectors.sql92.syntax_errors import describe_error
+from mqtemplate.selectors.sql92.values import Evaluate, ValueType
 
 MAX_LENGTH = 32_768
-"""Characters: a list of some thousand texts. Reading them takes a fraction of a second."""
+"""Longest expression in characters: room for some thousand strings. Parsing takes a fraction of a second."""
 
+# `[NOT]` passes the token or None to the method of the rule.
 GRAMMAR = r"""
 start: disjunction
 
@@ -32,29 +33,25 @@ start: disjunction
 ?equality: comparison
     | equality _EQUAL comparison -> equal
     | equality _UNEQUAL comparison -> unequal
-    | equality _IS NULL -> is_null
-    | equality _IS NOT NULL -> is_not_null
+    | equality _IS [NOT] NULL -> is_null
 
 ?comparison: unary
     | comparison ORDER unary -> compared
-    | comparison TEST STRING -> tested
-    | comparison NOT TEST STRING -> not_tested
-    | comparison _BETWEEN unary _AND unary -> between
-    | comparison NOT _BETWEEN unary _AND unary -> not_between
-    | comparison _IN texts -> is_in
-    | comparison NOT _IN texts -> is_not_in
-texts: "(" STRING ("," STRING)* ")"
+    | comparison [NOT] TEST STRING -> tested
+    | comparison [NOT] _BETWEEN unary _AND unary -> between
+    | comparison [NOT] _IN strings -> is_in
+strings: "(" STRING ("," STRING)* ")"
 
 ?unary: primary
     | "+" unary
     | MINUS unary -> negative
     | NOT unary -> negated
 
-?primary: STRING -> text
+?primary: STRING -> string
     | WHOLE -> whole_number
-    | FRACTION -> fraction
-    | TRUE -> truth
-    | FALSE -> truth
+    | FRACTION -> decimal_number
+    | TRUE -> boolean
+    | FALSE -> boolean
     | NULL -> null
     | NAME -> property_named
     | "(" disjunction ")"
@@ -89,36 +86,37 @@ _LONG_MAX = (1 << 63) - 1
 
 
 def compile_expression(expression: str) -> Evaluate:
-    """Read an expression, once for all messages.
+    """Parse an expression.
 
     Returns:
-        From a message's properties to True, False, or None for NULL. It raises `NotComparableError`.
+        A function of the properties of a message. It returns True, False or None for NULL, and raises
+        `NotComparableError` if the expression cannot be evaluated.
 
     Raises:
-        SelectorError: The text is no expression; see `Sql92Selector`.
+        SelectorError: The expression is invalid; see `Sql92Selector`.
     """
     if len(expression) > MAX_LENGTH:
         raise SelectorError(
             expression, MAX_LENGTH, f"it has {len(expression)} characters, allowed are {MAX_LENGTH}; use several groups"
         )
     try:
-        return cast("Part", _parser().parse(expression)).evaluate
-    except RefusedError as exc:
+        return cast("Expression", _parser().parse(expression)).evaluate
+    except OperandError as exc:
         raise SelectorError(expression, exc.at, exc.reason) from exc
     except UnexpectedCharacters as exc:
-        at = cast("int", exc.pos_in_stream)  # the library declares it as None
-        raise SelectorError(expression, at, reason_for(expression, at)) from exc
+        at = cast("int", exc.pos_in_stream)  # lark declares it as None
+        raise SelectorError(expression, at, describe_error(expression, at)) from exc
     except UnexpectedToken as exc:
-        # What is missing at the end is missing right behind the last word.
+        # At the end of the text report the position after the last token: that is where something is missing.
         at = (exc.token.end_pos or 0) if exc.token.type == "$END" else exc.token.start_pos or 0
-        raise SelectorError(expression, at, reason_for(expression, at, str(exc.token.value), exc.accepts)) from exc
+        raise SelectorError(expression, at, describe_error(expression, at, str(exc.token.value), exc.accepts)) from exc
 
 
 @cache
 def _parser() -> Lark:
-    """Reads while it parses, without a tree between, so that no depth of parentheses is a depth of calls."""
+    """Return the parser. It builds expressions while it parses, without a tree, so nesting needs no recursion."""
     return Lark(
-        GRAMMAR, parser="lalr", lexer="basic", transformer=_Reader(), lexer_callbacks={"NAME": _keyword_or_name}
+        GRAMMAR, parser="lalr", lexer="basic", transformer=_Builder(), lexer_callbacks={"NAME": _keyword_or_name}
     )
 
 
@@ -131,89 +129,68 @@ def _at(token: Token) -> int:
     return token.start_pos or 0
 
 
-def _decoded(token: Token) -> str:
+def _unquote(token: Token) -> str:
     return token[1:-1].replace("''", "'")
 
 
 @v_args(inline=True)
-class _Reader(Transformer[Token, Part]):
-    """One method for each rule of the grammar, named as it is named there."""
+class _Builder(Transformer[Token, Expression]):
+    """Builder of expressions, with one method for each rule of the grammar."""
 
-    def start(self, part: Part) -> Part:
-        return parts.as_condition(part)
+    start = staticmethod(expressions.as_condition)
+    any_of = staticmethod(expressions.any_of)
+    all_of = staticmethod(expressions.all_of)
+    equal = staticmethod(expressions.equal)
+    unequal = staticmethod(expressions.unequal)
+    compared = staticmethod(expressions.compared)
 
-    def any_of(self, *conditions: Part) -> Part:
-        return parts.any_of(conditions)
+    def is_null(self, operand: Expression, negation: Token | None, _: Token) -> Expression:
+        condition = expressions.is_null(operand)
+        return condition if negation is None else expressions.negated(condition, operand.at)
 
-    def all_of(self, *conditions: Part) -> Part:
-        return parts.all_of(conditions)
+    def tested(self, operand: Expression, negation: Token | None, test: Token, text: Token) -> Expression:
+        return expressions.tested(operand, test.upper(), _unquote(text), expected=negation is None)
 
-    def equal(self, left: Part, right: Part) -> Part:
-        return parts.equal(left, right)
+    def between(self, operand: Expression, negation: Token | None, low: Expression, high: Expression) -> Expression:
+        return (expressions.between if negation is None else expressions.not_between)(operand, low, high)
 
-    def unequal(self, left: Part, right: Part) -> Part:
-        return parts.negated(parts.equal(left, right), left.at)
+    def is_in(self, operand: Expression, negation: Token | None, texts: list[str]) -> Expression:
+        return expressions.is_in(operand, texts, expected=negation is None)
 
-    def is_null(self, part: Part, _: Token) -> Part:
-        return parts.is_null(part)
+    def strings(self, *texts: Token) -> list[str]:
+        return [_unquote(text) for text in texts]
 
-    def is_not_null(self, part: Part, _: Token, __: Token) -> Part:
-        return parts.negated(parts.is_null(part), part.at)
+    def negative(self, minus: Token, operand: Expression) -> Expression:
+        return expressions.negative(operand, _at(minus))
 
-    def compared(self, left: Part, sign: Token, right: Part) -> Part:
-        return parts.compared(str(sign), left, right)
+    def negated(self, word: Token, operand: Expression) -> Expression:
+        return expressions.negated(operand, _at(word))
 
-    def tested(self, part: Part, test: Token, text: Token) -> Part:
-        return parts.tested(test.upper(), part, _decoded(text), wanted=True)
+    def string(self, token: Token) -> Expression:
+        return expressions.constant(_unquote(token), ValueType.STRING, _at(token))
 
-    def not_tested(self, part: Part, _: Token, test: Token, text: Token) -> Part:
-        return parts.tested(test.upper(), part, _decoded(text), wanted=False)
-
-    def between(self, part: Part, low: Part, high: Part) -> Part:
-        return parts.between(part, low, high)
-
-    def not_between(self, part: Part, _: Token, low: Part, high: Part) -> Part:
-        return parts.not_between(part, low, high)
-
-    def is_in(self, part: Part, texts: list[str]) -> Part:
-        return parts.is_in(part, texts, wanted=True)
-
-    def is_not_in(self, part: Part, _: Token, texts: list[str]) -> Part:
-        return parts.is_in(part, texts, wanted=False)
-
-    def texts(self, *texts: Token) -> list[str]:
-        return [_decoded(text) for text in texts]
-
-    def negative(self, minus: Token, part: Part) -> Part:
-        return parts.negative(part, _at(minus))
-
-    def negated(self, word: Token, part: Part) -> Part:
-        return parts.negated(part, _at(word))
-
-    def text(self, token: Token) -> Part:
-        return parts.constant(_decoded(token), Kind.TEXT, _at(token))
-
-    def whole_number(self, token: Token) -> Part:
+    def whole_number(self, token: Token) -> Expression:
         digits = token.rstrip("lL")
         if len(digits) > len(str(_LONG_MAX)) or int(digits) > _LONG_MAX:
-            raise RefusedError(_at(token), f"whole numbers go up to {_LONG_MAX}; write a larger one as 1e19")
+            raise OperandError(
+                _at(token), f"integers go up to {_LONG_MAX}; write a larger number with an exponent, as in 1e19"
+            )
         number = int(digits)
-        return parts.constant(number, Kind.INTEGER if number <= _INT_MAX else Kind.LONG, _at(token))
+        return expressions.constant(number, ValueType.INTEGER if number <= _INT_MAX else ValueType.LONG, _at(token))
 
-    def fraction(self, token: Token) -> Part:
+    def decimal_number(self, token: Token) -> Expression:
         number = float(token)
         if number == 0 or math.isinf(number):
-            raise RefusedError(
-                _at(token),
-                "a fraction lies between 4.9e-324 and 1.7976931348623157e308; for zero write 0, without a dot",
+            raise OperandError(
+                _at(token), "a decimal number must be 4.9e-324..1.7976931348623157e308; for zero write 0, without a dot"
             )
-        return parts.constant(number, Kind.DOUBLE, _at(token))
+        return expressions.constant(number, ValueType.DOUBLE, _at(token))
 
-    def truth(self, token: Token) -> Part:
-        return parts.constant(token.upper() == "TRUE", Kind.BOOLEAN, _at(token))
+    def boolean(self, token: Token) -> Expression:
+        return expressions.constant(token.upper() == "TRUE", ValueType.BOOLEAN, _at(token))
 
-    def null(self, token: Token) -> Part:
-        return parts.constant(None, Kind.NOTHING, _at(token))
+    def null(self, token: Token) -> Expression:
+        return expressions.constant(None, ValueType.NULL, _at(token))
 
-    def property_named(self, token: Token) -> Part:
-        return parts.property_named(str(token), _at(token))
+    def property_named(self, token: Token) -> Expression:
+        return expressions.property_named(str(token), _at(token))

@@ -1,4 +1,4 @@
-"""The selector itself: a text, read once, asked for every message."""
+"""The selector class of SQL92 expressions."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from mqtemplate.selectors.sql92.values import Evaluate, NotComparableError
 
 @dataclass(frozen=True, slots=True)
 class Sql92Selector:
-    """A condition over a message's properties: ``region = 'north' AND price BETWEEN 10 AND 20``.
+    """A condition over the properties of a message: ``region = 'north' AND price BETWEEN 10 AND 20``.
 
-    It answers as RocketMQ does, also where that surprises:
+    It has the same results as RocketMQ, including the surprising ones:
 
-    - Properties are texts; beside a number they are read as one, of that number's type. ``5.5`` is no whole number, so
-      ``price > 5`` cannot be answered for it; where fractions may come, write ``price > 5.0``.
-    - What cannot be answered ends the evaluation, and the message is not wanted, whatever ``NOT`` or ``OR`` stand
-      around; but ``AND`` and ``OR`` leave off as soon as they know, from left to right.
-    - A property that is not there is NULL, and a condition that is NULL does not match. In ``a <> b`` only the left
-      side's NULL makes NULL: where b alone is missing, the two differ.
-    - ``NOT`` binds to the next word only: write ``NOT (a = 1)``.
-    - ``CONTAINS``, ``STARTSWITH``, ``ENDSWITH`` and their ``NOT`` forms are false where the property is not there, or
-      where the text looked for is empty.
-    - ``IN`` takes texts; ``<`` and its like take numbers, and properties that are read as such.
+    - Properties are strings. Compared with a number, a property is parsed as a number of the same type. ``5.5`` is not
+      an integer, so ``price > 5`` cannot be evaluated for it. If a property may have decimals, write ``price > 5.0``.
+    - If a comparison cannot be evaluated, the message does not match, even inside ``NOT`` or ``OR``. ``AND`` and ``OR``
+      are evaluated from left to right and stop as soon as the result is known.
+    - A missing property is NULL, and a condition that is NULL does not match. ``a <> b`` is NULL only if the left side
+      is NULL; if only b is missing, it is true.
+    - ``NOT`` applies to the next operand only: write ``NOT (a = 1)``.
+    - ``CONTAINS``, ``STARTSWITH``, ``ENDSWITH`` and their ``NOT`` forms are false if the property is missing or the
+      argument is empty.
+    - ``IN`` takes strings; ``<``, ``<=``, ``>`` and ``>=`` take numbers, and properties that are parsed as numbers.
 
-    One difference: RocketMQ ignores whatever follows the first condition that is complete (``a = 1 b = 2`` is ``a = 1``
-    to it); here that is a mistake.
+    There is one difference. RocketMQ ignores everything after the first complete condition: it reads ``a = 1 b = 2`` as
+    ``a = 1``. Here that is an error.
 
     Args:
-        expression: At most 32,768 characters, conditions within conditions at most 100 deep.
+        expression: At most 32,768 characters, with conditions nested at most 100 levels deep.
 
     Raises:
-        SelectorError: RocketMQ would refuse it too, something follows its end, or it is too long or too deep.
+        SelectorError: RocketMQ refuses the expression too, text follows its end, or it is too long or nested too deep.
     """
 
     expression: str
     _evaluate: Evaluate = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # The library takes longer to load than the rest of this package; only who selects by SQL92 pays for it.
+        # The parser library (lark) is slow to import, so only SQL92 selectors import it.
         from mqtemplate.selectors.sql92.grammar import compile_expression
 
         object.__setattr__(self, "_evaluate", compile_expression(self.expression))
 
     @property
     def selects_all(self) -> bool:
-        """Never known beforehand."""
+        """False: only the evaluation decides."""
         return False
 
     @property
     def codes(self) -> None:
-        """Tags codes tell nothing about it."""
+        """None: hash codes of tags cannot decide an SQL92 expression."""
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return True if the expression selects a message with these properties.
+        """Return True if the selector matches a message with these properties.
 
         Args:
-            properties: All of the message's, the tag as ``TAGS`` and the keys as ``KEYS`` among them.
+            properties: All properties of the message, including the tag as ``TAGS`` and the keys as ``KEYS``.
         """
         try:
             return self._evaluate(properties) is True

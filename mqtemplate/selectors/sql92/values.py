@@ -1,4 +1,4 @@
-"""Values as Java has them: how texts become numbers, and how numbers are ordered."""
+"""Values as Java has them: parsing strings as numbers, and comparing numbers."""
 
 from __future__ import annotations
 
@@ -10,47 +10,45 @@ from typing import TypeAlias
 
 Value: TypeAlias = str | int | float | bool | None
 Evaluate: TypeAlias = Callable[[Mapping[str, str]], Value]
-"""From a message's properties to a value; None is NULL."""
+"""Function of the properties of a message; None is NULL."""
 
-_INT = 1 << 31
-_LONG = 1 << 63
-_CONTROLS_AND_BLANK = "".join(map(chr, range(33)))  # what Java's String.trim takes away
+_INT_LIMIT = 1 << 31
+_LONG_LIMIT = 1 << 63
+_TRIMMED = "".join(map(chr, range(33)))  # the characters that Java's String.trim removes
 
-# Java's digits are those of every script, but it looks at 16 bits at a time.
+# Java accepts the digits of all scripts, but only those in the basic plane (16 bits).
 _WHOLE = re.compile(r"[+-]?(?:(?![\U00010000-\U0010ffff])\d)+")
 _DECIMAL = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?")
-_HEXADECIMAL = re.compile(
-    r"([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?",
-)
+_HEXADECIMAL = re.compile(r"([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?")
 _NAMED = re.compile(r"([+-]?)(NaN|Infinity)")
 
 
-class Kind(Enum):
-    """Java's class of a value, known before any message is seen: properties are texts."""
+class ValueType(Enum):
+    """Java type of a value. It is known before the evaluation, since all properties are strings."""
 
-    TEXT = "a text"
-    INTEGER = "a number"
-    LONG = "a long number"
-    DOUBLE = "a fraction"
-    BOOLEAN = "a truth"
-    NOTHING = "NULL"
+    STRING = "a string"
+    INTEGER = "an integer"
+    LONG = "a long integer"
+    DOUBLE = "a decimal number"
+    BOOLEAN = "a boolean"
+    NULL = "NULL"
 
 
 class NotComparableError(Exception):
-    """Two values cannot be compared; RocketMQ gives up the whole expression then. Never leaves this package."""
+    """Two values cannot be compared. It ends the evaluation of the whole expression, as in RocketMQ."""
 
 
-def read_integer(text: str) -> int:
-    """``Integer.valueOf``: a sign and digits, 32 bits, no blanks."""
-    return _read_whole(text, _INT)
+def parse_integer(text: str) -> int:
+    """Parse as Java's ``Integer.valueOf``: a sign and digits, 32 bits, no spaces."""
+    return _parse_whole(text, _INT_LIMIT)
 
 
-def read_long(text: str) -> int:
-    """``Long.valueOf``: a sign and digits, 64 bits, no blanks."""
-    return _read_whole(text, _LONG)
+def parse_long(text: str) -> int:
+    """Parse as Java's ``Long.valueOf``: a sign and digits, 64 bits, no spaces."""
+    return _parse_whole(text, _LONG_LIMIT)
 
 
-def _read_whole(text: str, limit: int) -> int:
+def _parse_whole(text: str, limit: int) -> int:
     if not (text.isascii() and text.isdecimal()) and not _WHOLE.fullmatch(text):
         raise NotComparableError(text)
     try:
@@ -62,9 +60,9 @@ def _read_whole(text: str, limit: int) -> int:
     raise NotComparableError(text)
 
 
-def read_double(text: str) -> float:
-    """``Double.valueOf``: decimal or hexadecimal, ``NaN``, ``Infinity``, a type suffix, blanks around."""
-    text = text.strip(_CONTROLS_AND_BLANK)
+def parse_double(text: str) -> float:
+    """Parse as Java's ``Double.valueOf``: decimal, hexadecimal, ``NaN``, ``Infinity``; a type suffix; spaces around."""
+    text = text.strip(_TRIMMED)
     if found := _DECIMAL.fullmatch(text):
         return float(found[1])
     if found := _HEXADECIMAL.fullmatch(text):
@@ -78,7 +76,7 @@ def read_double(text: str) -> float:
 
 
 def compare_doubles(left: float, right: float) -> int:
-    """``Double.compareTo``, -1, 0 or 1: -0.0 lies below 0.0, and NaN, equal to itself, above everything."""
+    """Return -1, 0 or 1 as Java's ``Double.compareTo``: -0.0 < 0.0, and NaN equals itself and is above all others."""
     if left < right:
         return -1
     if left > right:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import structlog
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers.embedded.replies import received_reply
+from mqtemplate.brokers.requests import received_reply
 from mqtemplate.errors import BrokerError, ConversionError
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.record.compression import decompress_body
@@ -69,7 +69,7 @@ class ReplyProcessor:
                 ResponseCode.SYSTEM_ERROR, f"the reply has no {Property.REPLY_TO_CLIENT}, which says who asked"
             )
         header = SendMessageResponseHeader(msg_id="0", queue_id=max(sent.queue_id, 0), queue_offset=0)
-        if client_id == self._engine.replies.client_id:
+        if client_id == self._engine.client_id:
             self._hand_over(sent, request.body, properties)
             return request.response(ResponseCode.SUCCESS, header)
 
@@ -93,7 +93,8 @@ class ReplyProcessor:
         except (ConversionError, BrokerError) as exc:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
         reply = Message(sent.topic, body, properties, sent.flag)
-        self._engine.replies.arrived(received_reply(reply, self._engine.name, self._engine.clock.now_ms(), self._host))
+        received = received_reply(reply, self._engine.name, self._engine.clock.now_ms(), self._host)
+        self._engine.requests.complete(received)
 
     def _header(
         self, sent: SendMessageRequestHeader, properties: dict[str, str], born_host: str

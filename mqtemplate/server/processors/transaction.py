@@ -9,7 +9,7 @@ from __future__ import annotations
 import structlog
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.brokers.embedded.transactions.service import TransactionCheck
+from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
 from mqtemplate.errors import MessageError, StoreError
 from mqtemplate.message import offset_msg_id
 from mqtemplate.record.codec import RecordDraft, StoredRecord
@@ -84,10 +84,10 @@ class TransactionProcessor:
 
     # --- questions -----------------------------------------------------------------------------
 
-    def can_ask(self, group: str) -> bool:
+    def can_check(self, group: str) -> bool:
         return any(channel.connection.is_open for channel in self._clients.producers(group))
 
-    def ask(self, check: TransactionCheck) -> None:
+    def send_check(self, check: TransactionCheck) -> None:
         channel = self._clients.next_producer(check.group)
         if channel is None:
             return  # it left at this moment; the question comes again

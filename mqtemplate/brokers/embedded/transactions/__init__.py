@@ -1,1 +1,1 @@
-"""Transactional messages of the embedded broker."""
+"""Transactions of the embedded broker: half messages, their ends, and transaction checks."""

@@ -1,12 +1,12 @@
-"""What transactions write: half messages, marks that one is done, and what takes its place. No state, no I/O.
+"""Records of transactions: half messages, op messages, and the records that replace a half message. No state, no I/O.
 
-The forms are RocketMQ's, so that its broker goes on with our folder and we with its. A half message lies in
-``RMQ_SYS_TRANS_HALF_TOPIC``, with the topic it is for as a property. A mark in ``RMQ_SYS_TRANS_OP_HALF_TOPIC`` names,
-in its body, the half messages that are done, by their queue offsets and separated by commas.
+The records have RocketMQ's form, so RocketMQ can continue with our store directory, and we with RocketMQ's. A half
+message is in ``RMQ_SYS_TRANS_HALF_TOPIC``, with its real topic as a property. An op message is in
+``RMQ_SYS_TRANS_OP_HALF_TOPIC``. Its body has the queue offsets of half messages that are done, separated by commas.
 
-One thing is added. A mark and what takes the half message's place are written together, the mark first, and a process
-that dies may leave the mark alone. So the mark tells, in ``__FOLLOWED``, the id of the message that has to be next in
-the log.
+There is one addition. The op message and the record that replaces the half message are one append, the op message
+first. A process that is killed may leave only the op message. So the op message has, in ``__FOLLOWED``, the id of the
+message that must be next in the log.
 
 Source: ``TransactionalMessageBridge``, ``TransactionalMessageUtil``, ``EndTransactionProcessor``.
 """
@@ -14,33 +14,28 @@ Source: ``TransactionalMessageBridge``, ``TransactionalMessageUtil``, ``EndTrans
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
-from mqtemplate.delay import strip_broker_properties
 from mqtemplate.java_hash import tags_code
-from mqtemplate.message import Property, create_unique_id
+from mqtemplate.message import Property, copy_properties, create_unique_id
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import FOLLOWED, TAGS, UNIQ_KEY, decode_properties, encode_properties, find_property
-from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
+from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-CHECK_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
-"""As which consumer group the progress in both topics is kept."""
+"""Consumer group under which RocketMQ stores the progress in both topics."""
 
 _REMOVE_TAG = "d"
-_KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
-_ONLY_OURS = (Property.REAL_TOPIC, Property.REAL_QID, Property.TRANSACTION_PREPARED_QUEUE_OFFSET)
 
 
-class HalfTimes(NamedTuple):
-    """What a half message says about being asked for.
+class CheckProperties(NamedTuple):
+    """Properties of a half message that its transaction checks use.
 
     Attributes:
-        checks: How often it was asked for.
-        immunity_ms: It may not be asked for before it is so old; 0 for the broker's own time.
-        first_offset: The half queue offset that it had first; None if it still has that.
+        checks: Number of checks that were sent.
+        immunity_ms: Age before which there is no check; 0 for the setting of the broker.
+        first_offset: Queue offset that the half message was stored at first; None if it was not stored again.
     """
 
     checks: int
@@ -48,33 +43,52 @@ class HalfTimes(NamedTuple):
     first_offset: int | None
 
 
-def half_draft(draft: RecordDraft) -> RecordDraft:
-    """The half message for a message on its way to ``draft.topic``; a delay it asks for stays a mere property."""
-    properties = dict(strip_broker_properties(decode_properties(draft.properties)))
-    unique_id = properties.setdefault(Property.UNIQ_KEY, create_unique_id())
-    properties |= {
+def half_properties(properties: Mapping[str, str], unique_id: str, group: str) -> dict[str, str]:
+    """Return the properties of a half message, without its real topic and queue."""
+    half = {
+        **properties,
+        Property.UNIQ_KEY: unique_id,
         Property.TRANSACTION_PREPARED: "true",
+        Property.PRODUCER_GROUP: group,
         Property.TRANSACTION_ID: unique_id,
-        Property.REAL_TOPIC: draft.topic,
-        Property.REAL_QID: str(draft.queue_id),
     }
     for name in (Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET):
-        properties.pop(name, None)
-    return replace(
-        draft,
-        topic=HALF_TOPIC,
-        queue_id=0,
-        properties=encode_properties(properties),
-        sys_flag=draft.sys_flag & _KEPT_FLAGS,
-        delay_ms=-1,
+        half.pop(name, None)
+    return {name: value for name, value in half.items() if name and value}
+
+
+def committed_properties(half: StoredRecord) -> dict[str, str]:
+    """Return the properties that a half message is delivered with."""
+    return copy_properties(
+        decode_properties(half.properties_bytes),
+        Property.REAL_TOPIC,
+        Property.REAL_QID,
+        Property.TRANSACTION_PREPARED_QUEUE_OFFSET,
     )
 
 
+def check_properties(properties: bytes) -> CheckProperties:
+    """Return the check properties among the encoded properties of a half message; an invalid number is ignored."""
+
+    def number(name: str) -> int | None:
+        text = find_property(properties, name.encode())
+        return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else None
+
+    return CheckProperties(
+        number(Property.TRANSACTION_CHECK_TIMES) or 0,
+        (number(Property.CHECK_IMMUNITY_TIME) or 0) * 1_000,
+        number(Property.TRANSACTION_PREPARED_QUEUE_OFFSET),
+    )
+
+
+# --- op messages ------------------------------------------------------------------------------------
+
+
 def op_draft(half_offset: int, successor: RecordDraft | None, now_ms: int) -> RecordDraft:
-    """The mark that one half message is done.
+    """Return the op message for one half message that is done.
 
     Args:
-        successor: What takes its place, and is written right behind this.
+        successor: The record that replaces the half message; it is stored right after the op message.
     """
     properties = {Property.TAGS: _REMOVE_TAG, Property.UNIQ_KEY: create_unique_id()}
     if successor is not None and (unique_id := find_property(successor.properties, UNIQ_KEY)) is not None:
@@ -85,64 +99,51 @@ def op_draft(half_offset: int, successor: RecordDraft | None, now_ms: int) -> Re
     )
 
 
-def offsets_in(op: StoredRecord) -> list[int]:
-    """The half queue offsets that a mark names; what is no mark names none."""
+def half_offsets(op: StoredRecord) -> list[int]:
+    """Return the queue offsets of the half messages that an op message marks as done; of another record, none."""
     if find_property(op.properties_bytes, TAGS) != _REMOVE_TAG:
         return []
     return [int(word) for word in op.body.split(b",") if word.isdigit()]
 
 
-def is_announced(op: StoredRecord) -> bool:
-    """Whether a mark tells that something follows it."""
+def has_successor(op: StoredRecord) -> bool:
+    """Return True if an op message must be followed by another record."""
     return find_property(op.properties_bytes, FOLLOWED) is not None
 
 
 def follows(op: StoredRecord, record: StoredRecord) -> bool:
-    """Whether *record*, which lies behind a mark, is what the mark tells of."""
-    announced = find_property(op.properties_bytes, FOLLOWED)
-    return record.topic != OP_TOPIC and find_property(record.properties_bytes, UNIQ_KEY) == announced
+    """Return True if *record* is the one that must follow an op message."""
+    expected = find_property(op.properties_bytes, FOLLOWED)
+    return record.topic != OP_TOPIC and find_property(record.properties_bytes, UNIQ_KEY) == expected
 
 
-def half_times(properties: bytes) -> HalfTimes:
-    """What a half message with these properties says about being asked for; what is no number counts as not said."""
-
-    def number(name: str) -> int | None:
-        text = find_property(properties, name.encode())
-        return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else None
-
-    return HalfTimes(
-        number(Property.TRANSACTION_CHECK_TIMES) or 0,
-        (number(Property.CHECK_IMMUNITY_TIME) or 0) * 1_000,
-        number(Property.TRANSACTION_PREPARED_QUEUE_OFFSET),
-    )
+# --- records that replace a half message ------------------------------------------------------------
 
 
 def renewed_draft(half: StoredRecord, checks: int) -> RecordDraft:
-    """The half message again, at the end of its queue, now asked for *checks* times."""
+    """Return the half message with another number of checks. It is stored at the end of the half topic."""
     properties = decode_properties(half.properties_bytes) | {Property.TRANSACTION_CHECK_TIMES: str(checks)}
     properties.setdefault(Property.TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
-    return _copy(half, HALF_TOPIC, properties)
+    return copy_half(half, HALF_TOPIC, 0, encode_properties(properties))
 
 
 def discarded_draft(half: StoredRecord) -> RecordDraft:
-    """The half message for people to look at, since nobody told what became of its transaction."""
-    return _copy(half, CHECK_MAX_TOPIC, decode_properties(half.properties_bytes))
+    """Return the half message for ``TRANS_CHECK_MAX_TIME_TOPIC``."""
+    return copy_half(half, TRANS_CHECK_MAX_TIME_TOPIC, 0, encode_properties(decode_properties(half.properties_bytes)))
 
 
-def committed_properties(half: StoredRecord) -> dict[str, str]:
-    """The properties that a half message is delivered with."""
-    return {name: value for name, value in decode_properties(half.properties_bytes).items() if name not in _ONLY_OURS}
-
-
-def _copy(half: StoredRecord, topic: str, properties: Mapping[str, str]) -> RecordDraft:
+def copy_half(
+    half: StoredRecord, topic: str, queue_id: int, properties: bytes, transaction_flag: int = 0
+) -> RecordDraft:
+    """Return a record with the body of a half message, which names the half message by its physical offset."""
     return RecordDraft(
         topic,
-        0,
+        queue_id,
         half.body,
-        encode_properties(properties),
-        tags_code=tags_code(properties.get(Property.TAGS)),
+        properties,
+        tags_code=tags_code(find_property(properties, TAGS)),
         flag=half.flag,
-        sys_flag=half.sys_flag & _KEPT_FLAGS,
+        sys_flag=half.sys_flag & ~SysFlag.TRANSACTION_MASK | transaction_flag,
         born_timestamp=half.born_timestamp,
         born_host=half.born_host,
         reconsume_times=half.reconsume_times,

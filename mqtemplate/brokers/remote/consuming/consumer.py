@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
-from mqtemplate.brokers.rebalance import allocate_averagely, in_javas_order
+from mqtemplate.brokers.rebalance import allocate_averagely, sort_client_ids
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.pull_request import Subscription
-from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
+from mqtemplate.brokers.retry import check_can_send_back
+from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
@@ -164,7 +165,7 @@ class RemoteConsumer(Consumer):
             return None
         if self.instance.id not in ids:  # the broker has no heartbeat with this member yet
             return None
-        return set(allocate_averagely(self.instance.id, in_javas_order(ids), sorted(route.read_queues)))
+        return set(allocate_averagely(self.instance.id, sort_client_ids(ids), sorted(route.read_queues)))
 
     def _assign(self, share: set[MessageQueue]) -> bool:
         """Make *share* the assignment; return False if some of its queues could not be started."""
@@ -240,11 +241,7 @@ class RemoteConsumer(Consumer):
             self.offsets.commit_now(queue, queue_offset)
 
     def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        if not self.is_clustering:
-            raise UnsupportedError(
-                f"group {self.spec.group!r} is broadcasting, so it has no retry topic; handle the failure in the "
-                "listener, or use CLUSTERING"
-            )
+        check_can_send_back(self.spec)
         self._parts.send_back(message, delay_level)
 
     def reset(self, offsets: dict[MessageQueue, int]) -> None:

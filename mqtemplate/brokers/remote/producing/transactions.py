@@ -6,13 +6,12 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``ClientRemotingProcessor``.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
 from mqtemplate.broker import CheckTransaction
-from mqtemplate.brokers.check_threads import TransactionCheckThreads
+from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.send_request import Deliver, SendRequestFactory
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
@@ -46,7 +45,7 @@ class Transactions:
         self._factory = factory
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._checkers: dict[str, _Checker] = {}
+        self._checkers: dict[str, GroupChecker] = {}
 
     def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> HalfMessage:
         """See `Broker.send_half`."""
@@ -77,11 +76,10 @@ class Transactions:
 
     # --- checks --------------------------------------------------------------------------------
 
-    def check(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> _Checker:
+    def check(self, group: str, check: CheckTransaction, threads: int, max_waiting: int) -> GroupChecker:
         """See `Broker.check_transactions`."""
         wire_group = self._context.namespace.wrap(group)
-        pool = TransactionCheckThreads(f"mqtemplate-check-{wire_group}", threads, max_waiting)
-        checker = _Checker(self, wire_group, check, pool)
+        checker = GroupChecker(wire_group, check, threads, max_waiting, self._remove)
         with self._lock:
             if wire_group in self._checkers:
                 raise ListenerError(
@@ -92,7 +90,7 @@ class Transactions:
         self._context.instance.heartbeat(self._context.routes.masters())
         return checker
 
-    def remove(self, checker: _Checker) -> None:
+    def _remove(self, checker: GroupChecker) -> None:
         """Unregister the group of a checker, unless it is the client's own producer group."""
         context = self._context
         with self._lock:
@@ -112,30 +110,16 @@ class Transactions:
         if checker is None:
             _log.warning("remote.check_unknown_group", msg_id=message.msg_id, remote=str(channel.remote))
         else:
-            checker.submit(channel, header, message)
+            checker.submit(message, partial(self._answer, channel, header, message))
 
-    def close(self) -> None:
-        """Close all checkers."""
-        for checker in list(self._checkers.values()):
-            checker.close()
-
-
-@dataclass(slots=True, eq=False)
-class _Checker:
-    """The checker of one producer group, with its own threads."""
-
-    owner: Transactions
-    group: str
-    check: CheckTransaction
-    threads: TransactionCheckThreads
-
-    def submit(self, channel: Connection, header: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
-        """Check in a thread. A check beyond the limit is not answered; the broker repeats it."""
-        if not self.threads.submit(partial(self._run, channel, header, message)):
-            _log.warning("remote.check_rejected", group=self.group, msg_id=message.msg_id)
-
-    def _run(self, channel: Connection, check: CheckTransactionStateRequestHeader, message: MessageExt) -> None:
-        state, remark = self._state_of(message)
+    def _answer(
+        self,
+        channel: Connection,
+        check: CheckTransactionStateRequestHeader,
+        message: MessageExt,
+        state: TransactionState,
+        remark: str | None,
+    ) -> None:
         header = EndTransactionRequestHeader(
             topic=check.topic,
             producer_group=message.properties[Property.PRODUCER_GROUP],
@@ -149,16 +133,10 @@ class _Checker:
         )
         channel.send_one_way(_end_request(header, remark))
 
-    def _state_of(self, message: MessageExt) -> tuple[TransactionState, str | None]:
-        try:
-            return self.check(message), None
-        except Exception as exc:
-            _log.exception("remote.check_failed", group=self.group, msg_id=message.msg_id)
-            return TransactionState.UNKNOWN, f"checkLocalTransactionState raised {type(exc).__name__}: {exc}"
-
     def close(self) -> None:
-        self.owner.remove(self)
-        self.threads.close()
+        """Close all checkers."""
+        for checker in list(self._checkers.values()):
+            checker.close()
 
 
 def _end_request(header: EndTransactionRequestHeader, remark: str | None) -> RemotingCommand:

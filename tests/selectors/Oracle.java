@@ -12,40 +12,40 @@ import org.apache.rocketmq.filter.expression.MQFilterException;
 import org.apache.rocketmq.filter.parser.ParseException;
 import org.apache.rocketmq.filter.parser.SelectorParser;
 
-/** Asks RocketMQ's own classes. Standard input: a list of property maps, then one expression a line, all as JSON. */
+/** Evaluates expressions with RocketMQ's own classes. Input: a list of property maps, then one expression a line, as JSON. */
 public class Oracle {
     public static void main(String[] arguments) throws Exception {
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         List<Map<String, String>> messages = (List<Map<String, String>>) (List) JSON.parseArray(input.readLine(), Map.class);
         java.io.PrintStream output = new java.io.PrintStream(System.out, false, "UTF-8");
         for (String line = input.readLine(); line != null; line = input.readLine()) {
-            output.println(JSON.toJSONString(ask((String) JSON.parse(line), messages)));
+            output.println(JSON.toJSONString(evaluate((String) JSON.parse(line), messages)));
         }
         output.flush();
     }
 
-    private static Map<String, Object> ask(String text, List<Map<String, String>> messages) {
-        Map<String, Object> told = new LinkedHashMap<>();
-        told.put("expression", text);
+    private static Map<String, Object> evaluate(String text, List<Map<String, String>> messages) {
+        Map<String, Object> result = new LinkedHashMap<>();
+        result.put("expression", text);
         try {
             BooleanExpression expression = SelectorParser.parse(text);
-            told.put("answers", answers(expression, messages));
+            result.put("answers", answers(expression, messages));
             if (!endsThere(text)) {
-                told.put("ignores_the_rest", true);
+                result.put("ignores_the_rest", true);
             }
         } catch (MQFilterException refused) {
-            told.put("refused", true);
+            result.put("refused", true);
             if (refused.getCause() instanceof ParseException) {
                 ParseException broken = (ParseException) refused.getCause();
                 if (broken.currentToken != null) {
-                    told.put("column", broken.currentToken.next.beginColumn);
+                    result.put("column", broken.currentToken.next.beginColumn);
                 }
             }
         }
-        return told;
+        return result;
     }
 
-    /** One letter a message: true, false, null, or an error that ends the evaluation. */
+    /** Returns one letter for each message: true, false, null, or an error that ends the evaluation. */
     private static String answers(BooleanExpression expression, List<Map<String, String>> messages) {
         StringBuilder letters = new StringBuilder();
         for (Map<String, String> properties : messages) {
@@ -59,7 +59,7 @@ public class Oracle {
         return letters.toString();
     }
 
-    /** Whether the parser, where it stopped, had seen all: it does not ask for the end by itself. */
+    /** Returns true if the parser read the whole text: it stops after a complete condition. */
     private static boolean endsThere(String text) {
         try {
             SelectorParser parser = new SelectorParser(new StringReader(text));

@@ -1,4 +1,4 @@
-"""The day something crashes: a process killed while it sends delayed messages."""
+"""A process that is killed while it sends delayed messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mqtemplate.store import FlushDiskType
 @pytest.mark.feature("U6", "U7", "U27")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", FlushDiskType)
-def test_killed_while_sending_nothing_acknowledged_is_lost_doubled_or_early(
+def test_kills_lose_or_repeat_no_acknowledged_message_and_deliver_none_early(
     tmp_path: Path, mode: FlushDiskType
 ) -> None:
-    """2,000 messages by level and by time, up to ten SIGKILLs at random moments, one folder."""
+    """2,000 messages with levels and timers, up to ten SIGKILLs at random moments, one store directory."""
     outcome = kill_rounds(tmp_path / "store", count=2_000, rounds=10, seed=20_261_121, mode=mode)
 
     assert outcome.kills >= 5
@@ -25,5 +25,5 @@ def test_killed_while_sending_nothing_acknowledged_is_lost_doubled_or_early(
     assert outcome.doubled == []
     assert outcome.early == []
     assert outcome.cancelled > 100
-    assert outcome.moved > 100
+    assert outcome.rescheduled > 100
     assert outcome.not_cancelled == []

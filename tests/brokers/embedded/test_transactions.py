@@ -1,4 +1,4 @@
-"""Transactions of the embedded broker, beyond the contract: files, crashes, late answers, and giving up."""
+"""Transactions of the embedded broker, beyond the contract: files, crashes, late ends, and discarded messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.brokers.embedded.transactions.progress import OpProgress
-from mqtemplate.brokers.embedded.transactions.records import CHECK_MAX_TOPIC, TRANSACTION_GROUP
+from mqtemplate.brokers.embedded.transactions.records import TRANSACTION_GROUP
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import DelayError, DestinationError, MessageError, MQTemplateError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
@@ -28,7 +28,7 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.results import HalfMessage, PullStatus, TransactionState
 from mqtemplate.store import FolderStoreFiles
 from mqtemplate.testing import Harness, messages_in
-from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
+from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.store.faulty_disk import FaultyDisk, never, once
 from tests.store.small_store import kill
 
@@ -50,39 +50,39 @@ def harness(broker: EmbeddedBroker) -> Harness:
     return Harness(broker)
 
 
-class Asked(list[MessageExt]):
-    """A checker that notes what it is asked, and gives one answer."""
+class Checker(list[MessageExt]):
+    """A transaction checker that records the checked messages and returns one state."""
 
-    def __init__(self, answer: TransactionState) -> None:
+    def __init__(self, state: TransactionState) -> None:
         super().__init__()
-        self.answer = answer
+        self.state = state
 
     def __call__(self, message: MessageExt) -> TransactionState:
         self.append(message)
-        return self.answer
+        return self.state
 
 
-class Died(BaseException):
-    """What ends everything in the middle of an append; nothing catches it."""
+class Killed(BaseException):
+    """Stands for a kill in the middle of an append; no code catches it."""
 
 
-def end_and_die(broker: EmbeddedBroker, half: HalfMessage, state: TransactionState, written: float) -> bool:
-    """End a transaction in a process that is killed when this part of what is appended was written.
+def kill_during_end(broker: EmbeddedBroker, half: HalfMessage, state: TransactionState, written: float) -> bool:
+    """End a transaction in a process that is killed after this part of the append.
 
     Returns:
-        Whether it died; it lives on if there was nothing to append.
+        True if the process was killed; False if there was no append.
     """
     log = broker.store._commit_log
 
     def write_some(data: bytes, *, through_map: bool) -> None:
         assert log._file is not None
         log._file.write(log._at, data[: round(len(data) * written)])
-        raise Died
+        raise Killed
 
     log._write = write_some  # type: ignore[method-assign]
     try:
         broker.end_transaction(half, state)
-    except Died:
+    except Killed:
         return True
     finally:
         del log._write  # type: ignore[attr-defined]
@@ -98,20 +98,20 @@ def bodies(broker: EmbeddedBroker, topic: str = "orders") -> list[bytes]:
 
 
 def read_all(broker: EmbeddedBroker, topic: str) -> list[MessageExt]:
-    """Also of topics that belong to the broker."""
+    """Return all messages of queue 0, also of a system topic."""
     queue = MessageQueue(topic, broker.name, 0)
     return broker.pull(queue, broker.min_offset(queue), 1_000).messages
 
 
-# --- what is written -------------------------------------------------------------------------------
+# --- records ---------------------------------------------------------------------------------------
 
 
-def test_a_half_message_and_its_mark_have_rocketmqs_form(broker: EmbeddedBroker) -> None:
+def test_a_half_message_and_its_op_message_have_the_form_of_rocketmq(broker: EmbeddedBroker) -> None:
     """Source: ``TransactionalMessageBridge``: real topic and queue as properties, queue 0, no transaction flag."""
     half = send_half(broker, TAGS="paid")
     broker.end_transaction(half, COMMIT)
 
-    [stored], [mark] = read_all(broker, HALF_TOPIC), read_all(broker, OP_TOPIC)
+    [stored], [op] = read_all(broker, HALF_TOPIC), read_all(broker, OP_TOPIC)
     target = half.send_result.message_queue
     assert stored.properties == {
         "TAGS": "paid",
@@ -124,10 +124,10 @@ def test_a_half_message_and_its_mark_have_rocketmqs_form(broker: EmbeddedBroker)
     }
     assert stored.sys_flag & SysFlag.TRANSACTION_MASK == 0
     assert (half.send_result.queue_offset, half.send_result.offset_msg_id) == (0, stored.offset_msg_id)
-    assert (mark.tags, mark.body) == ("d", b"0,")
+    assert (op.tags, op.body) == ("d", b"0,")
 
 
-def test_a_committed_message_tells_of_its_transaction(broker: EmbeddedBroker) -> None:
+def test_a_committed_message_refers_to_its_transaction(broker: EmbeddedBroker) -> None:
     half = send_half(broker)
 
     broker.end_transaction(half, COMMIT)
@@ -147,8 +147,8 @@ def test_a_message_without_a_transaction_has_no_transaction_id(broker: EmbeddedB
     assert messages_in(broker, "orders")[0].transaction_id is None
 
 
-def test_broker_properties_of_a_sender_change_nothing(broker: EmbeddedBroker) -> None:
-    """Who copies the properties of a message it received must not send elsewhere."""
+def test_broker_properties_of_a_producer_have_no_effect(broker: EmbeddedBroker) -> None:
+    """A producer that copies the properties of a received message must not change the destination."""
     half = send_half(broker, REAL_TOPIC="elsewhere", REAL_QID="9", TRANSACTION_CHECK_TIMES="15", colour="red")
 
     broker.end_transaction(half, COMMIT)
@@ -158,18 +158,18 @@ def test_broker_properties_of_a_sender_change_nothing(broker: EmbeddedBroker) ->
     assert "TRANSACTION_CHECK_TIMES" not in message.properties
 
 
-def test_the_topics_of_transactions_are_the_brokers_own(broker: EmbeddedBroker) -> None:
+def test_a_send_to_the_topics_of_transactions_is_refused(broker: EmbeddedBroker) -> None:
     for topic in (HALF_TOPIC, OP_TOPIC):
         with pytest.raises(DestinationError, match="belongs to the broker"):
             broker.queues(topic)
     with pytest.raises(DestinationError, match="belongs to the broker"):
-        broker.send(Message(CHECK_MAX_TOPIC, b"x"))
+        broker.send(Message(TRANS_CHECK_MAX_TIME_TOPIC, b"x"))
 
 
 # --- ends ------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_ends_once(broker: EmbeddedBroker, harness: Harness) -> None:
+def test_a_transaction_has_one_end(broker: EmbeddedBroker, harness: Harness) -> None:
     half = send_half(broker)
 
     with capture_logs() as logs:
@@ -178,31 +178,31 @@ def test_a_transaction_ends_once(broker: EmbeddedBroker, harness: Harness) -> No
     harness.advance("1h")
 
     assert bodies(broker) == [b"order"]
-    assert [entry["event"] for entry in logs].count("transaction.has_ended") == 2
+    assert [entry["event"] for entry in logs].count("transaction.already_ended") == 2
 
 
-def test_an_end_after_the_question_was_asked_counts_and_ends_the_questions(
+def test_a_producer_may_end_a_transaction_after_checks_with_the_first_offset(
     broker: EmbeddedBroker, harness: Harness
 ) -> None:
-    """A slow local transaction: it was asked for, and stored anew, twice before it ends by what it was told first."""
-    asked = Asked(UNKNOWN)
-    broker.check_transactions(GROUP, asked)
+    """A slow local transaction: two checks stored the half message again, and the producer knows the first offset."""
+    checker = Checker(UNKNOWN)
+    broker.check_transactions(GROUP, checker)
     half = send_half(broker)
     harness.advance("40s")
 
     broker.end_transaction(half, COMMIT)
     harness.advance("1h")
 
-    assert len(asked) == 2
+    assert len(checker) == 2
     assert bodies(broker) == [b"order"]
-    assert read_all(broker, CHECK_MAX_TOPIC) == []
+    assert read_all(broker, TRANS_CHECK_MAX_TIME_TOPIC) == []
 
 
-def test_another_groups_end_is_refused(broker: EmbeddedBroker) -> None:
+def test_an_end_by_another_group_is_refused(broker: EmbeddedBroker) -> None:
     half = send_half(broker)
 
-    with pytest.raises(MessageError, match="belongs to producer group 'shop', 'thieves' cannot end it"):
-        broker.end_transaction(HalfMessage(half.message, "thieves", half.send_result), COMMIT)
+    with pytest.raises(MessageError, match="belongs to producer group 'shop', 'others' cannot end it"):
+        broker.end_transaction(HalfMessage(half.message, "others", half.send_result), COMMIT)
 
     broker.end_transaction(half, COMMIT)
     assert bodies(broker) == [b"order"]
@@ -210,9 +210,9 @@ def test_another_groups_end_is_refused(broker: EmbeddedBroker) -> None:
 
 @pytest.mark.parametrize(
     ("half_offset", "physical_offset", "sentence"),
-    [(7, 0, "there is no half message 7; this broker has 0..0"), (0, 12, "lies at physical offset 0, not at 12")],
+    [(7, 0, "there is no half message 7; this broker has 0..0"), (0, 12, "is at physical offset 0, not at 12")],
 )
-def test_an_end_that_names_no_half_message_is_refused(
+def test_an_end_of_an_unknown_half_message_is_refused(
     broker: EmbeddedBroker, half_offset: int, physical_offset: int, sentence: str
 ) -> None:
     send_half(broker)
@@ -221,112 +221,112 @@ def test_an_end_that_names_no_half_message_is_refused(
         broker.transactions.end(half_offset, physical_offset, GROUP, COMMIT)
 
 
-def test_a_delay_that_cannot_be_kept_is_refused_at_once(broker: EmbeddedBroker) -> None:
+def test_a_delay_that_is_not_supported_is_refused_by_the_send(broker: EmbeddedBroker) -> None:
     with pytest.raises(DelayError, match="allowed are"):
         send_half(broker, TIMER_DELAY_MS=str(41 * 86_400_000))
 
     assert broker.transactions.open_count == 0
 
 
-# --- questions -------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------
 
 
-def test_questions_come_after_6_s_and_then_each_30_s(broker: EmbeddedBroker, harness: Harness) -> None:
-    began_ms, asked_ms = broker.clock.now_ms(), []
+def test_checks_are_sent_after_6_s_and_then_each_30_s(broker: EmbeddedBroker, harness: Harness) -> None:
+    start_ms, checked_ms = broker.clock.now_ms(), []
 
     def check(message: MessageExt) -> TransactionState:
-        asked_ms.append(broker.clock.now_ms() - began_ms)
+        checked_ms.append(broker.clock.now_ms() - start_ms)
         return UNKNOWN
 
     broker.check_transactions(GROUP, check)
     send_half(broker)
     harness.advance("2m")
 
-    assert asked_ms == [6_000, 36_000, 66_000, 96_000]
+    assert checked_ms == [6_000, 36_000, 66_000, 96_000]
 
 
-def test_a_message_may_name_its_own_time_of_the_first_question(broker: EmbeddedBroker, harness: Harness) -> None:
-    """``CHECK_IMMUNITY_TIME_IN_SECONDS``, as Java clients send it."""
-    asked = Asked(UNKNOWN)
-    broker.check_transactions(GROUP, asked)
+def test_a_message_may_set_the_time_of_its_first_check(broker: EmbeddedBroker, harness: Harness) -> None:
+    """By the property ``CHECK_IMMUNITY_TIME_IN_SECONDS``, which Java clients set."""
+    checker = Checker(UNKNOWN)
+    broker.check_transactions(GROUP, checker)
     send_half(broker, b"slow", CHECK_IMMUNITY_TIME_IN_SECONDS="60")
     send_half(broker, b"no number", CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
 
     harness.advance("59s")
-    before = [message.body for message in asked]
+    before = [message.body for message in checker]
     harness.advance("1s")
 
     assert before == [b"no number", b"no number"]
-    assert asked[-1].body == b"slow"
+    assert checker[-1].body == b"slow"
 
 
-def test_after_15_questions_the_message_is_put_aside(broker: EmbeddedBroker, harness: Harness) -> None:
-    asked = Asked(UNKNOWN)
-    broker.check_transactions(GROUP, asked)
+def test_after_15_checks_the_message_is_discarded(broker: EmbeddedBroker, harness: Harness) -> None:
+    checker = Checker(UNKNOWN)
+    broker.check_transactions(GROUP, checker)
     half = send_half(broker, TAGS="paid")
 
     with capture_logs() as logs:
         harness.advance("1h")
 
-    [aside] = messages_in(broker, CHECK_MAX_TOPIC)
+    [discarded] = messages_in(broker, TRANS_CHECK_MAX_TIME_TOPIC)
     [event] = [entry for entry in logs if entry["event"] == "transaction.discarded"]
-    assert [message.properties["TRANSACTION_CHECK_TIMES"] for message in asked] == [str(n) for n in range(1, 16)]
-    assert (aside.body, aside.tags, aside.msg_id) == (b"order", "paid", half.send_result.msg_id)
-    assert aside.properties["REAL_TOPIC"] == "orders"
-    assert (event["topic"], event["reason"]) == ("orders", "15 questions stayed without an answer")
+    assert [message.properties["TRANSACTION_CHECK_TIMES"] for message in checker] == [str(n) for n in range(1, 16)]
+    assert (discarded.body, discarded.tags, discarded.msg_id) == (b"order", "paid", half.send_result.msg_id)
+    assert discarded.properties["REAL_TOPIC"] == "orders"
+    assert (event["topic"], event["reason"]) == ("orders", "no answer to 15 transaction checks")
     assert bodies(broker) == []
     assert broker.transactions.open_count == 0
 
 
-def test_questions_that_nobody_could_be_asked_do_not_count(broker: EmbeddedBroker, harness: Harness) -> None:
-    """The application was down for a day, and is asked as soon as it is back."""
+def test_a_check_without_a_connected_producer_does_not_count(broker: EmbeddedBroker, harness: Harness) -> None:
+    """After a day without a producer the transaction is checked as soon as one connects."""
     send_half(broker)
     harness.advance("1d")
-    asked = Asked(COMMIT)
+    checker = Checker(COMMIT)
 
-    broker.check_transactions(GROUP, asked)
+    broker.check_transactions(GROUP, checker)
     harness.advance("1ms")
 
-    assert asked[0].properties["TRANSACTION_CHECK_TIMES"] == "1"
+    assert checker[0].properties["TRANSACTION_CHECK_TIMES"] == "1"
     assert bodies(broker) == [b"order"]
 
 
-def test_a_transaction_that_nobody_could_be_asked_about_ends_with_the_retention(
+def test_a_transaction_without_a_producer_is_discarded_after_the_retention_time(
     broker: EmbeddedBroker, harness: Harness
 ) -> None:
     send_half(broker)
 
     harness.advance("73h")
 
-    assert bodies(broker, CHECK_MAX_TOPIC) == [b"order"]
+    assert bodies(broker, TRANS_CHECK_MAX_TIME_TOPIC) == [b"order"]
 
 
-def test_a_checker_that_is_closed_is_asked_no_more(broker: EmbeddedBroker, harness: Harness) -> None:
-    asked = Asked(UNKNOWN)
-    registration = broker.check_transactions(GROUP, asked)
+def test_a_closed_checker_gets_no_check(broker: EmbeddedBroker, harness: Harness) -> None:
+    checker = Checker(UNKNOWN)
+    registration = broker.check_transactions(GROUP, checker)
     send_half(broker)
     harness.advance("6s")
 
     registration.close()
     harness.advance("1h")
 
-    assert len(asked) == 1
+    assert len(checker) == 1
     assert broker.transactions.open_count == 1
 
 
-def test_what_a_checker_answers_beside_a_state_is_logged(broker: EmbeddedBroker, harness: Harness) -> None:
+def test_a_checker_that_returns_no_state_is_logged(broker: EmbeddedBroker, harness: Harness) -> None:
     broker.check_transactions(GROUP, lambda message: "yes")  # type: ignore[arg-type,return-value]
     send_half(broker)
 
     with capture_logs() as logs:
         harness.advance("6s")
 
-    assert [entry["answer"] for entry in logs if entry["event"] == "transaction.checker_failed"] == ["'yes'"]
+    assert [entry["result"] for entry in logs if entry["event"] == "transaction.checker_failed"] == ["'yes'"]
     assert broker.transactions.open_count == 1
 
 
-def test_on_a_real_clock_a_checker_runs_in_a_thread_of_its_own() -> None:
-    """The broker goes on while a checker waits, and takes the answer when it comes."""
+def test_on_a_system_clock_a_checker_runs_in_its_own_thread() -> None:
+    """The broker continues while a checker waits."""
     quick = EmbeddedSettings(transaction_timeout_ms=1, transaction_check_interval_ms=60_000)
     names: SimpleQueue[str] = SimpleQueue()
     go_on = threading.Event()
@@ -337,40 +337,41 @@ def test_on_a_real_clock_a_checker_runs_in_a_thread_of_its_own() -> None:
         return COMMIT
 
     with EmbeddedBroker(None, quick, SystemClock()) as broker:
-        arrived: SimpleQueue[None] = SimpleQueue()
-        broker.store.watch("orders", lambda: arrived.put(None))
+        delivered: SimpleQueue[None] = SimpleQueue()
+        broker.store.watch("orders", lambda: delivered.put(None))
         broker.check_transactions(GROUP, check)
         send_half(broker)
         name = names.get(timeout=10)
-        broker.send(Message("others", b"meanwhile"))
+        broker.send(Message("others", b"another"))
         go_on.set()
-        arrived.get(timeout=10)
+        delivered.get(timeout=10)
         found = bodies(broker)
 
     assert name.startswith("mqtemplate-check-shop")
     assert found == [b"order"]
 
 
-def test_transactions_are_counted(broker: EmbeddedBroker, harness: Harness) -> None:
-    broker.check_transactions(GROUP, Asked(UNKNOWN))
+def test_the_metrics_count_transactions(broker: EmbeddedBroker, harness: Harness) -> None:
+    broker.check_transactions(GROUP, Checker(UNKNOWN))
     broker.end_transaction(send_half(broker), COMMIT)
     broker.end_transaction(send_half(broker), ROLLBACK)
     send_half(broker)
     harness.advance("40s")
     halfway = broker.metrics.snapshot()
     harness.advance("1h")
-    at_the_end = broker.metrics.snapshot()
+    at_end = broker.metrics.snapshot()
 
-    names = ["open", "committed", "rolled_back", "asked", "discarded"]
+    names = ["open", "committed", "rolled_back", "checked", "discarded"]
     assert [halfway[f"transaction.{name}"] for name in names] == [1, 1, 1, 2, 0]
-    assert [at_the_end[f"transaction.{name}"] for name in names] == [0, 1, 1, 15, 1]
+    assert [at_end[f"transaction.{name}"] for name in names] == [0, 1, 1, 15, 1]
 
 
 # --- restarts --------------------------------------------------------------------------------------
 
 
-def test_progress_is_kept_as_rocketmq_keeps_it(broker: EmbeddedBroker, harness: Harness) -> None:
-    """Group ``CID_RMQ_SYS_TRANS``: everything before the first open half message, and the marks about it, is done."""
+def test_the_progress_is_stored_as_by_rocketmq(broker: EmbeddedBroker, harness: Harness) -> None:
+    """Committed offsets of the group ``CID_RMQ_SYS_TRANS``: the first open half message, and the first op message that
+    is needed for it."""
     first, second, third = (send_half(broker, b"%d" % number) for number in range(3))
 
     broker.end_transaction(second, COMMIT)
@@ -385,7 +386,7 @@ def test_progress_is_kept_as_rocketmq_keeps_it(broker: EmbeddedBroker, harness: 
     assert with_none_open == [3, 3]
 
 
-def test_a_broker_without_transactions_writes_nothing_about_them(tmp_path: Path) -> None:
+def test_a_broker_without_transactions_stores_no_progress_of_them(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
         broker.send(Message("orders", b"plain"))
         broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 1)
@@ -395,23 +396,23 @@ def test_a_broker_without_transactions_writes_nothing_about_them(tmp_path: Path)
     assert "TRANS" not in written
 
 
-def test_the_count_of_questions_lasts_over_restarts(tmp_path: Path) -> None:
+def test_the_number_of_checks_survives_restarts(tmp_path: Path) -> None:
     clock = VirtualClock()
-    asked = Asked(UNKNOWN)
+    checker = Checker(UNKNOWN)
     for _ in range(3):
         with EmbeddedBroker(tmp_path, SMALL, clock) as broker:
-            broker.check_transactions(GROUP, asked)
-            if not asked:
+            broker.check_transactions(GROUP, checker)
+            if not checker:
                 send_half(broker)
             Harness(broker).advance("31s")
 
-    counts = [message.properties["TRANSACTION_CHECK_TIMES"] for message in asked]
-    assert counts == [str(number) for number in range(1, len(asked) + 1)]
-    assert len(asked) >= 3
+    counts = [message.properties["TRANSACTION_CHECK_TIMES"] for message in checker]
+    assert counts == [str(number) for number in range(1, len(checker) + 1)]
+    assert len(checker) >= 3
 
 
-def test_a_process_that_dies_over_a_commit_at_any_byte_delivers_once(tmp_path: Path) -> None:
-    """It dies when 0, 3, 6 … percent of the commit, its mark and the message, are written."""
+def test_a_kill_at_any_byte_of_a_commit_delivers_the_message_once(tmp_path: Path) -> None:
+    """The process is killed when 0, 3, 6 … percent of the op message and the committed message are written."""
     clock = VirtualClock()
     source = tmp_path / "source"
     broker = EmbeddedBroker(source, SMALL, clock)
@@ -424,24 +425,24 @@ def test_a_process_that_dies_over_a_commit_at_any_byte_delivers_once(tmp_path: P
         shutil.copytree(source, folder)
         broker = EmbeddedBroker(folder, SMALL, clock)
         broker.start()
-        assert end_and_die(broker, half, COMMIT, percent / 100)
+        assert kill_during_end(broker, half, COMMIT, percent / 100)
         kill(broker.store)
-        asked = Asked(COMMIT)
+        checker = Checker(COMMIT)
 
-        for _ in range(2):  # and a second time, after whatever the first start wrote
+        for _ in range(2):  # the second start reads what the first one wrote
             with EmbeddedBroker(folder, SMALL, clock) as again:
-                again.check_transactions(GROUP, asked)
+                again.check_transactions(GROUP, checker)
                 Harness(again).advance("10s")
                 delivered = bodies(again)
 
         assert delivered == [bytes(100), b"before"], f"{percent} percent were written"
-        assert len(asked) == (1 if percent == 100 else 2)
+        assert len(checker) == (1 if percent == 100 else 2)
         shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("delay", [{}, {"DELAY": "3"}, {"TIMER_DELAY_MS": "60000"}], ids=str)
-def test_a_commit_whose_mark_is_missing_is_not_repeated(tmp_path: Path, delay: dict[str, str]) -> None:
-    """RocketMQ writes the mark up to three seconds after the message; a power failure may take it away as well."""
+def test_a_commit_whose_op_message_is_missing_is_not_repeated(tmp_path: Path, delay: dict[str, str]) -> None:
+    """RocketMQ writes the op message up to three seconds after the message; a power loss may remove it too."""
     clock = VirtualClock()
     broker = EmbeddedBroker(tmp_path, SMALL, clock)
     broker.start()
@@ -452,20 +453,20 @@ def test_a_commit_whose_mark_is_missing_is_not_repeated(tmp_path: Path, delay: d
     broker.store.put(broker.drafts.make_committed(record, clock.now_ms()))
     kill(broker.store)
 
-    asked = Asked(COMMIT)
+    checker = Checker(COMMIT)
     with capture_logs() as logs, EmbeddedBroker(tmp_path, SMALL, clock) as again:
-        again.check_transactions(GROUP, asked)
+        again.check_transactions(GROUP, checker)
         Harness(again).advance("2m")
         again.end_transaction(half, COMMIT)
         delivered = bodies(again)
 
     assert delivered == [b"order"]
-    assert asked == []
-    assert [entry["event"] for entry in logs].count("transaction.mark_missing") == 1
+    assert checker == []
+    assert [entry["event"] for entry in logs].count("transaction.op_missing") == 1
 
 
-def test_a_half_message_that_is_there_twice_is_one(tmp_path: Path) -> None:
-    """A sender that tried again, or a mark that a power failure took away: the newer one stands for both."""
+def test_two_half_messages_of_one_message_are_one_transaction(tmp_path: Path) -> None:
+    """A producer repeated the send, or a power loss removed an op message. The newer half message remains."""
     clock = VirtualClock()
     broker = EmbeddedBroker(tmp_path, SMALL, clock)
     broker.start()
@@ -481,21 +482,21 @@ def test_a_half_message_that_is_there_twice_is_one(tmp_path: Path) -> None:
     assert (open_now, delivered) == (1, [b"order"])
 
 
-def test_open_transactions_are_told_at_the_start(tmp_path: Path) -> None:
+def test_the_start_logs_the_number_of_open_transactions(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
         send_half(broker)
 
     with capture_logs() as logs, EmbeddedBroker(tmp_path, SMALL, VirtualClock()):
         pass
 
-    assert [entry["count"] for entry in logs if entry["event"] == "transaction.open"] == [1]
+    assert [entry["count"] for entry in logs if entry["event"] == "transaction.restored"] == [1]
 
 
-def test_a_transaction_that_stays_open_holds_little_memory() -> None:
-    """A hundred thousand marks behind one open half message: the spans are few, and none is passed over."""
+def test_a_transaction_that_stays_open_needs_little_memory() -> None:
+    """A hundred thousand op messages after one open half message: there are few spans, and none is skipped."""
     progress = OpProgress()
     for number in range(100_000):
-        progress.note(number, number + 1)
+        progress.add(number, number + 1)
 
     assert len(progress._spans) <= 4_096
     assert progress.first_needed(0) == 0
@@ -506,11 +507,11 @@ def test_a_transaction_that_stays_open_holds_little_memory() -> None:
 
 
 ENDS = {b"commit": COMMIT, b"commit, too": COMMIT, b"rollback": ROLLBACK, b"open": UNKNOWN}
-AT_LAST = {**ENDS, b"open": COMMIT}
+FINAL_STATES = {**ENDS, b"open": COMMIT}
 
 
 def send_and_end(broker: EmbeddedBroker, harness: Harness) -> None:
-    """Four transactions; what the disk refuses is given up."""
+    """Send and end four transactions. Errors of the disk are ignored."""
     for body, state in ENDS.items():
         with suppress(MQTemplateError):
             broker.end_transaction(send_half(broker, body), state)
@@ -518,50 +519,50 @@ def send_and_end(broker: EmbeddedBroker, harness: Harness) -> None:
             harness.advance("3s")
 
 
-def test_a_disk_that_fails_once_at_any_call_loses_and_doubles_no_transaction(tmp_path: Path) -> None:
-    """A full disk at each call that the four transactions make; then all is well, and still so after a restart."""
+def test_a_disk_that_fails_once_at_any_call_neither_loses_nor_repeats_a_transaction(tmp_path: Path) -> None:
+    """The disk is full at one call of the four transactions, at each in turn. Checked also after a restart."""
     for at in itertools.count():
         folder, clock = tmp_path / str(at), VirtualClock()
         disk = FaultyDisk()
         broker = EmbeddedBroker(settings=SMALL, clock=clock, store_files=FolderStoreFiles(folder, disk))
         broker.start()
         harness = Harness(broker)
-        broker.check_transactions(GROUP, lambda message: AT_LAST[message.body])
+        broker.check_transactions(GROUP, lambda message: FINAL_STATES[message.body])
         first = len(disk.calls)
         disk.judge = once(first + at, errno.ENOSPC)
         send_and_end(broker, harness)
-        was_tried = len(disk.calls) > first + at
+        has_failed = len(disk.calls) > first + at
         disk.judge = never
 
         harness.advance("40s")
         now = bodies(broker)
         broker.close()
         with EmbeddedBroker(folder, SMALL, clock) as again:
-            again.check_transactions(GROUP, lambda message: AT_LAST[message.body])
+            again.check_transactions(GROUP, lambda message: FINAL_STATES[message.body])
             Harness(again).advance("40s")
             later = bodies(again)
 
         assert set(now) <= {b"commit", b"commit, too", b"open"}, f"call {at}"
-        assert len(now) == len(set(now)) >= 2, f"call {at}"  # the half message that was refused was never sent
+        assert len(now) == len(set(now)) >= 2, f"call {at}"  # one half message may have been refused
         assert later == now, f"call {at}"
         shutil.rmtree(folder)
-        if not was_tried:
+        if not has_failed:
             assert at > 5
             assert now == [b"commit", b"commit, too", b"open"]
             break
 
 
-# --- any mix of it ---------------------------------------------------------------------------------
+# --- random sequences ------------------------------------------------------------------------------
 
 _FOLDERS = "/dev/shm" if Path("/dev/shm").is_dir() else None
-places = st.integers(0, 1_000)
+indices = st.integers(0, 1_000)
 delays = st.sampled_from([{}, {"DELAY": "1"}, {"TIMER_DELAY_MS": "2500"}])
 
 
 class Transactions(RuleBasedStateMachine):
-    """Sends, ends, late and double ends, questions, time, restarts and kills, against a model in plain Python.
+    """Random sends, ends, late and repeated ends, checks, time, restarts and kills, compared with a model in Python.
 
-    The model: each message is open, committed, rolled back, or put aside; and when it is due, if it is committed.
+    In the model a message is open, committed, rolled back or discarded; a committed message has a deliver time.
     """
 
     def __init__(self) -> None:
@@ -584,11 +585,11 @@ class Transactions(RuleBasedStateMachine):
         self.broker.check_transactions(GROUP, self.check)
 
     def teardown(self) -> None:
-        """In the end each transaction is decided, and each message is where it belongs, once."""
+        """End all transactions, and check that each committed message is delivered once."""
         try:
             self.decisions |= dict.fromkeys(self.open, COMMIT)
             self.harness.advance("10m")
-            self.everything_is_in_its_place()
+            self.check_delivered_messages()
             assert self.broker.transactions.open_count == 0
             assert not self.open
         finally:
@@ -598,14 +599,14 @@ class Transactions(RuleBasedStateMachine):
 
     def check(self, message: MessageExt) -> TransactionState:
         body = message.body
-        assert body in self.open, "asked for a transaction that has its end"
+        assert body in self.open, "checked a transaction that has ended"
         state = self.decisions.get(body, UNKNOWN)
         if message.properties["TRANSACTION_CHECK_TIMES"] == "15" and state is UNKNOWN:
-            state = ROLLBACK  # the model knows no putting aside
-        self.note_end(body, state, message.properties)
+            state = ROLLBACK  # the model has no discarded messages
+        self.record_end(body, state, message.properties)
         return state
 
-    def note_end(self, body: bytes, state: TransactionState, properties: dict[str, str]) -> None:
+    def record_end(self, body: bytes, state: TransactionState, properties: dict[str, str]) -> None:
         if state is UNKNOWN or body not in self.open:
             return
         self.open.discard(body)
@@ -613,8 +614,8 @@ class Transactions(RuleBasedStateMachine):
             delay_ms = 1_000 if "DELAY" in properties else int(properties.get("TIMER_DELAY_MS", "0"))
             self.due_ms[body] = self.clock.now_ms() + delay_ms
 
-    def of(self, place: int) -> HalfMessage:
-        return self.halves[place % len(self.halves)]
+    def half(self, index: int) -> HalfMessage:
+        return self.halves[index % len(self.halves)]
 
     @rule(delay=delays)
     def send(self, delay: dict[str, str]) -> None:
@@ -623,17 +624,17 @@ class Transactions(RuleBasedStateMachine):
         self.open.add(body)
 
     @precondition(lambda self: self.halves)
-    @rule(place=places, state=st.sampled_from(TransactionState))
-    def end(self, place: int, state: TransactionState) -> None:
-        half = self.of(place)
+    @rule(index=indices, state=st.sampled_from(TransactionState))
+    def end(self, index: int, state: TransactionState) -> None:
+        half = self.half(index)
         self.broker.end_transaction(half, state)
-        self.note_end(half.message.body, state, half.message.properties)
+        self.record_end(half.message.body, state, half.message.properties)
 
     @precondition(lambda self: self.halves)
-    @rule(place=places, state=st.sampled_from([COMMIT, ROLLBACK]))
-    def decide(self, place: int, state: TransactionState) -> None:
-        """The next question gets this answer."""
-        self.decisions.setdefault(self.of(place).message.body, state)
+    @rule(index=indices, state=st.sampled_from([COMMIT, ROLLBACK]))
+    def decide(self, index: int, state: TransactionState) -> None:
+        """Set the state that the next check returns."""
+        self.decisions.setdefault(self.half(index).message.body, state)
 
     @rule(seconds=st.sampled_from([1, 7, 31, 100]))
     def wait(self, seconds: int) -> None:
@@ -650,29 +651,30 @@ class Transactions(RuleBasedStateMachine):
         self.open_broker()
 
     @precondition(lambda self: self.halves)
-    @rule(place=places, state=st.sampled_from([COMMIT, ROLLBACK]), cut=st.floats(0, 1))
-    def kill_over_an_end(self, place: int, state: TransactionState, cut: float) -> None:
-        """The process dies while it appends the end; nobody was told that it is there."""
-        half = self.of(place)
-        if end_and_die(self.broker, half, state, cut):
+    @rule(index=indices, state=st.sampled_from([COMMIT, ROLLBACK]), cut=st.floats(0, 1))
+    def kill_during_an_end(self, index: int, state: TransactionState, cut: float) -> None:
+        """Kill the process during the append of an end, which was not acknowledged."""
+        half = self.half(index)
+        if kill_during_end(self.broker, half, state, cut):
             kill(self.broker.store)
             self.open_broker()
         self.confirm(half.message, state)
 
     def confirm(self, message: Message, state: TransactionState) -> None:
-        """The model takes over whether the end was whole."""
+        """Record the end in the model if the append was complete."""
         if message.body not in {self.body_of(offset) for offset in list(self.broker.transactions._open)}:
-            self.note_end(message.body, state, message.properties)
+            self.record_end(message.body, state, message.properties)
 
     def body_of(self, half_offset: int) -> bytes:
         unit = self.broker.store.consume_queue(HALF_TOPIC, 0).unit(half_offset)
         return self.broker.store.read(unit.physical_offset, unit.size).body
 
     @invariant()
-    def everything_is_in_its_place(self) -> None:
+    def check_delivered_messages(self) -> None:
         now_ms = self.clock.now_ms()
         self.harness.run_until_idle()
-        assert list(self.broker.transactions._open) == sorted(self.broker.transactions._open)  # progress is its first
+        open_offsets = list(self.broker.transactions._open)
+        assert open_offsets == sorted(open_offsets)  # the progress is the first one
         expected = sorted(body for body, due_ms in self.due_ms.items() if due_ms <= now_ms)
         found = []
         for queue in self.broker.queues("orders"):

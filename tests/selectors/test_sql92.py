@@ -1,4 +1,4 @@
-"""What a selector says of a message, beside what RocketMQ's own classes say."""
+"""Results of SQL92 selectors, compared with the results of RocketMQ's own classes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from mqtemplate.errors import SelectorError
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.sql92.grammar import compile_expression
 from mqtemplate.selectors.sql92.values import NotComparableError
-from tests.sql92.golden import VALUES, Golden, golden, messages
+from tests.selectors.golden import VALUES, Golden, golden, messages
 
-READ = [case for case in golden() if case.answers is not None and not case.ignores_the_rest]
+VALID = [case for case in golden() if case.answers is not None and not case.ignores_the_rest]
 REFUSED = [case for case in golden() if case.refused]
-CUT = [case for case in golden() if case.ignores_the_rest]
+TRUNCATED = [case for case in golden() if case.ignores_the_rest]
 
 ORDER = {"TAGS": "paid", "KEYS": "4711", "region": "north", "price": "15", "weight": "2.5", "urgent": "true"}
 
 
 def answers(expression: str) -> str:
-    """A letter for each of the golden messages, as `Golden.answers` has them."""
+    """Return a letter for each of the golden messages, as in `Golden.answers`."""
     evaluate = compile_expression(expression)
     letters = ""
     for properties in messages():
@@ -35,7 +35,7 @@ def answers(expression: str) -> str:
     return letters
 
 
-def reads(expression: str) -> bool:
+def is_valid(expression: str) -> bool:
     try:
         Sql92Selector(expression)
     except SelectorError:
@@ -43,52 +43,53 @@ def reads(expression: str) -> bool:
     return True
 
 
-# --- beside RocketMQ --------------------------------------------------------------------------------
+# --- compared with RocketMQ -------------------------------------------------------------------------
 
 
-def test_the_golden_cases_are_many_and_of_every_sort() -> None:
-    """The tests below would pass over an empty file."""
-    letters = "".join(case.answers or "" for case in READ)
+def test_the_golden_file_has_cases_of_every_kind() -> None:
+    """Without cases the tests below would pass without any check."""
+    letters = "".join(case.answers or "" for case in VALID)
 
-    assert len(READ) > 400
+    assert len(VALID) > 400
     assert len(REFUSED) > 200
-    assert len(CUT) > 20
+    assert len(TRUNCATED) > 20
     assert min(letters.count(letter) for letter in "tfne") > 1_000
 
 
-def test_every_answer_is_rocketmqs() -> None:
-    """True, false, NULL and no answer, for each expression that RocketMQ reads whole and each message."""
-    others: list[Golden] = [case for case in READ if answers(case.expression) != case.answers]
+def test_every_result_is_that_of_rocketmq() -> None:
+    """True, false, NULL or error, for each message and each expression that RocketMQ reads to its end."""
+    others: list[Golden] = [case for case in VALID if answers(case.expression) != case.answers]
 
     assert others == []
 
 
-def test_what_rocketmq_refuses_is_refused() -> None:
-    assert [case.expression for case in REFUSED if reads(case.expression)] == []
+def test_an_expression_that_rocketmq_refuses_is_refused() -> None:
+    assert [case.expression for case in REFUSED if is_valid(case.expression)] == []
 
 
-def test_what_rocketmq_would_cut_off_is_refused() -> None:
-    """It reads ``a = 5 b = 5`` as ``a = 5``. Half a filter is not what anybody wrote."""
-    assert [case.expression for case in CUT if reads(case.expression)] == []
+def test_an_expression_of_which_rocketmq_ignores_the_rest_is_refused() -> None:
+    """RocketMQ reads ``a = 5 b = 5`` as ``a = 5``, which cannot be the intention."""
+    assert [case.expression for case in TRUNCATED if is_valid(case.expression)] == []
 
 
-def test_a_mistake_is_found_where_rocketmqs_parser_finds_it() -> None:
-    """Two differences: what is missing at the end is missing behind the last word, where RocketMQ names that word's own
-    last column; and behind NOT, the word that should not follow is named, not NOT itself."""
-    elsewhere = []
+def test_an_error_has_the_column_that_rocketmq_reports() -> None:
+    """There are two differences. If something is missing at the end, the column is one past the last token, where
+    RocketMQ reports the last column of that token. If a wrong token follows NOT, the column is that of the wrong token,
+    where RocketMQ reports NOT."""
+    different = []
     for case in REFUSED:
         with pytest.raises(SelectorError) as caught:
             Sql92Selector(case.expression)
         ours, theirs = caught.value.column, case.column
         at_end = ours == len(case.expression.rstrip()) + 1 == (theirs or 0) + 1
-        behind_not = case.expression[(theirs or 1) - 1 :].upper().startswith("NOT ") and ours == (theirs or 0) + 4
-        if theirs and ours != theirs and not at_end and not behind_not:
-            elsewhere.append((case.expression, ours, theirs))
+        after_not = case.expression[(theirs or 1) - 1 :].upper().startswith("NOT ") and ours == (theirs or 0) + 4
+        if theirs and ours != theirs and not at_end and not after_not:
+            different.append((case.expression, ours, theirs))
 
-    assert elsewhere == []
+    assert different == []
 
 
-# --- as a reader wants to know it -------------------------------------------------------------------
+# --- examples ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,45 +111,48 @@ def test_a_mistake_is_found_where_rocketmqs_parser_finds_it() -> None:
         "TRUE OR weight > 2",
     ],
 )
-def test_an_order_is_wanted(expression: str) -> None:
+def test_an_expression_matches_an_order(expression: str) -> None:
     assert Sql92Selector(expression).matches(ORDER)
 
 
 @pytest.mark.parametrize(
     ("expression", "why"),
     [
-        ("REGION = 'north'", "names of properties are as they are written"),
-        ("region = 'North'", "so are texts"),
-        ("discount = 5", "NULL is not equal to anything"),
-        ("NOT (discount = 5)", "nor unequal"),
-        ("discount <> 5", "nor unequal"),
-        ("discount NOT IN ('5')", "nor outside"),
-        ("discount NOT CONTAINS '5'", "a text that is not there is neither with nor without"),
-        ("region NOT CONTAINS ''", "nor is any text with or without nothing"),
-        ("urgent", "a property alone is no truth, whatever it says"),
-        ("weight > 2", "2.5 is no whole number, so there is no answer"),
-        ("NOT (weight > 99)", "no answer has no opposite"),
-        ("weight > 2 OR TRUE", "nor is anything asked after it"),
-        ("NOT price = 16", "NOT takes price alone: a truth compared with a number"),
-        ("price = '15.0'", "two texts are compared as texts"),
-        ("TRUE = urgent", "a text is read as a truth on the left only"),
-        ("price = -price", "a property is a text, and a text has no negative"),
-        ("price < 99999999999999999999.0 AND price > 99999999999.5", "a whole number beside a fraction is one"),
+        ("REGION = 'north'", "names of properties are case-sensitive"),
+        ("region = 'North'", "strings are case-sensitive"),
+        ("discount = 5", "NULL is not equal to any value"),
+        ("NOT (discount = 5)", "NULL is not unequal to any value"),
+        ("discount <> 5", "NULL is not unequal to any value"),
+        ("discount NOT IN ('5')", "NULL is not outside a list"),
+        ("discount NOT CONTAINS '5'", "a missing property neither contains a string nor lacks it"),
+        ("region NOT CONTAINS ''", "no string contains the empty string or lacks it"),
+        ("urgent", "a property alone is false, whatever its value is"),
+        ("weight > 2", "2.5 is not an integer, so the comparison cannot be evaluated"),
+        ("NOT (weight > 99)", "NOT does not change that a comparison cannot be evaluated"),
+        ("weight > 2 OR TRUE", "nothing is evaluated after it"),
+        ("NOT price = 16", "NOT applies to price only: a boolean compared with a number"),
+        ("price = '15.0'", "two strings are compared as strings"),
+        ("TRUE = urgent", "a string is converted to a boolean only on the left side"),
+        ("price = -price", "a property is a string, and a string has no negative"),
+        (
+            "price < 99999999999999999999.0 AND price > 99999999999.5",
+            "an integer is converted for a decimal number",
+        ),
     ],
 )
-def test_an_order_is_not_wanted(expression: str, why: str) -> None:
+def test_an_expression_does_not_match_an_order(expression: str, why: str) -> None:
     assert not Sql92Selector(expression).matches(ORDER), why
 
 
 @pytest.mark.parametrize(
     ("expression", "value", "expected"),
     [
-        ("a = 2147483647", "2147483648", False),  # does not fit beside a number of 32 bits: no answer
+        ("a = 2147483647", "2147483648", False),  # more than 32 bits: cannot be evaluated
         ("a < 2147483648", "2147483647", True),
         ("a > 2147483648", "9223372036854775807", True),
-        ("a > 2147483648", "9223372036854775808", False),  # nor this beside one of 64
+        ("a > 2147483648", "9223372036854775808", False),  # more than 64 bits
         ("a > 1.5", "9223372036854775808", True),
-        ("a > 1.5", "NaN", True),  # Java puts it above all others
+        ("a > 1.5", "NaN", True),  # Java: NaN is above all numbers
         ("a < 1.5", "-Infinity", True),
         ("a > 1.5", "inf", False),
         ("a = 5", " 5", False),
@@ -162,12 +166,12 @@ def test_an_order_is_not_wanted(expression: str, why: str) -> None:
         ("a = 5", "0" * 5_000, False),
     ],
 )
-def test_a_property_is_read_as_the_number_beside_it(expression: str, value: str, expected: bool) -> None:
+def test_a_property_is_parsed_as_the_type_of_the_number(expression: str, value: str, expected: bool) -> None:
     assert Sql92Selector(expression).matches({"a": value}) is expected
 
 
-def test_selectors_of_one_text_are_equal() -> None:
-    """A group's members are compared by what they subscribe to."""
+def test_selectors_with_the_same_expression_are_equal() -> None:
+    """The subscriptions of the members of a group are compared."""
     one, same, other = Sql92Selector("a = 1"), Sql92Selector("a = 1"), Sql92Selector("a = 2")
 
     assert one == same != other
@@ -175,8 +179,8 @@ def test_selectors_of_one_text_are_equal() -> None:
     assert repr(one) == "Sql92Selector(expression='a = 1')"
 
 
-def test_who_selects_by_tag_does_not_wait_for_the_grammar() -> None:
-    """The library for grammars is loaded by the first selector."""
+def test_the_parser_library_is_imported_by_the_first_sql92_selector() -> None:
+    """An application that selects by tag does not import it."""
     program = (
         "import sys; from mqtemplate.selectors.sql92 import Sql92Selector; assert 'lark' not in sys.modules; "
         "Sql92Selector('a = 1'); assert 'lark' in sys.modules"
@@ -187,7 +191,7 @@ def test_who_selects_by_tag_does_not_wait_for_the_grammar() -> None:
     assert run.returncode == 0, run.stderr
 
 
-# --- any text, any message --------------------------------------------------------------------------
+# --- properties of all expressions ------------------------------------------------------------------
 
 _WORDS = (
     "a b TAGS NOT AND OR IN IS NULL TRUE FALSE BETWEEN CONTAINS STARTSWITH ENDSWITH = <> < <= > >= + - ( ) , "
@@ -202,18 +206,18 @@ PROPERTIES = st.dictionaries(
 
 
 @given(TEXTS, PROPERTIES)
-def test_any_text_answers_yes_or_no_or_tells_its_mistake(text: str, properties: dict[str, str]) -> None:
-    mistake, wanted = None, False
+def test_any_text_matches_or_not_or_is_refused(text: str, properties: dict[str, str]) -> None:
+    refused, matches = None, False
     try:
-        wanted = Sql92Selector(text).matches(properties)
+        matches = Sql92Selector(text).matches(properties)
     except SelectorError as error:
-        mistake = error
+        refused = error
 
-    assert isinstance(wanted, bool)
-    if mistake is not None:
+    assert isinstance(matches, bool)
+    if refused is not None:
         lines = re.split(r"\r\n|\r|\n", text)
-        assert 1 <= mistake.line <= len(lines)
-        assert 1 <= mistake.column <= len(lines[mistake.line - 1]) + 1
+        assert 1 <= refused.line <= len(lines)
+        assert 1 <= refused.column <= len(lines[refused.line - 1]) + 1
 
 
 CONDITIONS = st.recursive(
@@ -230,7 +234,7 @@ FEW = st.dictionaries(st.sampled_from("ab"), st.sampled_from("xyz"))
 
 @given(CONDITIONS, CONDITIONS, FEW)
 def test_not_and_or_keep_the_laws_of_three_values(one: str, other: str, properties: dict[str, str]) -> None:
-    """Where every comparison has an answer: De Morgan's laws, NULL included; order and parentheses do not count."""
+    """For conditions that can be evaluated, also with NULL: De Morgan's laws, any order, any parentheses."""
 
     def value(expression: str) -> object:
         return compile_expression(expression)(properties)

@@ -1,9 +1,10 @@
-"""Expressions, and what RocketMQ's own classes say of them: how `golden.jsonl` was made, and how it is read.
+"""SQL92 expressions and RocketMQ's results for them: the reader and the generator of `golden.jsonl`.
 
-The answers are those of RocketMQ 5.5.0, asked by `Oracle.java`. No test runs that program; to ask again, for example
-after `CHOSEN` has grown, have its packages in ``.rocketmq/lib`` (``make setup``) and run, in the project's folder::
+The results are those of RocketMQ 5.5.0, which `Oracle.java` calls. No test runs that program. To create the file
+again, for example with more `CHOSEN` expressions, install RocketMQ's packages into ``.rocketmq/lib`` (``make setup``)
+and run::
 
-    python -m tests.sql92.golden > tests/sql92/golden.jsonl
+    python -m tests.selectors.golden > tests/selectors/golden.jsonl
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VALUES = [
     "\N{MATHEMATICAL BOLD DIGIT FIVE}", "\t5\n", "0x5", "5L", "--5",
 ]  # fmt: skip
 CHOSEN = [
-    # what a generator rarely meets
+    # expressions that the generator rarely creates
     "", " ", "*", "TRUE", "NULL", "a", "1", "'x'", "-1", "NOT a", "NOT NULL", "NOT 1", "a = b", "a <> b", "a < b",
     "a >= b", "-a = 5", "-a > 5", "a = -5", "a = - -5", "a = +5", "+a IN ('5')", "(a) IN ('5')", "-a IN ('5')",
     "1 IN ('1')", "a IN (1)", "a IN ()", "a IN ('5',)", "a IN ('1', '5', 'x', '10', '-5', '05')",
@@ -63,12 +64,12 @@ CHOSEN = [
 
 
 class Golden(NamedTuple):
-    """What RocketMQ says of one expression.
+    """Results of RocketMQ for one expression.
 
     Attributes:
-        answers: A letter for each of `messages`: true, false, null, error; None if the text is refused.
-        ignores_the_rest: RocketMQ stopped at a complete condition, and something follows.
-        column: Where its parser met what it did not expect, if it told.
+        answers: One letter for each of `messages`: true, false, null, error; None if the expression is refused.
+        ignores_the_rest: RocketMQ stopped after a complete condition and ignored the text that follows.
+        column: Column of the unexpected token that the parser reported; None if it reported none.
     """
 
     expression: str
@@ -79,18 +80,19 @@ class Golden(NamedTuple):
 
 
 def messages() -> list[dict[str, str]]:
-    """Properties a, b and c of each message: every value once as a, the others by chance."""
+    """Return messages with the properties a, b and c: each value once as a, the others at random."""
     chance = random.Random(92)
     rows = [(value, chance.choice(VALUES), chance.choice(VALUES)) for value in VALUES]
     return [{name: value for name, value in zip("abc", row, strict=True) if value is not None} for row in rows]
 
 
 def golden() -> list[Golden]:
+    """Return all cases of the golden file."""
     return [Golden(**json.loads(line)) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
 
 
-class _Writer:
-    """Writes expressions by the grammar; one word in about forty is left out, doubled or another one."""
+class _Generator:
+    """Generator of random expressions. About one token in forty is missing, repeated or replaced."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -149,16 +151,17 @@ class _Writer:
 
 
 def expressions(count: int, seed: int) -> list[str]:
-    writer = _Writer(seed)
-    return list(dict.fromkeys([*CHOSEN, *(writer.expression() for _ in range(count))]))
+    """Return the chosen expressions and *count* random ones."""
+    generator = _Generator(seed)
+    return list(dict.fromkeys([*CHOSEN, *(generator.expression() for _ in range(count))]))
 
 
-def ask(texts: list[str]) -> str:
-    """What `Oracle.java` prints for them."""
+def run_oracle(texts: list[str]) -> str:
+    """Return the output of `Oracle.java` for these expressions."""
     command = ["java", "-cp", str(ROOT / ".rocketmq" / "lib" / "*"), str(Path(__file__).with_name("Oracle.java"))]
     lines = "\n".join(map(json.dumps, [messages(), *texts]))
     return subprocess.run(command, input=lines, capture_output=True, text=True, check=True, encoding="utf-8").stdout
 
 
 if __name__ == "__main__":
-    sys.stdout.write(ask(expressions(500, seed=7)))
+    sys.stdout.write(run_oracle(expressions(500, seed=7)))

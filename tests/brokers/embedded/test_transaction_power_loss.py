@@ -1,4 +1,4 @@
-"""The power fails at any moment of some transactions: any part of what was not flushed may be missing."""
+"""Power loss at any moment of some transactions: any part of the data that was not flushed may be missing."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SMALL = EmbeddedSettings(
     timer_roll_window_slot=100,
 )
 COMMITTED = (b"commit", b"late", b"timer", b"level", b"open")
-WANTED = {b"rollback": ROLLBACK, **dict.fromkeys(COMMITTED, COMMIT)}
-"""What the producer's own books say of each transaction."""
-IMAGES_A_MOMENT = 6
+STATES = {b"rollback": ROLLBACK, **dict.fromkeys(COMMITTED, COMMIT)}
+"""State of each local transaction."""
+IMAGES_PER_EVENT = 6
 
 _boots = itertools.count(2)
 
@@ -51,8 +51,8 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-class Life:
-    """Some transactions on a disk that is looked at before each of its calls."""
+class Run:
+    """Some transactions on a simulated disk. Before each call of the disk, images of a power loss are checked."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -60,26 +60,26 @@ class Life:
         (folder / "store").mkdir()
         self.disk = PowerLossDisk(folder / "store", sector=512)
         self.clock = VirtualClock()
-        self.stored: set[bytes] = set()  # half messages that were acknowledged
+        self.stored: set[bytes] = set()  # acknowledged half messages
         self.ended: set[bytes] = set()
         self.known: set[int] = set()
         self.problems: list[str] = []
         self.doing = "start"
-        self.is_looking = False
+        self.is_checking = False
 
-    def live(self) -> None:
+    def run(self) -> None:
         broker = EmbeddedBroker(
             settings=SMALL, clock=self.clock, store_files=FolderStoreFiles(self.folder / "store", self.disk)
         )
         broker.start()
         harness = Harness(broker)
-        self.disk.on_event = self.look
+        self.disk.on_event = self.check_images
         broker.check_transactions(GROUP, lambda message: UNKNOWN)
         late = self.send(broker, b"late")
         for body, delay in ((b"commit", {}), (b"rollback", {}), (b"level", {"DELAY": "2"})):
             self.end(broker, self.send(broker, body, **delay))
         self.send(broker, b"open")
-        self.doing = "questions"
+        self.doing = "checks"
         harness.advance("37s")
         self.end(broker, self.send(broker, b"timer", TIMER_DELAY_MS="2500"))
         self.end(broker, late)
@@ -94,52 +94,52 @@ class Life:
         return half
 
     def end(self, broker: EmbeddedBroker, half: HalfMessage) -> None:
-        body = name(half.message)
+        body = first_word(half.message)
         self.doing = f"ending {body!r}"
-        broker.end_transaction(half, WANTED[body])
+        broker.end_transaction(half, STATES[body])
         self.ended.add(body)
 
-    # --- looking -------------------------------------------------------------------------------
+    # --- images --------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        if self.is_looking:
+    def check_images(self) -> None:
+        if self.is_checking:  # the check itself uses a disk
             return
-        self.is_looking = True
+        self.is_checking = True
         contents = self.disk.contents()
-        for chosen in subsets(self.disk.choices(contents), self.chance, IMAGES_A_MOMENT):
+        for chosen in subsets(self.disk.choices(contents), self.chance, IMAGES_PER_EVENT):
             image = self.disk.image(contents, chosen)
             key = hash((image, len(self.stored), len(self.ended)))
             if key not in self.known:
                 self.known.add(key)
                 self.problems += [f"{self.doing}: {problem}" for problem in self.problems_of(image)]
-        self.is_looking = False
+        self.is_checking = False
 
     def problems_of(self, image: Image) -> Iterator[str]:
         folder = self.folder / "image"
         write_image(image, folder)
-        asked: set[bytes] = set()
+        checked: set[bytes] = set()
 
         def check(message: MessageExt) -> TransactionState:
-            asked.add(name(message))
-            return WANTED[name(message)]
+            checked.add(first_word(message))
+            return STATES[first_word(message)]
 
         clock = VirtualClock(self.clock.now_ms())
-        for _ in range(2):  # and once more after a clean stop
+        for _ in range(2):  # the second time after a clean stop
             with opened(folder, clock) as broker:
                 broker.check_transactions(GROUP, check)
                 Harness(broker).advance("40s")
-                delivered = Counter(name(message) for message in messages_in(broker, "orders"))
+                delivered = Counter(first_word(message) for message in messages_in(broker, "orders"))
                 if broker.transactions.open_count:
                     yield "a transaction is still open"
-            wanted = {body for body in self.stored if WANTED[body] is COMMIT}
-            if lost := wanted - delivered.keys():
+            committed = {body for body in self.stored if STATES[body] is COMMIT}
+            if lost := committed - delivered.keys():
                 yield f"lost {lost}"
             if doubled := [body for body, count in delivered.items() if count > 1]:
-                yield f"doubled {doubled}"
+                yield f"delivered twice: {doubled}"
             if b"rollback" in delivered:
-                yield "delivered what was rolled back"
-            if again := asked & self.ended:
-                yield f"asked for {again}, which had ended"
+                yield "delivered a message that was rolled back"
+            if again := checked & self.ended:
+                yield f"checked {again}, which had ended"
         shutil.rmtree(folder)
 
 
@@ -150,21 +150,21 @@ def opened(folder: Path, clock: VirtualClock) -> Iterator[EmbeddedBroker]:
         yield broker
 
 
-def name(message: Message) -> bytes:
+def first_word(message: Message) -> bytes:
     return message.body.split(b" ", 1)[0]
 
 
-def test_whatever_the_power_leaves_each_transaction_has_one_end(
+def test_after_any_power_loss_each_transaction_has_one_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
 ) -> None:
     monkeypatch.setattr(
         "mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200)
     )
-    life = Life(folder, seed=3)
+    run = Run(folder, seed=3)
 
     with capture_logs():
-        life.live()
+        run.run()
 
-    record_property("images", len(life.known))
-    assert life.problems[:3] == []
-    assert len(life.known) > 300
+    record_property("images", len(run.known))
+    assert run.problems[:3] == []
+    assert len(run.known) > 300

@@ -1,4 +1,4 @@
-"""What readers, senders and delayed messages notice of retention."""
+"""Effects of retention on consumers, producers and delayed messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mqtemplate.testing import Harness
 from tests.store.small_store import NothingPending
 
 FILE = 65_536
-BODY = bytes(20_000)  # three of them fill a file
+BODY = bytes(20_000)  # three messages fill a file
 SMALL = EmbeddedSettings(
     mapped_file_size_commit_log=FILE,
     mapped_file_size_consume_queue=10_000,
@@ -62,7 +62,7 @@ def send(broker: EmbeddedBroker, count: int, topic: str = "orders") -> None:
 
 
 def delete(broker: EmbeddedBroker, files: int) -> None:
-    """Delete the first files of the log, as a disk that is nearly full asks for."""
+    """Delete the first files of the log, as on a disk that is nearly full."""
     cleaning = broker.store.cleaning
     cleaning.load(NothingPending())
     cleaning.disk_used_ratio = lambda: 0.88
@@ -82,16 +82,18 @@ def numbers(messages: list[MessageExt]) -> list[int]:
 
 
 def warnings(logs: list[dict[str, object]]) -> list[tuple[object, ...]]:
-    """Group, topic, queue, and the offsets of each warning of a reader whose messages are gone."""
+    """Return group, topic, queue and offsets of each warning about messages deleted before they were read."""
     lines = [line for line in logs if line["event"] == "consumer.messages_deleted"]
     assert {line["log_level"] for line in lines} <= {"warning"}
     return [tuple(line[name] for name in ("group", "topic", "queue", "offset", "next_offset")) for line in lines]
 
 
-# --- readers ----------------------------------------------------------------------------------------
+# --- consumers --------------------------------------------------------------------------------------
 
 
-def test_a_consumer_whose_messages_are_gone_goes_on_from_the_first_that_is_left(broker: EmbeddedBroker) -> None:
+def test_a_consumer_whose_messages_were_deleted_continues_with_the_first_existing_message(
+    broker: EmbeddedBroker,
+) -> None:
     send(broker, 10)
     consumer = join(broker)
     assert numbers(consumer.poll(2)) == [0, 1]
@@ -104,8 +106,8 @@ def test_a_consumer_whose_messages_are_gone_goes_on_from_the_first_that_is_left(
     assert warnings(logs) == [("g", "orders", 0, 2, 6)]
 
 
-def test_a_group_that_comes_back_too_late_is_told(tmp_path: Path) -> None:
-    """Its committed offset is before the queue's first: once with a warning, then it goes on."""
+def test_a_group_whose_committed_offset_was_deleted_gets_one_warning(tmp_path: Path) -> None:
+    """It continues with the first existing message."""
     clock = VirtualClock()
     with open_broker(tmp_path, clock) as broker:
         send(broker, 10)
@@ -122,7 +124,7 @@ def test_a_group_that_comes_back_too_late_is_told(tmp_path: Path) -> None:
     assert warnings(logs) == [("g", "orders", 0, 1, 3)]
 
 
-def test_a_member_of_a_broadcasting_group_goes_on_likewise(broker: EmbeddedBroker) -> None:
+def test_a_broadcasting_member_continues_with_the_first_existing_message(broker: EmbeddedBroker) -> None:
     send(broker, 7)
     one, two = (join(broker, message_model=MessageModel.BROADCASTING, instance_name=name) for name in ("one", "two"))
     assert (numbers(one.poll(100)), numbers(two.poll(1))) == (list(range(7)), [0])
@@ -135,7 +137,7 @@ def test_a_member_of_a_broadcasting_group_goes_on_likewise(broker: EmbeddedBroke
     assert warnings(logs) == [("g", "orders", 0, 1, 3)]
 
 
-def test_a_consumer_that_has_read_everything_notices_nothing(broker: EmbeddedBroker) -> None:
+def test_a_consumer_that_has_read_all_messages_gets_no_warning(broker: EmbeddedBroker) -> None:
     send(broker, 7)
     consumer = join(broker)
     consumer.poll(100)
@@ -151,7 +153,7 @@ def test_a_consumer_that_has_read_everything_notices_nothing(broker: EmbeddedBro
 
 @pytest.fixture
 def in_between(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> EmbeddedBroker:
-    """The log's first file is gone, and its queues do not know yet."""
+    """Return a broker whose first log file is deleted, and whose queues still have the old minimum."""
     monkeypatch.setattr(broker.store, "_correct_min_offsets", lambda: None)
     send(broker, 7)
     delete(broker, 1)
@@ -159,8 +161,8 @@ def in_between(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Embed
     return broker
 
 
-def test_a_consumer_that_reads_at_that_very_moment_goes_on_at_once(in_between: EmbeddedBroker) -> None:
-    """Not damage, and nobody waits for news that came long ago."""
+def test_a_consumer_that_reads_during_the_deletion_continues_at_once(in_between: EmbeddedBroker) -> None:
+    """The deleted record is not reported as corrupt, and the poll does not wait."""
     consumer = join(in_between, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
 
     with capture_logs() as logs:
@@ -170,31 +172,31 @@ def test_a_consumer_that_reads_at_that_very_moment_goes_on_at_once(in_between: E
     assert warnings(logs) == [("g", "orders", 0, 0, 3)]
 
 
-def test_pulling_at_that_very_moment_says_where_to_go_on(in_between: EmbeddedBroker) -> None:
-    with pytest.raises(OffsetOutOfRangeError, match="asked was 1, which was deleted by retention") as caught:
+def test_a_pull_during_the_deletion_raises_with_the_next_offset(in_between: EmbeddedBroker) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match="got 1, which retention deleted") as caught:
         in_between.pull(ORDERS, 1)
 
     assert caught.value.next_offset == 3
 
 
-def test_searching_by_time_at_that_very_moment_finds_what_is_left(in_between: EmbeddedBroker) -> None:
+def test_a_search_by_time_during_the_deletion_finds_the_first_existing_message(in_between: EmbeddedBroker) -> None:
     assert in_between.search_offset(ORDERS, 0) == 3
 
 
-def test_pulling_what_is_gone_says_why_and_where_to_go_on(broker: EmbeddedBroker) -> None:
+def test_a_pull_of_a_deleted_message_raises_with_reason_and_next_offset(broker: EmbeddedBroker) -> None:
     send(broker, 7)
     delete(broker, 1)
 
     with pytest.raises(
         OffsetOutOfRangeError,
-        match=r"queue 0 of orders holds offsets 3..6, asked was 2, which was deleted by retention; go on from 3",
+        match=r"queue 0 of orders has offsets 3..6, got 2, which retention deleted; continue at 3",
     ) as caught:
         broker.pull(ORDERS, 2)
 
     assert caught.value.next_offset == broker.min_offset(ORDERS) == 3
 
 
-def test_searching_by_time_finds_the_first_that_is_left(broker: EmbeddedBroker) -> None:
+def test_a_search_by_time_finds_the_first_existing_message(broker: EmbeddedBroker) -> None:
     send(broker, 7)
     delete(broker, 1)
 
@@ -202,36 +204,36 @@ def test_searching_by_time_finds_the_first_that_is_left(broker: EmbeddedBroker) 
 
 
 @pytest.mark.parametrize(
-    ("where", "read"),
+    ("start", "read"),
     [
         (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, []),
         (ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, [3, 4, 5, 6]),
     ],
 )
-def test_a_new_group_reads_a_queue_that_lost_its_first_messages_as_it_asks(
-    broker: EmbeddedBroker, where: ConsumeFromWhere, read: list[int]
+def test_a_new_group_starts_as_specified_if_the_first_messages_were_deleted(
+    broker: EmbeddedBroker, start: ConsumeFromWhere, read: list[int]
 ) -> None:
-    """As upstream: only a queue that has its first message is young, and read whole by a group that wants the last."""
+    """RocketMQ: a new group reads a whole queue in spite of LAST_OFFSET only if the queue has its first message."""
     send(broker, 7)
     young = numbers(join(broker, group="before").poll(100))
     delete(broker, 1)
 
     with capture_logs() as logs:
-        found = numbers(join(broker, group="after", consume_from_where=where).poll(100))
+        found = numbers(join(broker, group="after", consume_from_where=start).poll(100))
 
     assert (young, found) == ([0, 1, 2, 3, 4, 5, 6], read)
     assert warnings(logs) == []
 
 
-def test_who_reads_and_who_sends_do_not_notice_when_files_are_deleted_beside_them(tmp_path: Path) -> None:
-    """Every file is deleted as soon as it is full: what is read is whole and in order, and the last is there."""
+def test_consumer_and_producer_work_while_files_are_deleted(tmp_path: Path) -> None:
+    """Each file is deleted as soon as it is full. The messages that are read are in order, and the last is read."""
     count = 2_000
     settings = dataclasses.replace(SMALL, flush_disk_type=FlushDiskType.ASYNC_FLUSH, mapped_file_size_consume_queue=200)
     with EmbeddedBroker(tmp_path, settings) as broker, ThreadPoolExecutor(1) as pool:
-        cleaning = CleaningService(broker.store, lambda: 0.88)  # beside the broker's own, for this thread to step
-        cleaning.load(NothingPending())
+        cleaning = CleaningService(broker.store, lambda: 0.88)  # a second service, which this thread steps
+        cleaning.make_free = lambda begin, end: True
         consumer = join(broker)
-        assert consumer.poll(20) == []  # from here on it stands at the queue's first message
+        assert consumer.poll(20) == []  # so its position is now the first message
         read: list[int] = []
         sending = pool.submit(
             lambda: [broker.send(Message("orders", str(number).encode() + bytes(1_000))) for number in range(count)]
@@ -248,15 +250,15 @@ def test_who_reads_and_who_sends_do_not_notice_when_files_are_deleted_beside_the
         assert broker.min_offset(ORDERS) > count - FILE // 1_000
 
 
-# --- senders ----------------------------------------------------------------------------------------
+# --- producers --------------------------------------------------------------------------------------
 
 
-def test_above_the_warning_level_every_way_of_sending_says_why_not(broker: EmbeddedBroker) -> None:
+def test_above_the_warning_level_each_kind_of_send_raises_with_the_reason(broker: EmbeddedBroker) -> None:
     broker.store.cleaning.disk_used_ratio = lambda: 0.95
     broker.store.cleaning.clean()
     message = Message("orders", b"x")
 
-    for way in (
+    for send_message in (
         lambda: broker.send(message),
         lambda: broker.send_batch([message, message]),
         lambda: broker.send_one_way(message),
@@ -264,11 +266,11 @@ def test_above_the_warning_level_every_way_of_sending_says_why_not(broker: Embed
         lambda: broker.send(Message("orders", b"x", {"DELAY": "3"})),
     ):
         with pytest.raises(SendError, match=FULL):
-            way()
+            send_message()
 
 
-def test_what_falls_due_on_a_full_disk_is_delivered_when_there_is_room(broker: EmbeddedBroker) -> None:
-    """Neither lost nor early, and once: upstream throws a timer away after three attempts (D1)."""
+def test_messages_that_are_due_on_a_full_disk_are_delivered_when_there_is_space(broker: EmbeddedBroker) -> None:
+    """Each once, none early. RocketMQ discards a timer after three attempts."""
     harness = Harness(broker)
     broker.send(Message("orders", b"1", {"DELAY": "1"}))
     broker.send(Message("orders", b"2", {"TIMER_DELAY_MS": "1500"}))
@@ -279,16 +281,15 @@ def test_what_falls_due_on_a_full_disk_is_delivered_when_there_is_room(broker: E
         harness.advance("5s")
     while_full = broker.max_offset(ORDERS)
     broker.store.cleaning.disk_used_ratio = lambda: 0.5
-    harness.advance("11s")  # until the next look at the disk, and the next attempt
+    harness.advance("11s")  # until the next check of the disk and the next attempt
 
     assert while_full == 0
     assert {line["service"] for line in logs if line["event"] == "delay.stalled"} == {"delay.schedule", "delay.timer"}
     assert numbers(list(broker.pull(ORDERS, 0).messages)) == [1, 2]
 
 
-def test_d6_what_is_due_on_a_full_disk_does_not_stop_the_disk_from_being_cleaned(tmp_path: Path) -> None:
-    """Nothing is handed over there, so what is due goes on waiting; were its file kept for it, there would never be
-    room again."""
+def test_messages_that_are_due_on_a_full_disk_do_not_keep_their_file(tmp_path: Path) -> None:
+    """They cannot be delivered while the disk is full. If they kept their file, there would never be space again."""
     with EmbeddedBroker(tmp_path, SMALL, VirtualClock()) as broker:
         broker.send(Message("later", b"1", {"DELAY": "1"}))
         broker.send(Message("later", b"2", {"TIMER_DELAY_MS": "1500"}))
@@ -311,8 +312,8 @@ def test_d6_what_is_due_on_a_full_disk_does_not_stop_the_disk_from_being_cleaned
 # --- the broker -------------------------------------------------------------------------------------
 
 
-def test_a_broker_cleans_by_itself_at_its_hour(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    broker.store.cleaning.load(NothingPending())
+def test_a_broker_deletes_old_files_at_the_hour_of_delete_when(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    broker.store.cleaning.make_free = lambda begin, end: True
     send(broker, 10)
     harness = Harness(broker)
 
@@ -326,8 +327,8 @@ def test_a_broker_cleans_by_itself_at_its_hour(broker: EmbeddedBroker, tmp_path:
 
 @pytest.mark.feature("D6")
 @pytest.mark.parametrize("ends", ["never", "cleanly", "killed"])
-def test_d6_what_waits_outlives_the_file_it_was_sent_to(tmp_path: Path, ends: str) -> None:
-    """Files are kept for a day, and messages wait for ten, as a level and as a timer: both come on time, once."""
+def test_a_delayed_message_survives_the_deletion_of_its_file(tmp_path: Path, ends: str) -> None:
+    """Files are kept for a day. Messages delayed by ten days, with a level and a timer, are delivered on time, once."""
     clock = VirtualClock()
     settings = dataclasses.replace(SMALL, message_delay_level="10d", checkpoint_interval_ms=1_000)
     due_ms = clock.now_ms() + 10 * 86_400_000
@@ -359,8 +360,8 @@ def test_d6_what_waits_outlives_the_file_it_was_sent_to(tmp_path: Path, ends: st
 
 
 @pytest.mark.feature("X12")
-def test_a_delay_of_more_than_a_year_outlives_files_that_are_kept_for_an_hour(tmp_path: Path) -> None:
-    """400 days and three hours, beside traffic that lets files expire; on time to the millisecond, once."""
+def test_a_delay_of_more_than_a_year_survives_files_that_are_kept_for_an_hour(tmp_path: Path) -> None:
+    """400 days and three hours, with enough other messages that files expire. Delivered to the millisecond, once."""
     clock = VirtualClock()
     settings = dataclasses.replace(SMALL, file_reserved_time=1, timer_max_delay_sec=500 * 86_400)
     start_ms = clock.now_ms()
@@ -378,13 +379,15 @@ def test_a_delay_of_more_than_a_year_outlives_files_that_are_kept_for_an_hour(tm
         total = broker.max_offset(LATER)
 
     assert total == 3
-    assert [message.body for message in arrived] == [b"400"], "the other two went with their files, long delivered"
+    assert [message.body for message in arrived] == [b"400"], (
+        "the other two were delivered, and then deleted with their files"
+    )
     assert last is not None
     assert last.store_timestamp == start_ms + 400 * 86_400_000 + 10_800_000
     assert int(arrived[-1].properties["TIMER_ROLL_TIMES"]) > 100
 
 
-def test_a_folder_that_was_cleaned_opens_again(tmp_path: Path) -> None:
+def test_a_store_directory_opens_again_after_files_were_deleted(tmp_path: Path) -> None:
     clock = VirtualClock()
     with open_broker(tmp_path, clock) as broker:
         broker.send(Message("orders", b"0", {"TIMER_DELAY_MS": "1000"}))
@@ -401,6 +404,6 @@ def test_a_folder_that_was_cleaned_opens_again(tmp_path: Path) -> None:
             Harness(broker).advance("1h")
 
 
-def test_settings_that_cannot_be_are_refused_before_anything_is_opened() -> None:
+def test_invalid_settings_are_refused_before_files_are_opened() -> None:
     with pytest.raises(ConfigurationError, match=r"delete-when: 'four' is no hour of the day; give 00 to 23"):
         EmbeddedBroker(None, EmbeddedSettings(delete_when="four"))

@@ -1,4 +1,4 @@
-"""The engine's counts and times, reconciled with what the store holds."""
+"""The metrics of the embedded broker, compared with the contents of the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 SETTINGS = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, timer_roll_window_slot=60)
 HOUR_MS = 3_600_000
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def times(broker: EmbeddedBroker, name: str) -> HistogramSnapshot:
 
 
 def send(broker: EmbeddedBroker, chance: Random) -> str | None:
-    """A message by level, by time, or for now; gives its handle."""
+    """Send a message with a level, with a timer or without a delay, and return its handle."""
     properties = chance.choice(
         [{}, {"DELAY": str(chance.randrange(1, 6))}, {"TIMER_DELAY_MS": str(chance.randrange(1, 300_000))}]
     )
@@ -48,14 +48,14 @@ def send(broker: EmbeddedBroker, chance: Random) -> str | None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_counts_agree_with_the_store(broker: EmbeddedBroker, seed: int) -> None:
-    """At several moments: waiting, released, rolled, cancelled and appended are what the queues hold."""
+def test_the_counters_agree_with_the_store(broker: EmbeddedBroker, seed: int) -> None:
+    """The queues show the same numbers of pending, released, rolled, cancelled and appended messages."""
     chance, harness = Random(seed), Harness(broker)
-    at_once = waiting = 0
+    not_delayed = pending = 0
     for moved_to_now in range(1, 7):
         handles = [send(broker, chance) for _ in range(30)]
         delayed = [handle for handle in handles if handle is not None]
-        at_once, waiting = at_once + len(handles) - len(delayed), waiting + len(delayed)
+        not_delayed, pending = not_delayed + len(handles) - len(delayed), pending + len(delayed)
         broker.cancel(delayed[0])
         broker.reschedule(delayed[1], broker.clock.now_ms())
         broker.reschedule(delayed[2], broker.clock.now_ms() + HOUR_MS)
@@ -69,8 +69,8 @@ def test_counts_agree_with_the_store(broker: EmbeddedBroker, seed: int) -> None:
         )
         released = number(broker, "delay.released")
         assert number(broker, "delay.waiting.level") + number(broker, "delay.waiting.timer") == left
-        assert released + number(broker, "delay.cancelled") + moved_to_now + left == waiting
-        assert len(messages_in(broker, "orders")) == at_once + moved_to_now + released
+        assert released + number(broker, "delay.cancelled") + moved_to_now + left == pending
+        assert len(messages_in(broker, "orders")) == not_delayed + moved_to_now + released
         assert number(broker, "store.appended") == stored
         assert times(broker, "delay.lag_ms").count == released
     assert number(broker, "delay.rescheduled") == 2 * number(broker, "delay.cancelled") == 12
@@ -79,8 +79,8 @@ def test_counts_agree_with_the_store(broker: EmbeddedBroker, seed: int) -> None:
 
 
 @pytest.mark.feature("X9")
-def test_lag_is_nothing_on_time_and_the_outage_after_one(tmp_path: Path) -> None:
-    """When a message was due, less when it was handed over."""
+def test_the_lag_is_the_time_from_the_deliver_time_to_the_delivery(tmp_path: Path) -> None:
+    """It is zero without an outage, and the length of the outage after one."""
     clock = VirtualClock()
     with EmbeddedBroker(tmp_path, SETTINGS, clock) as broker:
         broker.send(Message("orders", b"x", {"DELAY": "1"}))
@@ -107,21 +107,21 @@ def test_appends_and_flushes_are_timed(broker: EmbeddedBroker) -> None:
     assert times(broker, "store.flush_ns").quantile(0.5) > 0
 
 
-def test_a_histogram_counts_in_buckets_that_double() -> None:
+def test_a_histogram_counts_in_buckets_of_doubling_size() -> None:
     histogram = Histogram()
     for value in (0, 1, 2, 3, 4, 1_000, -5):
         histogram.observe(value)
     histogram.observe(7, count=2)
 
-    shown = histogram.snapshot()
+    snapshot = histogram.snapshot()
 
-    assert shown.buckets == {1: 2, 2: 1, 4: 2, 8: 3, 1_024: 1}
-    assert (shown.count, shown.total) == (9, 1_024)
-    assert (shown.quantile(0.5), shown.quantile(1.0)) == (4, 1_024)
+    assert snapshot.buckets == {1: 2, 2: 1, 4: 2, 8: 3, 1_024: 1}
+    assert (snapshot.count, snapshot.total) == (9, 1_024)
+    assert (snapshot.quantile(0.5), snapshot.quantile(1.0)) == (4, 1_024)
     assert Histogram().snapshot().quantile(0.99) == 0
 
 
-def test_the_page_names_all_there_are(broker: EmbeddedBroker) -> None:
+def test_the_documentation_lists_all_metrics(broker: EmbeddedBroker) -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     assert [name for name in broker.metrics.snapshot() if f"| `{name}` |" not in page] == []

@@ -1,4 +1,4 @@
-"""Finding messages in the embedded broker: what its files and its flush mode add to the contract."""
+"""Search for messages in the embedded broker, beyond the contract: corrupt files, retention and flush mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OpenBroker = Callable[..., EmbeddedBroker]
 
 @pytest.fixture
 def open_broker(tmp_path: Path) -> Iterator[OpenBroker]:
-    """Open a broker in ``tmp_path``, again and again; what is still open at the end is closed."""
+    """Return a function that opens a broker in ``tmp_path``. All brokers are closed at the end."""
     brokers: list[EmbeddedBroker] = []
     clock = VirtualClock()
 
@@ -59,12 +59,12 @@ def bodies(broker: EmbeddedBroker, key: str = "4466") -> list[str]:
     return [message.body.decode() for message in broker.messages_by_key("orders", key)]
 
 
-def place(result: SendResult) -> int:
+def physical_offset(result: SendResult) -> int:
     return int(result.offset_msg_id[-16:], 16)
 
 
 def flip(folder: Path, physical_offset: int) -> None:
-    """Damage one byte of the log while the broker runs: the map shows what the file has."""
+    """Change one byte of the log while the broker runs. The memory map shows the change."""
     file = folder / "commitlog" / f"{physical_offset - physical_offset % 4_096:020d}"
     with file.open("r+b") as log:
         log.seek(physical_offset % 4_096)
@@ -76,7 +76,7 @@ def flip(folder: Path, physical_offset: int) -> None:
 # --- by id -------------------------------------------------------------------------------------
 
 
-def test_an_id_carries_an_ipv6_address_as_well(open_broker: OpenBroker) -> None:
+def test_an_id_may_contain_an_ipv6_address(open_broker: OpenBroker) -> None:
     broker = open_broker(listen_host=IPV6)
     sent = send(broker, "far away")
 
@@ -88,8 +88,8 @@ def test_an_id_carries_an_ipv6_address_as_well(open_broker: OpenBroker) -> None:
     assert broker.message_by_id(sent.offset_msg_id.lower()) == message
 
 
-def test_an_id_stays_good_when_the_broker_gets_another_address(open_broker: OpenBroker) -> None:
-    """It was given by the broker of this folder. A new address does not make old ids foreign."""
+def test_an_id_is_valid_after_the_broker_got_another_address(open_broker: OpenBroker) -> None:
+    """The id was created in this store directory, by the broker with the old address."""
     first = open_broker()
     old = send(first, "old")
     first.close()
@@ -101,50 +101,52 @@ def test_an_id_stays_good_when_the_broker_gets_another_address(open_broker: Open
     assert message.body == b"old"
 
 
-def test_an_id_with_the_address_of_another_is_refused_whether_something_lies_there_or_not(
+def test_an_id_with_the_address_of_another_broker_is_refused(
     broker: EmbeddedBroker,
 ) -> None:
     sent = send(broker, "here")
 
-    for offset in (place(sent), 1 << 40):
+    for offset in (physical_offset(sent), 1 << 40):
         with pytest.raises(
-            MessageError, match=r"given by the broker at \[2001:db8::7\]:10911; this one is at 127.0.0.1"
+            MessageError, match=r"created by the broker at \[2001:db8::7\]:10911; this broker is at 127.0.0.1"
         ):
             broker.message_by_id(offset_msg_id(IPV6, offset))
 
 
 @pytest.mark.parametrize("at", [0, 5, 30, 37, 90, -3])
-def test_a_damaged_message_is_reported_with_file_and_offset(broker: EmbeddedBroker, tmp_path: Path, at: int) -> None:
-    """Wherever the damage is, its head included: it is not taken for a place where nothing ever was."""
+def test_a_corrupt_message_is_reported_with_file_and_offset(broker: EmbeddedBroker, tmp_path: Path, at: int) -> None:
+    """With damage anywhere in the record, also in its header. The message is not reported as missing."""
     send(broker, "before")
     sent = send(broker, "damaged")
-    behind = send(broker, "behind")
-    flip(tmp_path, (place(sent) if at >= 0 else place(behind)) + at)
+    after = send(broker, "after")
+    flip(tmp_path, (physical_offset(sent) if at >= 0 else physical_offset(after)) + at)
 
-    with pytest.raises(CorruptRecordError, match=rf"^{0:020d}: bad record at physical offset {place(sent)}: "):
+    with pytest.raises(
+        CorruptRecordError, match=rf"^{0:020d}: bad record at physical offset {physical_offset(sent)}: "
+    ):
         broker.message_by_id(sent.offset_msg_id)
 
-    assert broker.message_by_id(behind.offset_msg_id) is not None
+    assert broker.message_by_id(after.offset_msg_id) is not None
 
 
-def test_a_place_amid_a_message_is_none_even_behind_damage(broker: EmbeddedBroker, tmp_path: Path) -> None:
+def test_an_offset_inside_a_message_has_no_message(broker: EmbeddedBroker, tmp_path: Path) -> None:
     damaged = send(broker, "damaged")
     sent = send(broker, "whole")
-    flip(tmp_path, place(damaged) + 2)
+    flip(tmp_path, physical_offset(damaged) + 2)
 
-    assert broker.message_by_id(offset_msg_id(SMALL.listen_host, place(sent) + 4)) is None
+    assert broker.message_by_id(offset_msg_id(SMALL.listen_host, physical_offset(sent) + 4)) is None
     assert broker.message_by_id(sent.offset_msg_id) is not None
 
 
-def test_a_message_whose_file_was_deleted_is_not_there_any_more(broker: EmbeddedBroker) -> None:
+def test_a_message_whose_file_was_deleted_is_not_found(broker: EmbeddedBroker) -> None:
     old = send(broker, "x" * 1_500)
     for _ in range(6):
         send(broker, "x" * 1_500)
     newest = send(broker, "newest")
 
-    broker.store.delete_before(place(newest))
+    broker.store.delete_before(physical_offset(newest))
 
-    assert broker.store.start_offset > place(old)
+    assert broker.store.begin_offset > physical_offset(old)
     assert broker.message_by_id(old.offset_msg_id) is None
     assert broker.message_by_id(newest.offset_msg_id) is not None
 
@@ -152,10 +154,10 @@ def test_a_message_whose_file_was_deleted_is_not_there_any_more(broker: Embedded
 # --- by key ------------------------------------------------------------------------------------
 
 
-def test_what_is_not_yet_safe_is_not_found(broker: EmbeddedBroker) -> None:
-    """SYNC_FLUSH: a message that could still be lost is shown to nobody, by key and by id as by pull."""
+def test_a_message_is_not_found_before_it_is_flushed(broker: EmbeddedBroker) -> None:
+    """With SYNC_FLUSH a message that could still be lost is not visible, as in a pull."""
     broker.create_topic("orders", 1)
-    put = broker.store.put(RecordDraft("orders", 0, b"on its way", b"KEYS\x014466\x02"))
+    put = broker.store.put(RecordDraft("orders", 0, b"not flushed", b"KEYS\x014466\x02"))
     message_id = offset_msg_id(SMALL.listen_host, put.physical_offset)
 
     before = (bodies(broker), broker.message_by_id(message_id))
@@ -163,25 +165,25 @@ def test_what_is_not_yet_safe_is_not_found(broker: EmbeddedBroker) -> None:
     after = broker.message_by_id(message_id)
 
     assert before == ([], None)
-    assert bodies(broker) == ["on its way"]
+    assert bodies(broker) == ["not flushed"]
     assert after is not None
 
 
-def test_a_damaged_message_is_logged_and_its_neighbours_are_found(broker: EmbeddedBroker, tmp_path: Path) -> None:
+def test_a_search_by_key_logs_a_corrupt_message_and_finds_the_others(broker: EmbeddedBroker, tmp_path: Path) -> None:
     sent = [send(broker, body) for body in ("first", "damaged", "last")]
     assert len(bodies(broker)) == 3
-    flip(tmp_path, place(sent[1]) + 90)
+    flip(tmp_path, physical_offset(sent[1]) + 90)
 
     with capture_logs() as logs:
         found = bodies(broker)
 
     assert found == ["last", "first"]
-    [line] = [line for line in logs if line["event"] == "broker.query_skips_damage"]
-    assert (line["file"], line["physical_offset"]) == (f"{0:020d}", place(sent[1]))
+    [line] = [line for line in logs if line["event"] == "broker.record_skipped"]
+    assert (line["file"], line["physical_offset"]) == (f"{0:020d}", physical_offset(sent[1]))
 
 
-def test_of_many_messages_only_as_many_are_read_as_are_asked_for(broker: EmbeddedBroker) -> None:
-    """Over several index files, and with others between that have the same hash."""
+def test_a_search_by_key_returns_at_most_max_count_messages(broker: EmbeddedBroker) -> None:
+    """From several index files, and with other keys that have the same hash code."""
     for number in range(600):
         send(broker, str(number), "BB" if number % 3 else "Aa")
 
@@ -192,27 +194,27 @@ def test_of_many_messages_only_as_many_are_read_as_are_asked_for(broker: Embedde
     assert [int(message.body) for message in everything] == list(range(597, -1, -3))
 
 
-def test_a_message_that_waits_is_found_under_the_topic_it_waits_in(broker: EmbeddedBroker) -> None:
-    """That is where RocketMQ has it, too; under its own topic it appears when it is due."""
+def test_a_delayed_message_is_found_under_its_system_topic(broker: EmbeddedBroker) -> None:
+    """As in RocketMQ. It is found under its real topic once it is delivered."""
     harness = Harness(broker)
     sent = send(broker, "later", **{Property.DELAY: "1"})
 
-    waiting = broker.messages_by_key("SCHEDULE_TOPIC_XXXX", "4466")
+    pending = broker.messages_by_key("SCHEDULE_TOPIC_XXXX", "4466")
     by_id = broker.message_by_id(sent.offset_msg_id)
     before = bodies(broker)
     harness.advance("1s")
 
-    assert by_id == waiting[0]
+    assert by_id == pending[0]
     assert before == []
     assert bodies(broker) == ["later"]
 
 
-def test_keys_are_found_after_cleaning(broker: EmbeddedBroker) -> None:
+def test_a_search_by_key_finds_the_messages_that_retention_kept(broker: EmbeddedBroker) -> None:
     for number in range(9):
         send(broker, f"{number}" + "x" * 1_200)
     newest = send(broker, "newest")
 
-    broker.store.delete_before(place(newest))
+    broker.store.delete_before(physical_offset(newest))
     kept = [body.strip("x") for body in bodies(broker)]
 
     assert kept[0] == "newest"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError, SendError
 from mqtemplate.message import Message, MessageExt, Property
@@ -24,8 +25,8 @@ def received(broker: EmbeddedBroker, topic: str = "prices") -> MessageExt:
     return message
 
 
-def test_a_request_and_its_reply_carry_rocketmqs_properties(broker: EmbeddedBroker) -> None:
-    """Source: ``MessageUtil``: so a Java client may be on either side."""
+def test_a_request_and_its_reply_have_the_properties_of_rocketmq(broker: EmbeddedBroker) -> None:
+    """So either of them may come from a Java client. Source: ``MessageUtil``."""
     future = broker.request(Message("prices", b"tea?"), None, 5_000)
     request = received(broker)
 
@@ -33,7 +34,7 @@ def test_a_request_and_its_reply_carry_rocketmqs_properties(broker: EmbeddedBrok
     reply = future.result(0)
 
     correlation_id = request.properties[Property.CORRELATION_ID]
-    assert request.properties[Property.REPLY_TO_CLIENT] == broker.replies.client_id
+    assert request.properties[Property.REPLY_TO_CLIENT] == broker.client_id
     assert request.properties[Property.TTL] == "5000"
     assert reply.topic == "DefaultCluster_REPLY_TOPIC"
     assert reply.properties[Property.CORRELATION_ID] == correlation_id
@@ -49,51 +50,71 @@ def test_a_request_does_not_change_the_message(broker: EmbeddedBroker) -> None:
     assert message.properties == {"region": "EU"}
 
 
-def test_a_request_that_cannot_be_sent_is_refused_at_once(broker: EmbeddedBroker) -> None:
+def test_a_request_that_cannot_be_sent_raises_at_once(broker: EmbeddedBroker) -> None:
     with pytest.raises(MessageError, match="allowed are"):
         broker.request(Message("prices", bytes(5 << 20)))
 
-    assert len(broker.replies) == 0
+    assert len(broker.requests) == 0
 
 
-def test_a_time_out_names_topic_and_time_and_what_to_do(broker: EmbeddedBroker) -> None:
+def test_the_error_of_a_timeout_names_topic_time_and_solution(broker: EmbeddedBroker) -> None:
     plain = broker.request(Message("prices", b"tea?"), None, 500)
     delayed = broker.request(Message("prices", b"tea?", {Property.DELAY: "3"}), None, 700)
 
     Harness(broker).advance("1s")
 
-    with pytest.raises(RequestTimeoutError, match=r"to 'prices' came within 500 ms; see that a listener"):
+    with pytest.raises(RequestTimeoutError, match=r"to 'prices' arrived within 500 ms; .*Check that a listener"):
         plain.result(0)
-    with pytest.raises(RequestTimeoutError, match=r"within 700 ms; the time counts from the sending.*the delay"):
+    with pytest.raises(RequestTimeoutError, match=r"within 700 ms; the time counts from the send, .*the delay"):
         delayed.result(0)
 
 
-def test_a_reply_that_nobody_waits_for_is_told_to_who_replies(broker: EmbeddedBroker) -> None:
+def test_a_reply_after_the_timeout_raises(broker: EmbeddedBroker) -> None:
     broker.request(Message("prices", b"tea?"), None, 500)
     request = received(broker)
     Harness(broker).advance("1s")
 
-    with pytest.raises(SendError, match=f"{request.msg_id}.*could not be brought.*waits no longer"):
+    with pytest.raises(SendError, match=f"{request.msg_id}.*could not be delivered.*no longer waits"):
         broker.reply(request, b"3.20")
 
 
-def test_a_reply_to_another_client_is_forwarded(broker: EmbeddedBroker) -> None:
-    """A server brings it to the connection that asked."""
-    forwarded: list[MessageExt] = []
-    broker.forward_reply = lambda reply: not forwarded.append(reply)  # type: ignore[func-returns-value]
+class RemoteClients:
+    """The clients of a server: one that accepts replies."""
+
+    def __init__(self) -> None:
+        self.replies: list[MessageExt] = []
+
+    def has_members(self, group: str) -> bool:
+        return False
+
+    def deliver_reply(self, reply: MessageExt) -> bool:
+        self.replies.append(reply)
+        return True
+
+    def can_check(self, group: str) -> bool:
+        return False
+
+    def send_check(self, check: TransactionCheck) -> None:
+        raise AssertionError("no check was expected")
+
+
+def test_a_reply_to_a_remote_client_is_passed_to_the_server(broker: EmbeddedBroker) -> None:
+    """The server sends it to the client that sent the request."""
+    clients = RemoteClients()
+    broker.attach(clients)
     properties = {Property.CORRELATION_ID: "c-1", Property.REPLY_TO_CLIENT: "10.0.0.7@4711", Property.CLUSTER: "north"}
     broker.send(Message("prices", b"tea?", properties))
 
     broker.reply(received(broker), b"3.20")
 
-    assert [(reply.topic, reply.body) for reply in forwarded] == [("north_REPLY_TOPIC", b"3.20")]
+    assert [(reply.topic, reply.body) for reply in clients.replies] == [("north_REPLY_TOPIC", b"3.20")]
 
 
-def test_a_reply_to_a_client_that_is_gone_says_so(broker: EmbeddedBroker) -> None:
+def test_a_reply_to_a_client_that_is_not_connected_raises(broker: EmbeddedBroker) -> None:
     properties = {Property.CORRELATION_ID: "c-1", Property.REPLY_TO_CLIENT: "10.0.0.7@4711"}
     broker.send(Message("prices", b"tea?", properties))
 
-    with pytest.raises(SendError, match="'10.0.0.7@4711', who asked, is not here"):
+    with pytest.raises(SendError, match="client '10.0.0.7@4711', which sent the request, is not connected"):
         broker.reply(received(broker), b"3.20")
 
 
@@ -107,12 +128,12 @@ def test_requests_are_counted(broker: EmbeddedBroker) -> None:
 
     snapshot = broker.metrics.snapshot()
 
-    assert [snapshot[f"request.{name}"] for name in ("waiting", "replied", "timed_out")] == [1, 1, 1]
+    assert [snapshot[f"request.{name}"] for name in ("pending", "replied", "timed_out")] == [1, 1, 1]
 
 
-def test_closing_the_broker_ends_what_waits() -> None:
+def test_closing_the_broker_ends_its_pending_requests() -> None:
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
         future = broker.request(Message("prices", b"tea?"))
 
-    with pytest.raises(BrokerClosedError, match="request to 'prices' waited"):
+    with pytest.raises(BrokerClosedError, match="closed before the reply to the request to 'prices' arrived"):
         future.result(0)

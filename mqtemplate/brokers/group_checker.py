@@ -1,0 +1,108 @@
+"""The transaction checker of a producer group in this process, with the threads that run it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Full, Queue
+from typing import TypeAlias
+
+import structlog
+
+from mqtemplate.broker import CheckTransaction
+from mqtemplate.message import MessageExt
+from mqtemplate.results import TransactionState
+
+_log = structlog.stdlib.get_logger("mqtemplate.broker")
+
+_JOIN_S = 5.0
+
+AnswerCheck: TypeAlias = Callable[[TransactionState, str | None], None]
+"""Function that gets the state of a checked transaction and, if the checker failed, its error as text."""
+
+
+class GroupChecker:
+    """The checker of one producer group. A `Registration`.
+
+    Its threads are daemon threads; one is started with each of the first checks.
+
+    Args:
+        threads: Largest number of threads; 0 runs each check in the thread that submits it.
+        max_waiting: Largest number of checks that wait for a thread.
+        on_close: Called once, with this checker.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        check: CheckTransaction,
+        threads: int,
+        max_waiting: int,
+        on_close: Callable[[GroupChecker], None],
+    ) -> None:
+        self.group = group
+        self._check = check
+        self._max_threads = threads
+        self._on_close = on_close
+        self._jobs: Queue[Callable[[], None] | None] = Queue(max_waiting)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def submit(self, message: MessageExt, answer: AnswerCheck) -> None:
+        """Check the transaction of *message*, and pass the state to *answer*.
+
+        If too many checks wait, or the checker is closed, the check is dropped: brokers repeat checks.
+        """
+
+        def job() -> None:
+            answer(*self._state_of(message))
+
+        if not self._max_threads:
+            job()
+            return
+        with self._lock:
+            try:
+                if self._is_closed:
+                    return
+                self._jobs.put_nowait(job)
+            except Full:
+                _log.warning("transaction.check_dropped", group=self.group, msg_id=message.msg_id)
+                return
+            if len(self._threads) < self._max_threads:
+                name = f"mqtemplate-check-{self.group}-{len(self._threads) + 1}"
+                self._threads.append(threading.Thread(target=self._loop, name=name, daemon=True))
+                self._threads[-1].start()
+
+    def close(self) -> None:
+        """Drop the waiting checks, and wait until the running ones have ended."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._on_close(self)
+        while not self._jobs.empty():
+            self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:
+                _log.exception("transaction.check_failed", group=self.group)
+
+    def _state_of(self, message: MessageExt) -> tuple[TransactionState, str | None]:
+        try:
+            state: object = self._check(message)
+        except Exception as exc:
+            _log.exception("transaction.checker_failed", group=self.group, topic=message.topic, msg_id=message.msg_id)
+            return TransactionState.UNKNOWN, f"checkLocalTransactionState raised {type(exc).__name__}: {exc}"
+        if isinstance(state, TransactionState):
+            return state, None
+        _log.error("transaction.checker_failed", group=self.group, topic=message.topic, result=repr(state)[:200])
+        return TransactionState.UNKNOWN, f"checkLocalTransactionState returned {state!r}"

@@ -1,0 +1,52 @@
+"""Queries for messages by key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mqtemplate.errors import MessageError
+from mqtemplate.message import MessageExt
+
+_LONG_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyQuery:
+    """The arguments of `Broker.messages_by_key`.
+
+    Raises:
+        MessageError: *key* is empty or more than one word, or *max_count* is below 1.
+    """
+
+    topic: str
+    key: str
+    max_count: int
+    begin_ms: int
+    end_ms: int | None
+    unique: bool
+
+    def __post_init__(self) -> None:
+        if not self.key or " " in self.key:
+            raise MessageError(f"a key must be one word, got {self.key!r}; call once for each key")
+        if self.max_count < 1:
+            raise MessageError(f"max_count must be 1 or more, got {self.max_count}")
+
+    @property
+    def last_ms(self) -> int:
+        """Largest store timestamp that matches."""
+        return _LONG_MAX if self.end_ms is None else self.end_ms
+
+    def matches(self, message: MessageExt) -> bool:
+        """Return True if *message* matches. An index stores hash codes only, so it also finds other messages."""
+        if message.topic != self.topic or not self.begin_ms <= message.store_timestamp <= self.last_ms:
+            return False
+        return message.msg_id == self.key if self.unique else self.key in (message.keys or "").split(" ")
+
+    def merge(self, messages: Iterable[MessageExt]) -> list[MessageExt]:
+        """Return the messages of several brokers that match: each once, the newest first, at most *max_count*."""
+        found = {(each.broker_name, each.physical_offset): each for each in messages if self.matches(each)}
+        newest_first = sorted(
+            found.values(), key=lambda each: (each.store_timestamp, each.physical_offset), reverse=True
+        )
+        return newest_first[: self.max_count]
