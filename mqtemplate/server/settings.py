@@ -1,4 +1,4 @@
-"""What a broker server can be told, beside what its engine was."""
+"""Settings of a broker server."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from mqtemplate.message import HostAddress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerServerSettings:
-    """Sizes in bytes, times in milliseconds. Names are those of RocketMQ's ``BrokerConfig`` where it has the thing.
+    """Settings that a broker server has in addition to those of its engine.
 
-    The address that clients are told is the engine's ``listen_host``: it stands in routes, records and message ids.
-    Where its port is 0, or the one of *listen* is, routes tell the port that the server really has.
+    Sizes are in bytes, times in milliseconds. The names are those of RocketMQ's ``BrokerConfig`` where it has the setting.
+
+    Clients connect to the engine's ``listen_host``: it is part of routes, records and message IDs. If its port is 0, or
+    equal to the port of *listen*, routes have the port that the server really listens on.
 
     Attributes:
-        listen: Where the server waits for clients; port 0 lets the system choose.
-        cluster_name: Goes into the property ``CLUSTER`` of each message, and into routes.
-        auto_create_topic_enable: Whether a first message makes its topic.
-        default_topic_queue_nums: Queues of such a topic; the client may ask for fewer.
-        auto_create_subscription_group: Whether a first heartbeat makes its group.
-        enable_property_filter: Whether consumers may select by SQL92.
-        recall_message_enable: Whether producers may call waiting messages back.
-        trace_on: Whether clients that trace their messages are to do so.
-        max_pull_count: Messages in one answer, whatever the client wishes.
-        max_pull_bytes: Bytes in one answer; one message is given in any case.
-        max_held_pulls: Pulls that may wait for messages at one time; one more is told that the broker is busy.
-        client_expire_ms: A client that is silent for so long is no member of its groups any more.
-        client_scan_interval_ms: How often that is looked at.
-        rebalance_lock_max_live_ms: A queue's lock ends so long after it was last taken.
+        listen: Address of the listener socket. With port 0 the operating system chooses the port.
+        cluster_name: Cluster name in routes, and in the property ``CLUSTER`` of each message.
+        auto_create_topic_enable: A message to a missing topic creates the topic.
+        default_topic_queue_nums: Maximum number of queues of such a topic. The client may request fewer.
+        auto_create_subscription_group: A request that names a missing consumer group creates the group.
+        enable_property_filter: Consumers may select messages by SQL92.
+        recall_message_enable: Producers may recall delayed messages.
+        trace_on: Clients with message tracing trace the messages that they send to this broker.
+        max_pull_count: Maximum number of messages in one pull response.
+        max_pull_bytes: Maximum size of one pull response. The first message is returned whatever its size.
+        max_held_pulls: Maximum number of pulls that are held at one time. Another one is refused with ``SYSTEM_BUSY``.
+        client_expire_ms: A client without a heartbeat for this time is removed from its groups.
+        client_scan_interval_ms: Time between two checks for such clients.
+        rebalance_lock_max_live_ms: Time after which the lock of a queue expires if its owner does not renew it.
 
     Raises:
-        ConfigurationError: One of them cannot be.
+        ConfigurationError: A number is not positive, or the cluster name is empty.
     """
 
     listen: HostAddress = HostAddress("127.0.0.1", 10911)
@@ -52,16 +54,9 @@ class BrokerServerSettings:
     rebalance_lock_max_live_ms: int = 60_000
 
     def __post_init__(self) -> None:
-        for name in (
-            "default_topic_queue_nums",
-            "max_pull_count",
-            "max_pull_bytes",
-            "max_held_pulls",
-            "client_expire_ms",
-            "client_scan_interval_ms",
-            "rebalance_lock_max_live_ms",
-        ):
-            if (value := getattr(self, name)) < 1:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if type(value) is int and value < 1:  # bool is a subclass of int
                 raise ConfigurationError(f"{name.replace('_', '-')} must be 1 or more, got {value}")
         if not self.cluster_name:
             raise ConfigurationError("cluster-name is empty; give a name such as DefaultCluster")
