@@ -32,7 +32,7 @@ class DeferredWork:
         self._capacity = BoundedSemaphore(_MAX_PENDING)
         self._pool = None if clock.is_virtual else ThreadPoolExecutor(2, "mqtemplate-server-deferred")
 
-    def answer(self, connection: Connection, request: RemotingCommand, work: _Work) -> RemotingCommand | None:
+    def run(self, connection: Connection, request: RemotingCommand, work: _Work) -> RemotingCommand | None:
         """Run *work* in the pool and reply with the response that it returns. It may raise what a processor may raise.
 
         Returns:

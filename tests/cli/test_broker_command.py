@@ -47,7 +47,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_it_says_in_one_line_where_it_listens_and_serves_both_doors(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--broker-name", "b1", "--cluster-name", "c1") as broker:
         with Tool(broker.name_server) as tool:
-            info = ClusterInfo.decode(tool.ask_well(RequestCode.GET_BROKER_CLUSTER_INFO).body)
+            info = ClusterInfo.decode(tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO).body)
         with Tool(broker.address) as tool:
             tool.send("orders")
 
@@ -71,7 +71,7 @@ def test_a_signal_ends_it_cleanly_and_what_was_sent_is_there_next_time(tmp_path:
     assert not (tmp_path / "store" / "abort").exists()  # the mark of a store that nobody closed
     with BrokerProcess(tmp_path) as again, Tool(again.address) as tool:
         header = GetMaxOffsetRequestHeader(topic="orders", queue_id=0)
-        assert tool.ask_well(RequestCode.GET_MAX_OFFSET, header).header(OffsetResponseHeader).offset == 1
+        assert tool.request_ok(RequestCode.GET_MAX_OFFSET, header).header(OffsetResponseHeader).offset == 1
 
 
 def test_application_yml_says_the_same_as_options(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ mqtemplate:
         credentials = Credentials(access_key="shop-owner", secret_key=SECRET)
         with Tool(broker.address, credentials) as somebody:
             somebody.send("orders")
-        refused = nobody.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+        refused = nobody.request(RequestCode.GET_BROKER_CLUSTER_INFO)
         _, told, errors = broker.stop()
 
     assert broker.line.startswith("from-the-file listens at ")
@@ -127,7 +127,7 @@ def test_it_listens_at_an_ipv6_address(tmp_path: Path) -> None:
 
 def test_without_a_door_of_its_own_the_name_server_is_the_broker(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--name-server", "none") as broker, Tool(broker.name_server) as tool:
-        tool.ask_well(RequestCode.GET_BROKER_CLUSTER_INFO)
+        tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO)
 
         assert broker.name_server == broker.address
 

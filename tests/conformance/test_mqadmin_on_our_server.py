@@ -150,13 +150,13 @@ def test_the_right_to_write_is_taken_and_given_back(served: Served) -> None:
 
 def test_entries_are_made_and_deleted(served: Served) -> None:
     made = served.mqadmin("updateKvConfig", "-s", "shops", "-k", "berlin", "-v", "open")
-    found = served.cluster.broker.administration.entries.get("shops", "berlin")
+    found = served.cluster.broker.name_server.entries.get("shops", "berlin")
     deleted = served.mqadmin("deleteKvConfig", "-s", "shops", "-k", "berlin")
 
     assert "create or update kv config to namespace success" in made
     assert found == "open"
     assert "delete kv config from namespace success" in deleted
-    assert served.cluster.broker.administration.entries.get("shops", "berlin") is None
+    assert served.cluster.broker.name_server.entries.get("shops", "berlin") is None
 
 
 def test_everything_is_written_down(served: Served, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def address_of(cluster: LocalCluster, name: str) -> str:
     deadline = time.monotonic() + 60
     with Tool(cluster.name_server_address) as tool:
         while time.monotonic() < deadline:
-            info = ClusterInfo.decode(tool.ask_well(RequestCode.GET_BROKER_CLUSTER_INFO).body)
+            info = ClusterInfo.decode(tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO).body)
             if name in info.broker_addr_table:
                 return info.broker_addr_table[name].broker_addrs[0]
     raise AssertionError(f"{name} did not register")

@@ -22,7 +22,7 @@ from mqtemplate.remoting import (
     TlsMode,
 )
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.server.local_cluster import LocalCluster
+from mqtemplate.server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings
 from tests.remoting.certificates import Certificates, has_openssl
 

@@ -104,8 +104,8 @@ def heartbeat_of(group: str, *topics: str) -> bytes:
     return HeartbeatData(client_id="me@1", consumer_data_set=[data]).encode()
 
 
-def is_refused(answer: RemotingCommand) -> bool:
-    return answer.code == ResponseCode.NO_PERMISSION
+def is_refused(response: RemotingCommand) -> bool:
+    return response.code == ResponseCode.NO_PERMISSION
 
 
 # --- who --------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def test_both_doors_ask_who_it_is(cluster: LocalCluster) -> None:
     header = GetRouteInfoRequestHeader(topic="orders")
     for door in (cluster.address, cluster.name_server_address):
         with Tool(door) as nobody, Tool(door, credentials("shop-owner")) as somebody:
-            refused = nobody.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-            served = somebody.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+            refused = nobody.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+            served = somebody.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
 
         assert refused.code == ResponseCode.NO_PERMISSION
         assert refused.remark == "access is controlled here: give the client an access key and its secret key"
@@ -129,17 +129,17 @@ def test_a_wrong_secret_and_a_wrong_name_are_told_alike(
 ) -> None:
     """Who guesses does not learn which of the two was right."""
     with Tool(cluster.address, credentials(access_key, secret_key)) as tool:
-        answer = tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
+        response = tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
 
-    assert answer.code == ResponseCode.NO_PERMISSION
-    assert answer.remark == f"access key '{access_key}' is not known here, or its secret key is another"
+    assert response.code == ResponseCode.NO_PERMISSION
+    assert response.remark == f"access key '{access_key}' is not known here, or its secret key is another"
 
 
 def test_older_clients_are_told_as_acl_1_does(cluster: LocalCluster) -> None:
     with Tool(cluster.address) as tool:
-        answer = tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x", version=409)
+        response = tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x", version=409)
 
-    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert response.code == ResponseCode.SYSTEM_ERROR
 
 
 def test_what_was_changed_on_its_way_is_refused(cluster: LocalCluster) -> None:
@@ -151,7 +151,7 @@ def test_what_was_changed_on_its_way_is_refused(cluster: LocalCluster) -> None:
         request.body = body
         request.ext_fields |= changes
         with Tool(cluster.address) as tool:
-            return is_refused(tool.pass_on(request))
+            return is_refused(tool.send_request(request))
 
     assert [asked(), asked(b"y"), asked(e="1"), asked(more="field")] == [False, True, True, True]
 
@@ -166,7 +166,7 @@ def test_a_request_of_4_9_3_may_leave_one_field_unsigned(cluster: LocalCluster) 
         sign_command(request, "shop-owner", SECRET)
         request.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
         with Tool(cluster.address) as tool:
-            codes.append(tool.pass_on(request).code)
+            codes.append(tool.send_request(request).code)
 
     assert codes == [ResponseCode.QUERY_NOT_FOUND, ResponseCode.SYSTEM_ERROR]
 
@@ -174,7 +174,7 @@ def test_a_request_of_4_9_3_may_leave_one_field_unsigned(cluster: LocalCluster) 
 def test_a_client_that_goes_on_asking_is_logged_once(cluster: LocalCluster) -> None:
     with structlog.testing.capture_logs() as logged, Tool(cluster.address) as first, Tool(cluster.address) as second:
         for tool in (first, first, first, second):
-            tool.ask(RequestCode.GET_BROKER_CONFIG)
+            tool.request(RequestCode.GET_BROKER_CONFIG)
 
     levels = [event["log_level"] for event in logged if event["event"] == "acl.refused"]
     assert levels == ["warning", "debug", "debug", "warning"]
@@ -202,7 +202,7 @@ def test_a_client_that_goes_on_asking_is_logged_once(cluster: LocalCluster) -> N
 def test_what_an_account_has_the_right_to_is_served(
     owner: Tool, code: RequestCode, header: CommandHeader | None, body: bytes
 ) -> None:
-    assert owner.ask(code, header, body).code == ResponseCode.SUCCESS
+    assert owner.request(code, header, body).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -260,33 +260,33 @@ def test_what_an_account_has_the_right_to_is_served(
 def test_what_an_account_has_no_right_to_is_refused_with_the_right_that_is_missing(
     owner: Tool, code: int, header: CommandHeader | None, body: bytes, text: str
 ) -> None:
-    answer = owner.ask(code, header, body)
+    response = owner.request(code, header, body)
 
-    assert answer.code == ResponseCode.NO_PERMISSION
-    assert answer.remark is not None
-    assert answer.remark.startswith("access key 'shop-owner' ")
-    assert text in answer.remark
+    assert response.code == ResponseCode.NO_PERMISSION
+    assert response.remark is not None
+    assert response.remark.startswith("access key 'shop-owner' ")
+    assert text in response.remark
 
 
 def test_defaults_hold_for_what_is_not_named(cluster: LocalCluster) -> None:
     with Tool(cluster.address, credentials("everything-but")) as tool:
-        assert tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("both"), b"x").code == ResponseCode.SUCCESS
-        assert is_refused(tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x"))
-        assert tool.ask(RequestCode.HEART_BEAT, body=heartbeat_of("any", "invoices")).code == ResponseCode.SUCCESS
+        assert tool.request(RequestCode.SEND_MESSAGE_V2, send_to("both"), b"x").code == ResponseCode.SUCCESS
+        assert is_refused(tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x"))
+        assert tool.request(RequestCode.HEART_BEAT, body=heartbeat_of("any", "invoices")).code == ResponseCode.SUCCESS
 
 
 def test_an_administrator_may_do_everything(cluster: LocalCluster) -> None:
     with Tool(cluster.address, credentials("administrator")) as tool:
-        assert tool.ask(RequestCode.GET_BROKER_CONFIG).code == ResponseCode.SUCCESS
-        assert tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("new"), b"x").code == ResponseCode.SUCCESS
+        assert tool.request(RequestCode.GET_BROKER_CONFIG).code == ResponseCode.SUCCESS
+        assert tool.request(RequestCode.SEND_MESSAGE_V2, send_to("new"), b"x").code == ResponseCode.SUCCESS
 
 
 def test_a_request_that_cannot_be_read_is_no_way_around(owner: Tool) -> None:
-    answer = owner.ask(RequestCode.SEND_MESSAGE_V2, None, b"x")
+    response = owner.request(RequestCode.SEND_MESSAGE_V2, None, b"x")
 
-    assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert answer.remark is not None
-    assert "needs the field b" in answer.remark
+    assert response.code == ResponseCode.INVALID_PARAMETER
+    assert response.remark is not None
+    assert "needs the field b" in response.remark
 
 
 # --- settings ---------------------------------------------------------------------------------------

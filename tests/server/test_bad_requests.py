@@ -69,16 +69,16 @@ def tool() -> Iterator[Tool]:
 def test_each_request_is_answered_and_none_is_a_surprise(tool: Tool, request: RemotingCommand) -> None:
     """An exception that nobody thought of would be in the log, with a traceback."""
     with structlog.testing.capture_logs() as logged:
-        answer = tool.pass_on(request)
+        response = tool.send_request(request)
 
     assert [event for event in logged if "exc_info" in event] == []
-    assert answer.code == ResponseCode.SUCCESS or answer.remark
+    assert response.code == ResponseCode.SUCCESS or response.remark
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_request_without_anything_in_it_is_answered(tool: Tool, code: int) -> None:
     with structlog.testing.capture_logs() as logged:
-        answer = tool.ask(code)
+        response = tool.request(code)
 
     assert [event for event in logged if "exc_info" in event] == []
-    assert answer.code == ResponseCode.SUCCESS or answer.remark
+    assert response.code == ResponseCode.SUCCESS or response.remark

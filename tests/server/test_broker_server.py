@@ -36,7 +36,7 @@ LONG = 10_000
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[BrokerServer]:
-    """On a disk, with sync flush: answers come when it has the message."""
+    """On a disk, with sync flush: responses come when it has the message."""
     settings = BrokerServerSettings(listen=ANY_PORT)
     with EmbeddedBroker(tmp_path, ENGINE) as engine, BrokerServer(engine, settings) as server:
         yield server
@@ -79,18 +79,18 @@ def pull_request(topic: str, queue_offset: int) -> RemotingCommand:
     return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
 
 
-def bodies(answer: RemotingCommand) -> list[bytes]:
-    assert answer.code == ResponseCode.SUCCESS, answer
-    return [message.body for message in decode_messages(answer.body, "broker-a")]
+def bodies(response: RemotingCommand) -> list[bytes]:
+    assert response.code == ResponseCode.SUCCESS, response
+    return [message.body for message in decode_messages(response.body, "broker-a")]
 
 
 def test_a_message_goes_in_and_comes_out(server: BrokerServer, client: RemotingClient) -> None:
     address = str(server.address)
 
-    answers = [client.invoke(address, send_request("orders", body), LONG) for body in (b"one", b"two")]
+    responses = [client.invoke(address, send_request("orders", body), LONG) for body in (b"one", b"two")]
     read = client.invoke(address, pull_request("orders", 0), LONG)
 
-    assert [answer.header(SendMessageResponseHeader).queue_offset for answer in answers] == [0, 1]
+    assert [response.header(SendMessageResponseHeader).queue_offset for response in responses] == [0, 1]
     assert bodies(read) == [b"one", b"two"]
     (message, _) = decode_messages(read.body, "broker-a")
     assert message.born_host.ip == "127.0.0.1"
@@ -105,9 +105,9 @@ def test_a_pull_that_waits_holds_up_nobody_on_its_connection(server: BrokerServe
     client.invoke_async(address, pull_request("orders", 1), 2 * LONG, pulled.put)
     client.invoke(address, send_request("orders", b"two"), LONG)
 
-    answer = pulled.get(timeout=LONG / 1_000)
-    assert isinstance(answer, RemotingCommand)
-    assert bodies(answer) == [b"two"]
+    response = pulled.get(timeout=LONG / 1_000)
+    assert isinstance(response, RemotingCommand)
+    assert bodies(response) == [b"two"]
 
 
 def test_many_senders_at_once_each_get_their_own_answer(server: BrokerServer, client: RemotingClient) -> None:
@@ -118,13 +118,13 @@ def test_many_senders_at_once_each_get_their_own_answer(server: BrokerServer, cl
     for number in range(200):
         client.invoke_async(address, send_request("orders", b"%d" % number, number % 4), LONG, answered.put)
 
-    answers = [answered.get(timeout=LONG / 1_000) for _ in range(200)]
-    assert {answer.code for answer in answers if isinstance(answer, RemotingCommand)} == {ResponseCode.SUCCESS}
+    responses = [answered.get(timeout=LONG / 1_000) for _ in range(200)]
+    assert {response.code for response in responses if isinstance(response, RemotingCommand)} == {ResponseCode.SUCCESS}
     places = {
         (header.queue_id, header.queue_offset)
-        for answer in answers
-        if isinstance(answer, RemotingCommand)
-        for header in [answer.header(SendMessageResponseHeader)]
+        for response in responses
+        if isinstance(response, RemotingCommand)
+        for header in [response.header(SendMessageResponseHeader)]
     }
     assert len(places) == 200
 
@@ -135,9 +135,9 @@ def test_clients_are_told_where_the_server_really_is(server: BrokerServer, clien
     client.invoke(address, send_request("orders", b"one"), LONG)
 
     header = GetRouteInfoRequestHeader(topic="orders")
-    answer = client.invoke(address, RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), LONG)
+    response = client.invoke(address, RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), LONG)
 
-    route = TopicRouteData.decode(answer.body)
+    route = TopicRouteData.decode(response.body)
     assert route.broker_datas[0].broker_addrs == {0: address}
     assert server.address.port != 0
 
@@ -182,9 +182,9 @@ def test_the_end_of_the_server_answers_pulls_that_wait(tmp_path: Path, client: R
 
         server.stop()
 
-        answer = pulled.get(timeout=LONG / 1_000)
-    assert isinstance(answer, RemotingCommand)
-    assert answer.code == ResponseCode.PULL_NOT_FOUND
+        response = pulled.get(timeout=LONG / 1_000)
+    assert isinstance(response, RemotingCommand)
+    assert response.code == ResponseCode.PULL_NOT_FOUND
 
 
 def test_the_engine_goes_on_when_the_door_is_closed(tmp_path: Path, client: RemotingClient) -> None:

@@ -50,17 +50,17 @@ def read_all(tool: Tool, queue_id: int) -> list[bytes]:
             subscription="*",
             sub_version=0,
         )
-        answer = tool.ask(RequestCode.PULL_MESSAGE, header)
-        if answer.code != ResponseCode.SUCCESS:
-            assert answer.code == ResponseCode.PULL_NOT_FOUND, str(answer)
+        response = tool.request(RequestCode.PULL_MESSAGE, header)
+        if response.code != ResponseCode.SUCCESS:
+            assert response.code == ResponseCode.PULL_NOT_FOUND, str(response)
             return bodies
-        bodies += [message.body for message in decode_messages(answer.body, "broker-a")]
-        at = answer.header(PullMessageResponseHeader).next_begin_offset
+        bodies += [message.body for message in decode_messages(response.body, "broker-a")]
+        at = response.header(PullMessageResponseHeader).next_begin_offset
 
 
 @pytest.mark.slow
 def test_every_acknowledged_message_is_there_after_sigkill(tmp_path: Path) -> None:
-    """Four clients send without a pause; after some hundred answers the server dies, and starts again."""
+    """Four clients send without a pause; after some hundred responses the server dies, and starts again."""
     acknowledged: list[list[bytes]] = [[] for _ in range(SENDERS)]
     enough = threading.Semaphore(0)
     with BrokerProcess(tmp_path) as broker:
@@ -86,5 +86,5 @@ def test_every_acknowledged_message_is_there_after_sigkill(tmp_path: Path) -> No
 
     assert sum(map(len, acknowledged)) >= ENOUGH
     for sent, kept in zip(acknowledged, found, strict=True):
-        assert kept[: len(sent)] == sent  # in order; and at most one more, whose answer did not arrive
+        assert kept[: len(sent)] == sent  # in order; and at most one more, whose response did not arrive
         assert len(kept) <= len(sent) + 1

@@ -1,6 +1,6 @@
 """The same requests to our server and to RocketMQ 5.5.0: the same codes and the same numbers come back.
 
-Where we answer otherwise on purpose, `OTHERWISE` says so, and why.
+Where we response otherwise on purpose, `OTHERWISE` says so, and why.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ OTHERWISE = {
 
 
 class Ask(NamedTuple):
-    """One request; its label reads behind "the answer to"."""
+    """One request; its label reads behind "the response to"."""
 
     label: str
     code: int
@@ -260,7 +260,7 @@ ASKS = [
 ]
 
 
-def answers(address: str) -> dict[str, RemotingCommand]:
+def responses(address: str) -> dict[str, RemotingCommand]:
     """By label. The requests build on each other, so they are asked once and in this order."""
     client = RemotingClient(RemotingClientSettings(), SystemClock())
     try:
@@ -282,13 +282,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     folder: Path = tmp_path_factory.mktemp("theirs")
     port = free_port()
     with NameServer() as names, RocketMQ(folder, names, {"listenPort": port}):
-        theirs = answers(f"127.0.0.1:{port}")
+        theirs = responses(f"127.0.0.1:{port}")
     settings = BrokerServerSettings(listen=ANY_PORT)
     with (
         EmbeddedBroker(None, EmbeddedSettings(listen_host=ANY_PORT)) as engine,
         BrokerServer(engine, settings) as server,
     ):
-        yield Both(answers(str(server.address)), theirs)
+        yield Both(responses(str(server.address)), theirs)
 
 
 @pytest.mark.parametrize("label", [ask.label for ask in ASKS])

@@ -54,7 +54,7 @@ def test_stopping_twice_is_harmless_and_both_doors_are_closed() -> None:
 
     for door in doors:
         with Tool(door) as tool, pytest.raises(RemoteConnectError):
-            tool.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+            tool.request(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 @pytest.mark.parametrize("which", ["broker", "name server"])
@@ -69,7 +69,7 @@ def test_a_door_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path, taken:
         assert engine.topics.names()
     if which == "name server":
         with Tool(cluster.address) as tool, pytest.raises(RemoteConnectError):
-            tool.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+            tool.request(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 def test_a_folder_that_is_in_use_opens_no_door(tmp_path: Path) -> None:
@@ -102,14 +102,14 @@ def test_tls_holds_at_both_doors(tmp_path: Path) -> None:
         for door in map(str, (cluster.address, cluster.name_server_address)):
             request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
             client = RemotingClient(trusting, SystemClock())
-            answer = client.invoke(door, request, 10_000)
+            response = client.invoke(door, request, 10_000)
             client.close()
             plain = RemotingClient(RemotingClientSettings(), SystemClock())
             with pytest.raises(RemoteConnectError):
                 plain.invoke(door, RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO), 10_000)
             plain.close()
 
-            assert answer.code == ResponseCode.SUCCESS
+            assert response.code == ResponseCode.SUCCESS
 
 
 def test_a_certificate_that_is_not_there_opens_nothing(tmp_path: Path) -> None:

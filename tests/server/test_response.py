@@ -38,10 +38,10 @@ REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=9)
     ],
 )
 def test_an_error_is_told_by_its_code_and_its_own_words(error: Exception, code: ResponseCode) -> None:
-    answer = problem_response(REQUEST, error)
+    response = problem_response(REQUEST, error)
 
-    assert answer is not None
-    assert (answer.code, answer.remark, answer.opaque, answer.is_response) == (code, str(error), 9, True)
+    assert response is not None
+    assert (response.code, response.remark, response.opaque, response.is_response) == (code, str(error), 9, True)
 
 
 def test_what_nobody_expected_is_left_to_the_log() -> None:

@@ -50,7 +50,7 @@ class ClientProcessor:
         heartbeat = HeartbeatData.decode(request.body)
         if all(self._exists(data.group_name) for data in heartbeat.consumer_data_set):
             return self._register(connection, request, heartbeat)
-        return self.deferred_work.answer(connection, request, partial(self._register, connection, request, heartbeat))
+        return self.deferred_work.run(connection, request, partial(self._register, connection, request, heartbeat))
 
     def _exists(self, group: str) -> bool:
         """Return True if a group and its retry topic exist."""

@@ -75,6 +75,6 @@ class MessageWriter:
                     connection.reply(request.response(failure, header, remark=str(error)))
             except Exception as exc:
                 # The flush thread replies to other producers next: they must not notice.
-                _log.error("server.answer_failed", exc_info=exc)
+                _log.error("server.response_failed", exc_info=exc)
 
         self.store.confirm_async(end, topics, reply)

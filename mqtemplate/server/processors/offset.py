@@ -79,7 +79,7 @@ class OffsetProcessor:
         self._check_queue(header)
         if self.groups.find(header.consumer_group) is not None:
             return self._commit(request, header)
-        return self.deferred_work.answer(connection, request, partial(self._commit, request, header))
+        return self.deferred_work.run(connection, request, partial(self._commit, request, header))
 
     def _commit(self, request: RemotingCommand, header: UpdateConsumerOffsetRequestHeader) -> RemotingCommand:
         """Commit an offset, also one that is lower than before: an administrator may have reset the group."""

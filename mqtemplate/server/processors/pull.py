@@ -55,7 +55,7 @@ class PullProcessor:
         group = self.groups.find(header.consumer_group)
         if group is None:
             create = partial(self._create_group_and_pull, connection, request, header)
-            return self.deferred_work.answer(connection, request, create)
+            return self.deferred_work.run(connection, request, create)
         return self._pull(connection, request, header, group)
 
     def _create_group_and_pull(

@@ -80,7 +80,7 @@ class SendProcessor:
             topic = None if group is None else self._retry_target(sent, group, request.version)
         if topic is None or not self.topics.has(topic):
             create = partial(self._create_and_store, connection, request, sent)
-            return self.deferred_work.answer(connection, request, create)
+            return self.deferred_work.run(connection, request, create)
         self._store(connection, request, sent, topic)
         return None
 

@@ -48,7 +48,7 @@ class SendBackProcessor:
         header = request.header(ConsumerSendMsgBackRequestHeader)
         if self.groups.find(header.group) is not None:
             return self._store_again(connection, request, header)
-        return self.deferred_work.answer(connection, request, partial(self._store_again, connection, request, header))
+        return self.deferred_work.run(connection, request, partial(self._store_again, connection, request, header))
 
     def _store_again(
         self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
@@ -67,7 +67,7 @@ class SendBackProcessor:
         message = self._new_message(original, header, group, request.version)
         store = partial(self._store, connection, request, message, original, record.sys_flag, group)
         if not self.topics.has(message.topic):
-            return self.deferred_work.answer(connection, request, store)
+            return self.deferred_work.run(connection, request, store)
         store()
         return None
 

@@ -1,4 +1,4 @@
-"""Whatever a request holds, it gets an answer that tells what is wrong, and the server goes on."""
+"""Whatever a request holds, it gets an response that tells what is wrong, and the server goes on."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ def test_every_request_is_answered_or_kept_or_wants_no_answer(serving: Serving, 
     connection = RecordingConnection()
     held = len(serving.server.hold)
 
-    answer, problem = answer_to(serving, connection, request)
+    response, problem = answer_to(serving, connection, request)
 
     assert problem is None, f"{request.ext_fields} {request.body!r}: {problem!r}"
     is_kept = len(serving.server.hold) > held
-    assert answer is not None or connection.replies or is_kept or request.is_one_way
+    assert response is not None or connection.replies or is_kept or request.is_one_way
     serving.server.hold.forget(connection)  # type: ignore[arg-type]
     serving.server.clients.forget(connection)  # type: ignore[arg-type]
 
@@ -106,12 +106,12 @@ def test_every_request_is_answered_or_kept_or_wants_no_answer(serving: Serving, 
 def answer_to(
     serving: Serving, connection: RecordingConnection, request: RemotingCommand
 ) -> tuple[RemotingCommand | None, Exception | None]:
-    """The answer; and the exception, if it is one that nobody expected."""
+    """The response; and the exception, if it is one that nobody expected."""
     try:
         return serving.server.processors[request.code](connection, request), None  # type: ignore[arg-type]
     except Exception as exc:
-        answer = problem_response(request, exc)
-        return answer, exc if answer is None else None
+        response = problem_response(request, exc)
+        return response, exc if response is None else None
 
 
 def test_after_all_that_it_still_serves(serving: Serving) -> None:

@@ -69,12 +69,12 @@ def register(broker: Tool, *topics: str, name: str = "broker-b", broker_id: int 
         broker_id=broker_id,
         **{"body_crc32": zlib.crc32(body) & 0x7FFF_FFFF} | more,  # type: ignore[arg-type]
     )
-    return broker.ask(RequestCode.REGISTER_BROKER, header, body)
+    return broker.request(RequestCode.REGISTER_BROKER, header, body)
 
 
 def route_of(tool: Tool, topic: str) -> TopicRouteData | None:
-    answer = tool.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
-    return TopicRouteData.decode(answer.body) if answer.code == ResponseCode.SUCCESS else None
+    response = tool.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
+    return TopicRouteData.decode(response.body) if response.code == ResponseCode.SUCCESS else None
 
 
 def brokers_of(tool: Tool, topic: str) -> list[str]:
@@ -89,10 +89,10 @@ def test_its_topics_are_found_beside_ours(tool: Tool, broker: Tool) -> None:
     route = route_of(tool, "theirs")
     assert route is not None
     assert route.broker_datas[0].broker_addrs == {0: MASTER}
-    info = ClusterInfo.decode(tool.ask_well(RequestCode.GET_BROKER_CLUSTER_INFO).body)
+    info = ClusterInfo.decode(tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO).body)
     assert info.cluster_addr_table == {"DefaultCluster": ["broker-a"], "another": ["broker-b"]}
     of_cluster = GetTopicsByClusterRequestHeader(cluster="another")
-    listed = tool.ask_well(RequestCode.GET_TOPICS_BY_CLUSTER, of_cluster)
+    listed = tool.request_ok(RequestCode.GET_TOPICS_BY_CLUSTER, of_cluster)
     assert TopicList.decode(listed.body).topic_list == ["shared", "theirs"]
 
 
@@ -108,9 +108,9 @@ def test_what_it_tells_later_is_added(tool: Tool, broker: Tool) -> None:
 def test_a_replica_is_told_who_its_master_is(tool: Tool, broker: Tool) -> None:
     register(broker, "theirs")
 
-    answer = register(broker, broker_id=1)
+    response = register(broker, broker_id=1)
 
-    assert answer.header(RegisterBrokerResponseHeader).master_addr == MASTER
+    assert response.header(RegisterBrokerResponseHeader).master_addr == MASTER
     route = route_of(tool, "theirs")
     assert route is not None
     assert route.broker_datas[0].broker_addrs == {0: MASTER, 1: REPLICA}
@@ -122,14 +122,14 @@ def test_it_is_forgotten_when_it_says_so(tool: Tool, broker: Tool) -> None:
         broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0
     )
 
-    broker.ask_well(RequestCode.UNREGISTER_BROKER, header)
+    broker.request_ok(RequestCode.UNREGISTER_BROKER, header)
 
     assert brokers_of(tool, "theirs") == []
 
 
 def test_it_is_forgotten_when_its_connection_ends(cluster: LocalCluster, tool: Tool, broker: Tool) -> None:
     register(broker, "theirs")
-    others = cluster.broker.administration.name_server.others
+    others = cluster.broker.name_server.others
     (connection,) = {door.connection_id for door in others.all()[0].doors.values()}
     doors = (cluster.broker.remoting, cluster._names)
     (ours,) = [each for door in doors if door for each in door.connections() if each.id == connection]
@@ -149,10 +149,10 @@ def test_it_is_forgotten_when_it_is_silent_and_a_question_is_a_sign_of_life(
     move = cluster.engine.clock.move_ms  # type: ignore[attr-defined]  # it is virtual
 
     move(50_000)
-    same = broker.ask_well(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
+    same = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
     move(50_000)
     after_a_sign = brokers_of(tool, "theirs")
-    newer = broker.ask_well(RequestCode.QUERY_DATA_VERSION, header, DataVersion(counter=4).encode())
+    newer = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, DataVersion(counter=4).encode())
     move(60_000)
 
     assert (after_a_sign, brokers_of(tool, "theirs")) == (["broker-b"], [])
@@ -164,16 +164,16 @@ def test_it_is_forgotten_when_it_is_silent_and_a_question_is_a_sign_of_life(
 def test_a_broker_that_nobody_knows_has_to_tell_everything(broker: Tool) -> None:
     header = QueryDataVersionRequestHeader(broker_name="x", broker_addr=MASTER, cluster_name="y", broker_id=0)
 
-    answer = broker.ask_well(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
+    response = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
 
-    assert answer.header(QueryDataVersionResponseHeader).changed is True
+    assert response.header(QueryDataVersionResponseHeader).changed is True
 
 
 def test_its_right_to_write_is_taken_and_its_topics_are_deleted(tool: Tool, broker: Tool) -> None:
     register(broker, "theirs", "old")
 
-    wiped = tool.ask_well(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerNameRequestHeader(broker_name="broker-b"))
-    tool.ask_well(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicFromNamesrvRequestHeader(topic="old"))
+    wiped = tool.request_ok(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerNameRequestHeader(broker_name="broker-b"))
+    tool.request_ok(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicFromNamesrvRequestHeader(topic="old"))
 
     assert wiped.header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count == 2
     route = route_of(tool, "theirs")
@@ -196,7 +196,7 @@ def test_its_right_to_write_is_taken_and_its_topics_are_deleted(tool: Tool, brok
 def test_what_cannot_be_registered_is_refused_with_the_reason(
     tool: Tool, broker: Tool, changes: dict[str, object], text: str
 ) -> None:
-    answer = register(broker, "theirs", **changes)  # type: ignore[arg-type]
+    response = register(broker, "theirs", **changes)  # type: ignore[arg-type]
 
-    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, text)
+    assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, text)
     assert brokers_of(tool, "theirs") == []

@@ -1,8 +1,9 @@
-"""A message that a consumer gave back: again later, or never again."""
+"""Messages that a consumer sends back: they are retried, or become dead letters."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,33 +18,35 @@ TEN_SECONDS = 10_000  # level 3, the first retry
 
 
 @pytest.fixture
-def serving():
+def serving() -> Iterator[Serving]:
     with Serving() as serving:
         serving.heartbeat("billing", "orders")
         yield serving
 
 
-def send_back(serving: Serving, message: MessageExt, delay_level: int = 0, most: int | None = None) -> RemotingCommand:
+def send_back(
+    serving: Serving, message: MessageExt, delay_level: int = 0, max_times: int | None = None
+) -> RemotingCommand:
     header = ConsumerSendMsgBackRequestHeader(
         offset=message.physical_offset,
         group="billing",
         delay_level=delay_level,
         origin_msg_id=message.msg_id,
         origin_topic=message.topic,
-        max_reconsume_times=most,
+        max_reconsume_times=max_times,
     )
-    answer = serving.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-    assert answer is not None
-    return answer
+    response = serving.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    assert response is not None
+    return response
 
 
-def test_it_comes_again_in_the_retry_topic_after_its_level(serving: Serving) -> None:
+def test_a_message_is_delivered_again_after_the_delay_of_its_level(serving: Serving) -> None:
     serving.send("orders", b"hard", {"UNIQ_KEY": "0A", "TAGS": "paid", "own": "x"}, flag=3)
     (message,) = serving.read("orders")
 
-    answer = send_back(serving, message)
+    response = send_back(serving, message)
 
-    assert (answer.code, answer.ext_fields) == (ResponseCode.SUCCESS, {})
+    assert (response.code, response.ext_fields) == (ResponseCode.SUCCESS, {})
     serving.advance(TEN_SECONDS - 1)
     assert serving.read("%RETRY%billing") == []
     serving.advance(1)
@@ -56,7 +59,7 @@ def test_it_comes_again_in_the_retry_topic_after_its_level(serving: Serving) -> 
     assert (again.born_timestamp, again.born_host) == (message.born_timestamp, message.born_host)
 
 
-def test_a_compressed_body_goes_on_as_it_is(serving: Serving) -> None:
+def test_a_compressed_body_is_stored_unchanged(serving: Serving) -> None:
     body = zlib.compress(b"x" * 5_000)
     serving.send("orders", body, sys_flag=0x301)
 
@@ -70,7 +73,7 @@ def test_a_compressed_body_goes_on_as_it_is(serving: Serving) -> None:
     assert (record.body, record.sys_flag) == (body, 0x301)
 
 
-def test_each_retry_waits_a_level_longer_and_names_the_first_message(serving: Serving) -> None:
+def test_each_retry_has_the_next_level_and_the_id_of_the_first_message(serving: Serving) -> None:
     serving.send("orders", b"hard")
     (message,) = serving.read("orders")
     send_back(serving, message)
@@ -88,7 +91,7 @@ def test_each_retry_waits_a_level_longer_and_names_the_first_message(serving: Se
     assert third.properties["ORIGIN_MESSAGE_ID"] == message.offset_msg_id
 
 
-def test_the_consumer_may_choose_the_level(serving: Serving) -> None:
+def test_the_consumer_can_choose_the_level(serving: Serving) -> None:
     serving.send("orders", b"hard")
 
     send_back(serving, serving.read("orders")[0], delay_level=1)
@@ -97,12 +100,14 @@ def test_the_consumer_may_choose_the_level(serving: Serving) -> None:
     assert len(serving.read("%RETRY%billing")) == 1
 
 
-@pytest.mark.parametrize(("delay_level", "most"), [(-1, 16), (0, 0)])
-def test_what_may_not_come_again_is_a_dead_letter_at_once(serving: Serving, delay_level: int, most: int) -> None:
+@pytest.mark.parametrize(("delay_level", "max_times"), [(-1, 16), (0, 0)])
+def test_without_further_retries_a_message_is_a_dead_letter_at_once(
+    serving: Serving, delay_level: int, max_times: int
+) -> None:
     serving.send("orders", b"hopeless", {"UNIQ_KEY": "0A"})
     (message,) = serving.read("orders")
 
-    assert send_back(serving, message, delay_level, most).code == ResponseCode.SUCCESS
+    assert send_back(serving, message, delay_level, max_times).code == ResponseCode.SUCCESS
 
     (dead,) = serving.read("%DLQ%billing")
     assert (dead.body, dead.msg_id) == (b"hopeless", "0A")
@@ -112,7 +117,7 @@ def test_what_may_not_come_again_is_a_dead_letter_at_once(serving: Serving, dela
     assert (config["writeQueueNums"], config["perm"]) == (1, 6)
 
 
-def test_the_groups_own_limit_holds_where_the_consumer_names_none(serving: Serving) -> None:
+def test_the_maximum_of_the_group_is_the_default(serving: Serving) -> None:
     serving.server.groups.put([SubscriptionGroupConfig(group_name="billing", retry_max_times=0)])
     serving.send("orders", b"hopeless")
 
@@ -121,37 +126,37 @@ def test_the_groups_own_limit_holds_where_the_consumer_names_none(serving: Servi
     assert len(serving.read("%DLQ%billing")) == 1
 
 
-def test_a_group_without_retry_queues_wants_no_retries(serving: Serving) -> None:
+def test_a_group_without_retry_queues_has_no_retries(serving: Serving) -> None:
     serving.server.groups.put([SubscriptionGroupConfig(group_name="billing", retry_queue_nums=0)])
     serving.send("orders", b"hard")
     end = serving.engine.store.end_offset
 
-    answer = send_back(serving, serving.read("orders")[0])
+    response = send_back(serving, serving.read("orders")[0])
 
-    assert (answer.code, serving.engine.store.end_offset) == (ResponseCode.SUCCESS, end)
+    assert (response.code, serving.engine.store.end_offset) == (ResponseCode.SUCCESS, end)
 
 
-def test_a_message_that_is_not_there_cannot_be_given_back(serving: Serving) -> None:
+def test_a_missing_message_cannot_be_sent_back(serving: Serving) -> None:
     serving.send("orders", b"hard")
     (message,) = serving.read("orders")
     message.physical_offset += 1
 
-    answer = send_back(serving, message)
+    response = send_back(serving, message)
 
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "no message begins at physical offset 1" in answer.remark
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert "no message starts at physical offset 1" in response.remark
 
 
-def test_a_group_that_nobody_made_is_made_or_gives_nothing_back() -> None:
+def test_the_request_creates_a_missing_group_or_is_refused() -> None:
     header = ConsumerSendMsgBackRequestHeader(offset=0, group="fresh", delay_level=1)
-    with Serving(BrokerServerSettings(auto_create_subscription_group=False)) as closed:
-        closed.send("orders", b"hard")
-        refused = closed.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-    with Serving() as open_to_all:
-        open_to_all.send("orders", b"hard")
-        open_to_all.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-        open_to_all.advance(1_000)
-        again = open_to_all.read("%RETRY%fresh")
+    with Serving(BrokerServerSettings(auto_create_subscription_group=False)) as without_creation:
+        without_creation.send("orders", b"hard")
+        refused = without_creation.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    with Serving() as with_creation:
+        with_creation.send("orders", b"hard")
+        with_creation.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        with_creation.advance(1_000)
+        again = with_creation.read("%RETRY%fresh")
 
     assert refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     assert [message.body for message in again] == [b"hard"]

@@ -1,4 +1,4 @@
-"""Offsets, as tools read them and move them."""
+"""Offsets, as administration tools read and reset them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WAIT_S = 10
 
 @pytest.fixture
 def server() -> Iterator[BrokerServer]:
-    """Two queues with ten messages each, one a second; the group billing has done 4 of the first queue."""
+    """Two queues have ten messages each, one per second. Group billing has consumed 4 messages of the first queue."""
     clock = VirtualClock()
     engine = make_engine(clock)
     with BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT)) as server:
@@ -54,43 +54,37 @@ def server() -> Iterator[BrokerServer]:
     engine.close()
 
 
-@pytest.fixture
-def tool(server: BrokerServer) -> Iterator[Tool]:
-    with Tool(server.address) as tool:
-        yield tool
-
-
 def reset(tool: Tool, timestamp: int, *, force: bool = True, **more: int) -> dict[MessageQueue, int]:
     header = ResetOffsetRequestHeader(topic="orders", group="billing", timestamp=timestamp, is_force=force, **more)
-    answer = tool.ask_well(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
-    return ResetOffsetBody.decode(answer.body).offset_table
+    response = tool.request_ok(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+    return ResetOffsetBody.decode(response.body).offset_table
 
 
-def test_how_far_a_group_is_behind_is_told(server: BrokerServer, tool: Tool) -> None:
-    body = tool.ask_well(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="billing")).body
+def test_consume_stats_have_the_progress_of_a_group(server: BrokerServer, tool: Tool) -> None:
+    body = tool.request_ok(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="billing")).body
 
     assert b'{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:{' in body
     table = ConsumeStats.decode(body).offset_table
     assert (table[FIRST].broker_offset, table[FIRST].consumer_offset) == (10, 4)
-    assert table[FIRST].last_timestamp == server.engine.clock.now_ms() - 7_000  # when the last one done was stored
+    assert table[FIRST].last_timestamp == server.engine.clock.now_ms() - 7_000  # when the last consumed message was stored
     assert (table[SECOND].broker_offset, table[SECOND].consumer_offset, table[SECOND].last_timestamp) == (10, 0, 0)
 
 
-def test_figures_leave_out_topics_that_the_members_gave_up(tool: Tool) -> None:
-    """What a group once read stays in its offsets; while members are connected, their subscriptions tell."""
+def test_consume_stats_have_only_topics_that_connected_members_subscribe_to(tool: Tool) -> None:
+    """The group's offsets contain every topic that it ever consumed."""
     tool.consume("billing", "invoices")
     by_name = GetConsumeStatsRequestHeader(consumer_group="billing", topic_list="orders;nobody")
 
-    of_all = tool.ask_well(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="billing"))
-    of_named = tool.ask_well(RequestCode.GET_CONSUME_STATS, by_name)
+    of_all = tool.request_ok(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="billing"))
+    of_named = tool.request_ok(RequestCode.GET_CONSUME_STATS, by_name)
 
     assert ConsumeStats.decode(of_all.body).offset_table == {}
     assert set(ConsumeStats.decode(of_named.body).offset_table) == {FIRST, SECOND}
 
 
-def test_all_groups_are_told_at_once(tool: Tool) -> None:
-    every = tool.ask_well(RequestCode.GET_BROKER_CONSUME_STATS, GetConsumeStatsInBrokerHeader(is_order=False))
-    ordered = tool.ask_well(RequestCode.GET_BROKER_CONSUME_STATS, GetConsumeStatsInBrokerHeader(is_order=True))
+def test_consume_stats_of_all_groups_are_returned(tool: Tool) -> None:
+    every = tool.request_ok(RequestCode.GET_BROKER_CONSUME_STATS, GetConsumeStatsInBrokerHeader(is_order=False))
+    ordered = tool.request_ok(RequestCode.GET_BROKER_CONSUME_STATS, GetConsumeStatsInBrokerHeader(is_order=True))
 
     found = ConsumeStatsList.decode(every.body)
     by_group = {group: stats for each in found.consume_stats_list for group, stats in each.items()}
@@ -99,10 +93,10 @@ def test_all_groups_are_told_at_once(tool: Tool) -> None:
     assert ConsumeStatsList.decode(ordered.body).total_diff == 0
 
 
-def test_times_of_a_queue_are_told(server: BrokerServer, tool: Tool) -> None:
+def test_the_time_span_of_a_queue_is_returned(server: BrokerServer, tool: Tool) -> None:
     header = QueryConsumeTimeSpanRequestHeader(topic="orders", group="billing")
 
-    body = tool.ask_well(RequestCode.QUERY_CONSUME_TIME_SPAN, header).body
+    body = tool.request_ok(RequestCode.QUERY_CONSUME_TIME_SPAN, header).body
 
     now_ms = server.engine.clock.now_ms()
     first, second = QueryConsumeTimeSpanBody.decode(body).consume_time_span_set
@@ -111,28 +105,28 @@ def test_times_of_a_queue_are_told(server: BrokerServer, tool: Tool) -> None:
     assert (second.consume_time_stamp, second.delay_time) == (0, 0)
 
 
-def test_all_offsets_are_told(tool: Tool) -> None:
-    body = tool.ask_well(RequestCode.GET_ALL_CONSUMER_OFFSET).body
+def test_all_offsets_are_returned(tool: Tool) -> None:
+    body = tool.request_ok(RequestCode.GET_ALL_CONSUMER_OFFSET).body
 
     assert ConsumerOffsetSerializeWrapper.decode(body).offset_table == {"orders@billing": {0: 4}}
 
 
-def test_a_group_goes_back_to_a_time(server: BrokerServer, tool: Tool) -> None:
+def test_a_group_is_reset_to_a_time(server: BrokerServer, tool: Tool) -> None:
     table = reset(tool, server.engine.clock.now_ms() - 8_000)
 
     assert table == {FIRST: 2, SECOND: 2}
     assert [server.engine.committed_offset("billing", each) for each in (FIRST, SECOND)] == [2, 2]
 
 
-def test_minus_one_means_the_end(tool: Tool) -> None:
+def test_the_time_minus_one_stands_for_the_end(tool: Tool) -> None:
     assert reset(tool, -1) == {FIRST: 10, SECOND: 10}
 
 
-def test_without_force_a_group_never_skips_what_it_has_not_read(tool: Tool) -> None:
+def test_without_force_a_group_never_skips_messages(tool: Tool) -> None:
     assert reset(tool, -1, force=False) == {FIRST: 4, SECOND: 10}  # the second queue it has never read
 
 
-def test_one_queue_goes_to_an_offset(server: BrokerServer, tool: Tool) -> None:
+def test_one_queue_is_reset_to_an_offset(server: BrokerServer, tool: Tool) -> None:
     assert reset(tool, -1, queue_id=1, offset=7) == {SECOND: 7}
     assert server.engine.committed_offset("billing", FIRST) == 4
 
@@ -140,50 +134,54 @@ def test_one_queue_goes_to_an_offset(server: BrokerServer, tool: Tool) -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "text"),
     [
-        ({"topic": "nobody"}, ResponseCode.TOPIC_NOT_EXIST, "there is no topic 'nobody'; name one of topicList"),
         (
-            {"group": "nobody"},
-            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-            "there is no group 'nobody' that could be moved",
+            {"topic": "nobody"},
+            ResponseCode.TOPIC_NOT_EXIST,
+            "topic 'nobody' does not exist; create it with mqadmin updateTopic",
         ),
-        ({"queue_id": 2}, ResponseCode.INVALID_PARAMETER, "topic 'orders' has queues 0..1, got 2"),
+        ({"group": "nobody"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "group 'nobody' does not exist"),
+        (
+            {"queue_id": 2},
+            ResponseCode.INVALID_PARAMETER,
+            "the queue ID of topic 'orders' must be 0..1, got 2; update the route",
+        ),
         (
             {"queue_id": 0, "offset": 11},
             ResponseCode.INVALID_PARAMETER,
-            "queue 0 of orders can be read from 0 to 10, got 11",
+            "the offset in queue 0 of orders must be 0..10, got 11",
         ),
     ],
 )
-def test_where_a_group_cannot_go_it_is_not_moved(
+def test_an_invalid_reset_changes_no_offset(
     server: BrokerServer, tool: Tool, changes: dict[str, object], code: ResponseCode, text: str
 ) -> None:
-    asked = {"topic": "orders", "group": "billing", "timestamp": -1, "is_force": True} | changes
+    fields = {"topic": "orders", "group": "billing", "timestamp": -1, "is_force": True} | changes
 
-    answer = tool.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffsetRequestHeader(**asked))
+    response = tool.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffsetRequestHeader(**fields))
 
-    assert (answer.code, answer.remark) == (code, text)
+    assert (response.code, response.remark) == (code, text)
     assert server.engine.committed_offset("billing", FIRST) == 4
 
 
-def test_members_that_are_connected_are_told_to_go_there(server: BrokerServer, tool: Tool) -> None:
-    """Else each would go on where it is, and write its own offset over the new one."""
-    told: queue.SimpleQueue[RemotingCommand] = queue.SimpleQueue()
+def test_connected_members_are_notified_of_a_reset(server: BrokerServer, tool: Tool) -> None:
+    """Otherwise each would continue, and commit its own offset over the new one."""
+    received: queue.SimpleQueue[RemotingCommand] = queue.SimpleQueue()
 
     def on_request(connection: Connection, request: RemotingCommand) -> None:
         if request.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
-            told.put(request)
+            received.put(request)
 
     with Tool(server.address, on_request=on_request) as member:
         member.consume("billing", "orders")
         reset(tool, -1)
-        request = told.get(timeout=WAIT_S)
+        request = received.get(timeout=WAIT_S)
 
     assert request.is_one_way
     assert request.header(ResetOffsetRequestHeader).group == "billing"
     assert ResetOffsetBody.decode(request.body).offset_table == {FIRST: 10, SECOND: 10}
 
 
-def test_members_are_asked_where_they_are(server: BrokerServer, tool: Tool) -> None:
+def test_the_read_positions_of_connected_members_are_returned(server: BrokerServer, tool: Tool) -> None:
     def on_request(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         if request.code != RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
             return None
@@ -192,29 +190,32 @@ def test_members_are_asked_where_they_are(server: BrokerServer, tool: Tool) -> N
     header = GetConsumerStatusRequestHeader(topic="orders", group="billing")
     with Tool(server.address, on_request=on_request) as member:
         member.consume("billing", "orders", client_id="me@1")
-        answer = tool.ask_well(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
+        response = tool.request_ok(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
         other = GetConsumerStatusRequestHeader(topic="orders", group="billing", client_addr="you@2")
-        nobody = tool.ask(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, other)
+        refused = tool.request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, other)
 
-    assert GetConsumerStatusBody.decode(answer.body).consumer_table == {"me@1": {FIRST: 6}}
-    assert (nobody.code, nobody.remark) == (ResponseCode.SYSTEM_ERROR, "nobody consumes for group 'billing' now")
+    assert GetConsumerStatusBody.decode(response.body).consumer_table == {"me@1": {FIRST: 6}}
+    assert (refused.code, refused.remark) == (
+        ResponseCode.SYSTEM_ERROR,
+        "group 'billing' has no connected consumer",
+    )
 
 
-def test_a_group_gets_the_offsets_of_another(server: BrokerServer, tool: Tool) -> None:
+def test_the_offsets_of_a_group_are_cloned(server: BrokerServer, tool: Tool) -> None:
     header = CloneGroupOffsetRequestHeader(src_group="billing", dest_group="audit", offline=True)
 
-    tool.ask_well(RequestCode.CLONE_GROUP_OFFSET, header)
+    tool.request_ok(RequestCode.CLONE_GROUP_OFFSET, header)
 
     assert server.engine.offsets.offsets("audit", "orders") == {0: 4}
 
 
-def test_the_slowest_of_several_groups_is_found(server: BrokerServer, tool: Tool) -> None:
-    """Where the group that compares is slower than they are, it gets the largest number there is."""
-    for group, offsets in (("audit", (2, 8)), ("stats", (3, 9)), ("left-out", (0, 0)), ("me", (7, 7))):
+def test_the_correction_offset_is_the_minimum_of_several_groups(server: BrokerServer, tool: Tool) -> None:
+    """In a queue in which the compared group is slower than the others, it is the maximum long."""
+    for group, offsets in (("audit", (2, 8)), ("stats", (3, 9)), ("filtered", (0, 0)), ("me", (7, 7))):
         for each, offset in zip((FIRST, SECOND), offsets, strict=True):
             server.engine.commit_offset(group, each, offset)
-    header = QueryCorrectionOffsetHeader(topic="orders", compare_group="me", filter_groups="left-out,billing,me")
+    header = QueryCorrectionOffsetHeader(topic="orders", compare_group="me", filter_groups="filtered,billing,me")
 
-    body = tool.ask_well(RequestCode.QUERY_CORRECTION_OFFSET, header).body
+    body = tool.request_ok(RequestCode.QUERY_CORRECTION_OFFSET, header).body
 
     assert QueryCorrectionOffsetBody.decode(body).correction_offsets == {0: 2, 1: (1 << 63) - 1}

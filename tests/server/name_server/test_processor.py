@@ -45,8 +45,8 @@ def tool(cluster: LocalCluster) -> Iterator[Tool]:
 
 
 def route_of(tool: Tool, topic: str) -> TopicRouteData:
-    answer = tool.ask_well(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
-    return TopicRouteData.decode(answer.body)
+    response = tool.request_ok(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
+    return TopicRouteData.decode(response.body)
 
 
 def test_a_route_leads_to_the_broker(cluster: LocalCluster, tool: Tool) -> None:
@@ -71,10 +71,10 @@ def test_the_broker_answers_as_a_name_server_too(cluster: LocalCluster) -> None:
 
 
 def test_an_unknown_topic_is_no_empty_route(tool: Tool) -> None:
-    answer = tool.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="nobody"))
+    response = tool.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="nobody"))
 
-    assert (answer.code, answer.body) == (ResponseCode.TOPIC_NOT_EXIST, b"")
-    assert answer.remark == (
+    assert (response.code, response.body) == (ResponseCode.TOPIC_NOT_EXIST, b"")
+    assert response.remark == (
         "no route: there is no topic 'nobody'; its first message makes it where topics may be made so, or mqadmin "
         "updateTopic does"
     )
@@ -84,10 +84,10 @@ def test_new_peers_get_standard_json_and_old_ones_what_they_read(tool: Tool) -> 
     """A number as a key stands without quotes for those older than 4.9.4."""
     header = GetRouteInfoRequestHeader(topic="TBW102")
 
-    new = tool.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, version=401).body
-    old = tool.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, version=399).body
+    new = tool.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, version=401).body
+    old = tool.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, version=399).body
     asked = GetRouteInfoRequestHeader(topic="TBW102", accept_standard_json_only=True)
-    old_but_asking = tool.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, asked, version=399).body
+    old_but_asking = tool.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, asked, version=399).body
 
     assert b'"brokerAddrs":{0:"' in old
     assert json.loads(new)["brokerDatas"][0]["brokerAddrs"].keys() == {"0"}
@@ -102,9 +102,9 @@ def test_topics_may_be_made_where_tbw102_can_be_inherited(tool: Tool) -> None:
 
 def test_without_topics_made_by_messages_there_is_no_tbw102() -> None:
     with make_cluster(auto_create_topic_enable=False) as cluster, Tool(cluster.name_server_address) as tool:
-        answer = tool.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="TBW102"))
+        response = tool.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="TBW102"))
 
-        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+        assert response.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 def test_clients_find_the_topics_that_they_expect_of_a_broker(tool: Tool) -> None:
@@ -114,7 +114,7 @@ def test_clients_find_the_topics_that_they_expect_of_a_broker(tool: Tool) -> Non
 
 def test_the_cluster_has_one_broker(cluster: LocalCluster, tool: Tool) -> None:
     """Java's tools read this body with bare numbers as keys."""
-    body = tool.ask_well(RequestCode.GET_BROKER_CLUSTER_INFO).body
+    body = tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO).body
 
     info = ClusterInfo.decode(body)
     assert info.cluster_addr_table == {"DefaultCluster": ["broker-a"]}
@@ -125,9 +125,9 @@ def test_the_cluster_has_one_broker(cluster: LocalCluster, tool: Tool) -> None:
 def test_all_topics_are_listed(cluster: LocalCluster, tool: Tool) -> None:
     cluster.engine.create_topic("orders", 1)
 
-    every = TopicList.decode(tool.ask_well(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)
-    ours = tool.ask_well(RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster="DefaultCluster"))
-    others = tool.ask_well(RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster="elsewhere"))
+    every = TopicList.decode(tool.request_ok(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)
+    ours = tool.request_ok(RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster="DefaultCluster"))
+    others = tool.request_ok(RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster="elsewhere"))
 
     assert {"orders", "TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(every.topic_list)
     assert TopicList.decode(ours.body).topic_list == every.topic_list
@@ -135,7 +135,7 @@ def test_all_topics_are_listed(cluster: LocalCluster, tool: Tool) -> None:
 
 
 def test_the_names_of_cluster_and_broker_are_system_topics(cluster: LocalCluster, tool: Tool) -> None:
-    listed = TopicList.decode(tool.ask_well(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)
+    listed = TopicList.decode(tool.request_ok(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)
 
     assert listed.topic_list == ["DefaultCluster", "broker-a"]
     assert listed.broker_addr == str(cluster.address)
@@ -144,7 +144,7 @@ def test_the_names_of_cluster_and_broker_are_system_topics(cluster: LocalCluster
 def test_a_topic_that_the_broker_has_cannot_be_forgotten_by_its_name_server(cluster: LocalCluster, tool: Tool) -> None:
     cluster.engine.create_topic("orders", 1)
 
-    tool.ask_well(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicFromNamesrvRequestHeader(topic="orders"))
+    tool.request_ok(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicFromNamesrvRequestHeader(topic="orders"))
 
     assert route_of(tool, "orders").queue_datas[0].write_queue_nums == 1
 
@@ -153,29 +153,29 @@ def test_the_right_to_write_is_taken_and_given_back(cluster: LocalCluster, tool:
     cluster.engine.create_topic("orders", 1)
     ours = BrokerNameRequestHeader(broker_name="broker-a")
 
-    wiped = tool.ask_well(RequestCode.WIPE_WRITE_PERM_OF_BROKER, ours).header(WipeWritePermOfBrokerResponseHeader)
+    wiped = tool.request_ok(RequestCode.WIPE_WRITE_PERM_OF_BROKER, ours).header(WipeWritePermOfBrokerResponseHeader)
     without = route_of(tool, "orders").queue_datas[0].perm
-    added = tool.ask_well(RequestCode.ADD_WRITE_PERM_OF_BROKER, ours).header(AddWritePermOfBrokerResponseHeader)
+    added = tool.request_ok(RequestCode.ADD_WRITE_PERM_OF_BROKER, ours).header(AddWritePermOfBrokerResponseHeader)
 
     assert wiped.wipe_topic_count == added.add_topic_count > 5
     assert (without, route_of(tool, "orders").queue_datas[0].perm) == (4, 6)
 
 
 def test_the_right_to_write_of_another_broker_is_no_business_of_ours(tool: Tool) -> None:
-    answer = tool.ask_well(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerNameRequestHeader(broker_name="broker-b"))
+    response = tool.request_ok(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerNameRequestHeader(broker_name="broker-b"))
 
-    assert answer.header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count == 0
+    assert response.header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count == 0
 
 
 def test_entries_are_kept_over_a_restart(tmp_path: Path) -> None:
     header = PutKVConfigRequestHeader(namespace="shops", key="berlin", value="open")
     with make_cluster(tmp_path) as cluster, Tool(cluster.name_server_address) as tool:
-        tool.ask_well(RequestCode.PUT_KV_CONFIG, header)
+        tool.request_ok(RequestCode.PUT_KV_CONFIG, header)
 
     with make_cluster(tmp_path) as cluster, Tool(cluster.name_server_address) as tool:
         asked = KVConfigKeyRequestHeader(namespace="shops", key="berlin")
-        found = tool.ask_well(RequestCode.GET_KV_CONFIG, asked).header(GetKVConfigResponseHeader)
-        listed = tool.ask_well(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespaceRequestHeader(namespace="shops"))
+        found = tool.request_ok(RequestCode.GET_KV_CONFIG, asked).header(GetKVConfigResponseHeader)
+        listed = tool.request_ok(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespaceRequestHeader(namespace="shops"))
 
     assert found.value == "open"
     assert KVTable.decode(listed.body).table == {"berlin": "open"}
@@ -183,20 +183,20 @@ def test_entries_are_kept_over_a_restart(tmp_path: Path) -> None:
 
 def test_an_entry_that_is_deleted_or_never_was_is_not_found(tool: Tool) -> None:
     asked = KVConfigKeyRequestHeader(namespace="shops", key="berlin")
-    tool.ask_well(RequestCode.PUT_KV_CONFIG, PutKVConfigRequestHeader(namespace="shops", key="berlin", value="open"))
+    tool.request_ok(RequestCode.PUT_KV_CONFIG, PutKVConfigRequestHeader(namespace="shops", key="berlin", value="open"))
 
-    tool.ask_well(RequestCode.DELETE_KV_CONFIG, asked)
+    tool.request_ok(RequestCode.DELETE_KV_CONFIG, asked)
 
-    answer = tool.ask(RequestCode.GET_KV_CONFIG, asked)
-    elsewhere = tool.ask(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespaceRequestHeader(namespace="elsewhere"))
-    assert (answer.code, answer.remark) == (ResponseCode.QUERY_NOT_FOUND, "no entry 'berlin' in namespace 'shops'")
+    response = tool.request(RequestCode.GET_KV_CONFIG, asked)
+    elsewhere = tool.request(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespaceRequestHeader(namespace="elsewhere"))
+    assert (response.code, response.remark) == (ResponseCode.QUERY_NOT_FOUND, "no entry 'berlin' in namespace 'shops'")
     assert (elsewhere.code, elsewhere.remark) == (ResponseCode.QUERY_NOT_FOUND, "no entries in namespace 'elsewhere'")
 
 
 def test_an_ordered_topic_says_so_in_its_route(cluster: LocalCluster, tool: Tool) -> None:
     cluster.engine.create_topic("orders", 4)
 
-    tool.ask_well(
+    tool.request_ok(
         RequestCode.PUT_KV_CONFIG,
         PutKVConfigRequestHeader(namespace="ORDER_TOPIC_CONFIG", key="orders", value="broker-a:4"),
     )
@@ -206,6 +206,6 @@ def test_an_ordered_topic_says_so_in_its_route(cluster: LocalCluster, tool: Tool
 
 
 def test_its_settings_are_told_as_lines(tool: Tool) -> None:
-    body = tool.ask_well(RequestCode.GET_NAMESRV_CONFIG).body.decode()
+    body = tool.request_ok(RequestCode.GET_NAMESRV_CONFIG).body.decode()
 
     assert "orderMessageEnable=true" in body.splitlines()

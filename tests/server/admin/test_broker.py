@@ -1,4 +1,4 @@
-"""The broker as a whole: figures and settings as tools read them."""
+"""Runtime information, statistics and settings of the broker, as administration tools read them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ READ_BY_TOOLS = [
 
 
 class Served:
-    """A server whose time the test moves."""
+    """A server on a virtual clock that the test advances."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -82,10 +82,10 @@ def tool(served: Served) -> Iterator[Tool]:
 
 
 def runtime_info(tool: Tool) -> dict[str, str]:
-    return KVTable.decode(tool.ask_well(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+    return KVTable.decode(tool.request_ok(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
 
 
-def test_every_figure_that_tools_read_is_there_and_can_be_read(served: Served, tool: Tool) -> None:
+def test_the_runtime_information_has_every_value_that_tools_read(served: Served, tool: Tool) -> None:
     served.send(1)
 
     table = runtime_info(tool)
@@ -97,8 +97,8 @@ def test_every_figure_that_tools_read_is_there_and_can_be_read(served: Served, t
     assert table["brokerVersionDesc"] == "V5_3_3"
 
 
-def test_rates_are_those_of_the_last_time(served: Served, tool: Tool) -> None:
-    """30 in 10 seconds are 3 a second, and half a minute later there were none."""
+def test_rates_are_those_of_the_last_period(served: Served, tool: Tool) -> None:
+    """30 messages in 10 seconds are 3 per second. Half a minute later the rate is 0."""
     served.send(30)
     served.advance(10_000)
     busy = runtime_info(tool)["putTps"].split()
@@ -112,7 +112,7 @@ def test_rates_are_those_of_the_last_time(served: Served, tool: Tool) -> None:
     assert float(quiet[1]) == 0.75  # 30 in 40 seconds: the server has not run longer
 
 
-def test_sums_are_counted_by_days(served: Served, tool: Tool) -> None:
+def test_totals_are_counted_by_day(served: Served, tool: Tool) -> None:
     served.send(5)
     served.advance(86_400_000)
     served.send(2)
@@ -126,16 +126,16 @@ def test_an_empty_log_has_no_first_message(tool: Tool) -> None:
     assert runtime_info(tool)["earliestMessageTimeStamp"] == "-1"
 
 
-def test_figures_of_a_topic_and_of_a_group_are_told(served: Served, tool: Tool) -> None:
+def test_statistics_of_a_topic_and_of_a_group_are_returned(served: Served, tool: Tool) -> None:
     served.send(12)
     served.engine.commit_offset("billing", MessageQueue("orders", "broker-a", 0), 6)
     served.advance(10_000)
 
     of_topic = ViewBrokerStatsDataRequestHeader(stats_name="TOPIC_PUT_NUMS", stats_key="orders")
     of_group = ViewBrokerStatsDataRequestHeader(stats_name="GROUP_GET_NUMS", stats_key="orders@billing")
-    put = BrokerStatsData.decode(tool.ask_well(RequestCode.VIEW_BROKER_STATS_DATA, of_topic).body)
-    got = BrokerStatsData.decode(tool.ask_well(RequestCode.VIEW_BROKER_STATS_DATA, of_group).body)
-    stats = tool.ask_well(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="billing"))
+    put = BrokerStatsData.decode(tool.request_ok(RequestCode.VIEW_BROKER_STATS_DATA, of_topic).body)
+    got = BrokerStatsData.decode(tool.request_ok(RequestCode.VIEW_BROKER_STATS_DATA, of_group).body)
+    stats = tool.request_ok(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="billing"))
 
     assert (put.stats_minute.sum, put.stats_minute.tps) == (12, 1.2)
     assert (got.stats_minute.sum, got.stats_minute.tps) == (6, 0.6)
@@ -145,26 +145,26 @@ def test_figures_of_a_topic_and_of_a_group_are_told(served: Served, tool: Tool) 
 @pytest.mark.parametrize(
     ("name", "key"), [("TOPIC_PUT_NUMS", "nobody"), ("GROUP_GET_NUMS", "orders@nobody"), ("SNDBCK_PUT_NUMS", "x")]
 )
-def test_figures_that_are_not_kept_are_refused(tool: Tool, name: str, key: str) -> None:
+def test_unknown_statistics_are_refused(tool: Tool, name: str, key: str) -> None:
     header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
 
-    answer = tool.ask(RequestCode.VIEW_BROKER_STATS_DATA, header)
+    response = tool.request(RequestCode.VIEW_BROKER_STATS_DATA, header)
 
-    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, f"there are no figures {name!r} of {key!r}")
+    assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, f"no statistics {name!r} of {key!r}")
 
 
-def test_settings_are_told_by_rocketmqs_names(served: Served, tool: Tool) -> None:
-    answer = tool.ask_well(RequestCode.GET_BROKER_CONFIG)
+def test_settings_have_rocketmqs_names(served: Served, tool: Tool) -> None:
+    response = tool.request_ok(RequestCode.GET_BROKER_CONFIG)
 
-    lines = dict(line.split("=", 1) for line in answer.body.decode().splitlines())
+    lines = dict(line.split("=", 1) for line in response.body.decode().splitlines())
     assert (lines["brokerName"], lines["brokerClusterName"]) == ("broker-a", "DefaultCluster")
     assert lines["listenPort"] == str(served.server.address.port)
     assert (lines["autoCreateTopicEnable"], lines["flushDiskType"]) == ("true", "SYNC_FLUSH")
-    assert json.loads(answer.header(GetBrokerConfigResponseHeader).version)["counter"] == 0
+    assert json.loads(response.header(GetBrokerConfigResponseHeader).version)["counter"] == 0
 
 
-def test_the_delay_levels_can_be_changed_while_it_runs(served: Served, tool: Tool) -> None:
-    tool.ask_well(RequestCode.UPDATE_BROKER_CONFIG, body=b"#comment\nmessageDelayLevel=1s 2m\n")
+def test_the_delay_levels_can_be_changed_while_the_broker_runs(served: Served, tool: Tool) -> None:
+    tool.request_ok(RequestCode.UPDATE_BROKER_CONFIG, body=b"#comment\nmessageDelayLevel=1s 2m\n")
 
     assert served.engine.levels.text == "1s 2m"
 
@@ -176,8 +176,8 @@ def test_the_delay_levels_can_be_changed_while_it_runs(served: Served, tool: Too
             b"flushDiskType=ASYNC_FLUSH\nmessageDelayLevel=1s",
             ResponseCode.NO_PERMISSION,
             (
-                "flushDiskType cannot be changed while the broker runs, only messageDelayLevel can; set it in "
-                "application.yml and start again"
+                "flushDiskType cannot be changed while the broker runs, only messageDelayLevel can; change "
+                "application.yml and restart the broker"
             ),
         ),
         (
@@ -190,18 +190,18 @@ def test_the_delay_levels_can_be_changed_while_it_runs(served: Served, tool: Too
         ),
     ],
 )
-def test_what_cannot_be_changed_is_refused_whole(
+def test_a_request_with_a_fixed_or_invalid_setting_changes_nothing(
     served: Served, tool: Tool, body: bytes, code: ResponseCode, text: str
 ) -> None:
     before = served.engine.levels.text
 
-    answer = tool.ask(RequestCode.UPDATE_BROKER_CONFIG, body=body)
+    response = tool.request(RequestCode.UPDATE_BROKER_CONFIG, body=body)
 
-    assert answer.code == code
-    assert answer.remark is not None
-    assert answer.remark.startswith(text)
+    assert response.code == code
+    assert response.remark is not None
+    assert response.remark.startswith(text)
     assert served.engine.levels.text == before
 
 
-def test_saying_again_what_is_so_changes_nothing_and_is_no_mistake(tool: Tool) -> None:
-    tool.ask_well(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerName=broker-a")
+def test_a_fixed_setting_with_its_current_value_is_accepted(tool: Tool) -> None:
+    tool.request_ok(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerName=broker-a")

@@ -1,8 +1,7 @@
-"""Topics, as ``mqadmin`` and the dashboard make, change, list and delete them."""
+"""Topics, as administration tools create, change, list and delete them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,19 +37,6 @@ def make_server(path: Path | None = None) -> BrokerServer:
     return BrokerServer(make_engine(VirtualClock(), path), settings)
 
 
-@pytest.fixture
-def server() -> Iterator[BrokerServer]:
-    with make_server() as server:
-        yield server
-    server.engine.close()
-
-
-@pytest.fixture
-def tool(server: BrokerServer) -> Iterator[Tool]:
-    with Tool(server.address) as tool:
-        yield tool
-
-
 def update(
     tool: Tool, topic: str, queues: int = 8, perm: int = 6, attributes: str | None = None, read: int | None = None
 ) -> RemotingCommand:
@@ -64,15 +50,15 @@ def update(
         order=False,
         attributes=attributes,
     )
-    return tool.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+    return tool.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
 
 def config_of(tool: Tool, topic: str) -> TopicConfig:
-    answer = tool.ask_well(RequestCode.GET_TOPIC_CONFIG, GetTopicConfigRequestHeader(topic=topic))
-    return TopicConfig.decode(answer.body)
+    response = tool.request_ok(RequestCode.GET_TOPIC_CONFIG, GetTopicConfigRequestHeader(topic=topic))
+    return TopicConfig.decode(response.body)
 
 
-def test_a_topic_is_made_and_kept(tmp_path: Path) -> None:
+def test_a_created_topic_is_stored(tmp_path: Path) -> None:
     with make_server(tmp_path) as server, Tool(server.address) as tool:
         assert update(tool, "orders", 3, attributes="+message.type=FIFO").code == ResponseCode.SUCCESS
     server.engine.close()
@@ -85,8 +71,8 @@ def test_a_topic_is_made_and_kept(tmp_path: Path) -> None:
     assert config.attributes == {"message.type": "FIFO"}
 
 
-def test_a_topic_may_get_fewer_queues(server: BrokerServer, tool: Tool) -> None:
-    """An administrator closes queues to writing first, and to reading when they are empty."""
+def test_the_number_of_queues_can_be_reduced(server: BrokerServer, tool: Tool) -> None:
+    """An administrator reduces the write queues first, and the read queues when these are empty."""
     update(tool, "orders", 8)
     assert len(server.engine.queues("orders")) == 8
 
@@ -97,7 +83,7 @@ def test_a_topic_may_get_fewer_queues(server: BrokerServer, tool: Tool) -> None:
     assert len(server.engine.queues("orders")) == 2
 
 
-def test_attributes_are_changed_one_by_one(tool: Tool) -> None:
+def test_attributes_are_added_and_removed(tool: Tool) -> None:
     update(tool, "orders", attributes="+message.type=DELAY,+cleanup.policy=DELETE")
 
     update(tool, "orders", attributes="-message.type")
@@ -109,18 +95,18 @@ def test_attributes_are_changed_one_by_one(tool: Tool) -> None:
     ("changes", "text"),
     [
         ({"topic": "a b"}, "topic 'a b' has characters that are not allowed"),
-        ({"topic": "TBW102"}, "topic 'TBW102' belongs to the broker itself and cannot be changed"),
-        ({"topic": "rmq_sys_x"}, "topic 'rmq_sys_x' belongs to the broker itself and cannot be changed"),
-        ({"topic": "DefaultCluster"}, "topic 'DefaultCluster' belongs to the broker itself and cannot be changed"),
+        ({"topic": "TBW102"}, "topic 'TBW102' is a system topic and cannot be changed"),
+        ({"topic": "rmq_sys_x"}, "topic 'rmq_sys_x' is a system topic and cannot be changed"),
+        ({"topic": "DefaultCluster"}, "topic 'DefaultCluster' is a system topic and cannot be changed"),
         ({"topic": "orders", "queues": 0}, "readQueueNums of topic 'orders' must be 1..1024, got 0"),
         ({"topic": "orders", "queues": 4_000}, "readQueueNums of topic 'orders' must be 1..1024, got 4000"),
         (
             {"topic": "orders", "perm": 9},
-            "perm of topic 'orders' must be made of 4 (read), 2 (write) and 1 (inherit), got 9",
+            "perm of topic 'orders' must be a sum of 4 (read), 2 (write) and 1 (inherit), got 9",
         ),
         (
             {"topic": "orders", "attributes": "+colour=red"},
-            "topic attribute '+colour=red': known are message.type, queue.type, cleanup.policy, as +name=value",
+            "topic attribute '+colour=red': allowed are message.type, queue.type, cleanup.policy, as +name=value",
         ),
         (
             {"topic": "orders", "attributes": "+queue.type=BatchCQ"},
@@ -128,63 +114,63 @@ def test_attributes_are_changed_one_by_one(tool: Tool) -> None:
         ),
     ],
 )
-def test_a_topic_that_cannot_be_is_refused_with_the_reason(tool: Tool, changes: dict[str, object], text: str) -> None:
-    answer = update(tool, **changes)  # type: ignore[arg-type]
+def test_an_invalid_topic_is_refused_with_the_reason(tool: Tool, changes: dict[str, object], text: str) -> None:
+    response = update(tool, **changes)  # type: ignore[arg-type]
 
-    assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert answer.remark is not None
-    assert text in answer.remark
+    assert response.code == ResponseCode.INVALID_PARAMETER
+    assert response.remark is not None
+    assert text in response.remark
 
 
-def test_several_topics_are_made_by_one_request(tool: Tool) -> None:
+def test_one_request_creates_several_topics(tool: Tool) -> None:
     configs = [TopicConfig(topic_name=name, read_queue_nums=2, write_queue_nums=2) for name in ("a", "b")]
 
-    tool.ask_well(
+    tool.request_ok(
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=CreateTopicListRequestBody(topic_config_list=configs).encode()
     )
 
     assert [config_of(tool, name).write_queue_nums for name in ("a", "b")] == [2, 2]
 
 
-def test_a_topic_that_is_deleted_is_gone_with_the_offsets_in_it(server: BrokerServer, tool: Tool) -> None:
+def test_a_topic_is_deleted_with_its_offsets(server: BrokerServer, tool: Tool) -> None:
     update(tool, "orders", 2)
     server.engine.commit_offset("billing", MessageQueue("orders", "broker-a", 0), 5)
 
-    tool.ask_well(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="orders"))
+    tool.request_ok(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="orders"))
 
-    answer = tool.ask(RequestCode.GET_TOPIC_CONFIG, GetTopicConfigRequestHeader(topic="orders"))
-    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-    assert answer.remark == "there is no topic 'orders'; make it with mqadmin updateTopic, or send to it"
+    response = tool.request(RequestCode.GET_TOPIC_CONFIG, GetTopicConfigRequestHeader(topic="orders"))
+    assert response.code == ResponseCode.TOPIC_NOT_EXIST
+    assert response.remark == "topic 'orders' does not exist; create it with mqadmin updateTopic"
     assert server.engine.offsets.topics_of("billing") == set()
 
 
-def test_deleting_what_is_not_there_is_as_good(tool: Tool) -> None:
-    tool.ask_well(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="nobody"))
+def test_deleting_a_missing_topic_succeeds(tool: Tool) -> None:
+    tool.request_ok(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic="nobody"))
 
 
 @pytest.mark.parametrize(
     ("topic", "text"),
     [
-        ("SCHEDULE_TOPIC_XXXX", "topic 'SCHEDULE_TOPIC_XXXX' belongs to the broker itself and cannot be deleted"),
-        (" ", "the topic to delete is empty; name one"),
+        ("SCHEDULE_TOPIC_XXXX", "topic 'SCHEDULE_TOPIC_XXXX' is a system topic and cannot be deleted"),
+        (" ", "the topic to delete is empty; give its name"),
     ],
 )
-def test_what_the_broker_needs_is_not_deleted(tool: Tool, topic: str, text: str) -> None:
-    answer = tool.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic))
+def test_a_system_topic_and_an_empty_name_cannot_be_deleted(tool: Tool, topic: str, text: str) -> None:
+    response = tool.request(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic))
 
-    assert (answer.code, answer.remark) == (ResponseCode.INVALID_PARAMETER, text)
+    assert (response.code, response.remark) == (ResponseCode.INVALID_PARAMETER, text)
 
 
-def test_all_topics_come_at_once_or_by_pages(tool: Tool) -> None:
-    whole = tool.ask_well(RequestCode.GET_ALL_TOPIC_CONFIG)
+def test_all_topics_are_listed_at_once_or_in_pages(tool: Tool) -> None:
+    whole = tool.request_ok(RequestCode.GET_ALL_TOPIC_CONFIG)
     names = list(TopicConfigSerializeWrapper.decode(whole.body).topic_config_table)
     total = whole.header(GetAllTopicConfigResponseHeader).total_topic_num
 
     pages = []
     for start in range(0, len(names), 4):
         page = GetAllTopicConfigRequestHeader(topic_seq=start, max_topic_num=4)
-        answer = tool.ask_well(RequestCode.GET_ALL_TOPIC_CONFIG, page)
-        pages.append(list(TopicConfigSerializeWrapper.decode(answer.body).topic_config_table))
+        response = tool.request_ok(RequestCode.GET_ALL_TOPIC_CONFIG, page)
+        pages.append(list(TopicConfigSerializeWrapper.decode(response.body).topic_config_table))
 
     assert total == len(names) > 8
     assert sum(pages, []) == names
@@ -193,24 +179,24 @@ def test_all_topics_come_at_once_or_by_pages(tool: Tool) -> None:
 
 def test_the_version_of_the_table_counts_its_changes(tool: Tool) -> None:
     def version() -> int:
-        body = tool.ask_well(RequestCode.GET_ALL_TOPIC_CONFIG).body
+        body = tool.request_ok(RequestCode.GET_ALL_TOPIC_CONFIG).body
         return TopicConfigSerializeWrapper.decode(body).data_version.counter
 
     before = version()
     update(tool, "orders")
-    made = version()
+    created = version()
     update(tool, "orders")
 
-    assert (made, version()) == (before + 1, before + 1)  # the second said nothing new
+    assert (created, version()) == (before + 1, before + 1)  # The second request changed nothing.
 
 
-def test_the_ends_of_each_queue_are_told(server: BrokerServer, tool: Tool) -> None:
+def test_topic_stats_have_the_offsets_of_each_queue(server: BrokerServer, tool: Tool) -> None:
     update(tool, "orders", 2)
     queue = MessageQueue("orders", "broker-a", 1)
     for _ in range(3):
         server.engine.send(Message("orders", b"x"), queue)
 
-    body = tool.ask_well(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="orders")).body
+    body = tool.request_ok(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="orders")).body
 
     assert body.startswith(b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:{')
     table = TopicStatsTable.decode(body).offset_table
@@ -219,30 +205,30 @@ def test_the_ends_of_each_queue_are_told(server: BrokerServer, tool: Tool) -> No
     assert table[MessageQueue("orders", "broker-a", 0)].max_offset == 0
 
 
-def test_figures_of_an_unknown_topic_are_refused(tool: Tool) -> None:
-    answer = tool.ask(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="%RETRY%nobody"))
+def test_topic_stats_of_a_missing_topic_are_refused(tool: Tool) -> None:
+    response = tool.request(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic="%RETRY%nobody"))
 
-    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-    assert answer.remark == "there is no topic '%RETRY%nobody'; it is made when its group needs it"
+    assert response.code == ResponseCode.TOPIC_NOT_EXIST
+    assert response.remark == "topic '%RETRY%nobody' does not exist; it is created when its group needs it"
 
 
-def test_who_consumes_a_topic_is_told_whether_connected_or_not(server: BrokerServer, tool: Tool) -> None:
+def test_the_groups_of_a_topic_are_listed_connected_or_not(server: BrokerServer, tool: Tool) -> None:
     update(tool, "orders", 1)
-    server.engine.commit_offset("gone", MessageQueue("orders", "broker-a", 0), 1)
-    tool.consume("here", "orders")
+    server.engine.commit_offset("disconnected", MessageQueue("orders", "broker-a", 0), 1)
+    tool.consume("with-member", "orders")
 
-    body = tool.ask_well(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, QueryTopicConsumeByWhoRequestHeader(topic="orders"))
+    body = tool.request_ok(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, QueryTopicConsumeByWhoRequestHeader(topic="orders"))
 
-    assert GroupList.decode(body.body).group_list == ["gone", "here"]
+    assert GroupList.decode(body.body).group_list == ["disconnected", "with-member"]
 
 
-def test_the_brokers_own_topics_are_told(tool: Tool) -> None:
-    listed = TopicList.decode(tool.ask_well(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body).topic_list
+def test_the_system_topics_are_listed(tool: Tool) -> None:
+    listed = TopicList.decode(tool.request_ok(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body).topic_list
 
     assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"} <= set(listed)
 
 
-def test_a_topic_that_is_closed_to_writing_or_reading_is_so_for_clients(tool: Tool) -> None:
+def test_the_permissions_of_a_topic_apply_to_clients(tool: Tool) -> None:
     update(tool, "orders", 1)
     tool.send("orders")
     pull = PullMessageRequestHeader(
@@ -259,9 +245,9 @@ def test_a_topic_that_is_closed_to_writing_or_reading_is_so_for_clients(tool: To
     )
 
     update(tool, "orders", 1, perm=4)
-    closed_to_writing = (tool.send_any("orders").code, tool.ask(RequestCode.PULL_MESSAGE, pull).code)
+    only_readable = (tool.send_any("orders").code, tool.request(RequestCode.PULL_MESSAGE, pull).code)
     update(tool, "orders", 1, perm=2)
-    closed_to_reading = (tool.send_any("orders").code, tool.ask(RequestCode.PULL_MESSAGE, pull).code)
+    only_writable = (tool.send_any("orders").code, tool.request(RequestCode.PULL_MESSAGE, pull).code)
 
-    assert closed_to_writing == (ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS)
-    assert closed_to_reading == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
+    assert only_readable == (ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS)
+    assert only_writable == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)

@@ -1,8 +1,6 @@
-"""Remote producers end their transactions, and are asked about the others."""
+"""Transactions of remote producers: ends, and checks of transactions that were not ended."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 from structlog.testing import capture_logs
@@ -22,19 +20,13 @@ from tests.server.serving import RecordingConnection, Serving
 UNKNOWN, COMMIT, ROLLBACK = 0, 8, 12
 
 
-@pytest.fixture
-def serving() -> Iterator[Serving]:
-    with Serving() as serving:
-        yield serving
-
-
 def send_half(serving: Serving, body: bytes = b"half", **properties: str) -> SendMessageResponseHeader:
-    """As Java's ``TransactionMQProducer``: gives the header of the answer."""
+    """Send a half message like Java's ``TransactionMQProducer``, and return the header of the response."""
     marked = {"TRAN_MSG": "true", "PGROUP": "producers", "UNIQ_KEY": "0A0B", **properties}
-    answer = serving.send("orders", body, marked, sys_flag=4, queue_id=1)
-    assert answer is not None
-    assert answer.code == ResponseCode.SUCCESS
-    return answer.header(SendMessageResponseHeader)
+    response = serving.send("orders", body, marked, sys_flag=4, queue_id=1)
+    assert response is not None
+    assert response.code == ResponseCode.SUCCESS
+    return response.header(SendMessageResponseHeader)
 
 
 def end(
@@ -56,10 +48,11 @@ def end(
         msg_id="0A0B",
         transaction_id="0A0B",
     )
-    return serving.ask(RequestCode.END_TRANSACTION, header, one_way=one_way)
+    return serving.request(RequestCode.END_TRANSACTION, header, one_way=one_way)
 
 
-def questions(connection: RecordingConnection) -> list[tuple[CheckTransactionStateRequestHeader, MessageExt]]:
+def checks(connection: RecordingConnection) -> list[tuple[CheckTransactionStateRequestHeader, MessageExt]]:
+    """Return the transaction checks that the producer received."""
     found = []
     for pushed in connection.pushed:
         if pushed.code == RequestCode.CHECK_TRANSACTION_STATE:
@@ -68,7 +61,7 @@ def questions(connection: RecordingConnection) -> list[tuple[CheckTransactionSta
     return found
 
 
-def test_a_commit_delivers(serving: Serving) -> None:
+def test_a_committed_message_is_delivered(serving: Serving) -> None:
     sent = send_half(serving)
     before = serving.read("orders", queue_id=1)
 
@@ -80,7 +73,7 @@ def test_a_commit_delivers(serving: Serving) -> None:
     assert message.properties["PGROUP"] == "producers"
 
 
-def test_a_rollback_drops(serving: Serving) -> None:
+def test_a_rolled_back_message_is_never_delivered(serving: Serving) -> None:
     end(serving, send_half(serving), ROLLBACK)
     serving.advance(600_000)
 
@@ -88,11 +81,11 @@ def test_a_rollback_drops(serving: Serving) -> None:
     assert serving.engine.transactions.open_count == 0
 
 
-def test_who_wants_an_answer_gets_it_when_the_end_is_safe(serving: Serving) -> None:
-    answer = end(serving, send_half(serving), COMMIT, one_way=False)
+def test_a_two_way_end_gets_a_response_when_it_is_durable(serving: Serving) -> None:
+    response = end(serving, send_half(serving), COMMIT, one_way=False)
 
-    assert answer is not None
-    assert answer.code == ResponseCode.SUCCESS
+    assert response is not None
+    assert response.code == ResponseCode.SUCCESS
 
 
 def test_a_delay_counts_from_the_commit(serving: Serving) -> None:
@@ -111,39 +104,39 @@ def test_a_delay_counts_from_the_commit(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("options", "remark"),
     [
-        ({"group": "thieves"}, "belongs to producer group 'producers'"),
+        ({"group": "others"}, "belongs to producer group 'producers'"),
         ({"physical_offset": 7}, "lies at physical offset"),
-        ({"state": 3}, "commitOrRollback is 3; it is 0 for unknown, 8 to commit, 12 to roll back"),
+        ({"state": 3}, "commitOrRollback must be 0 (unknown), 8 (commit) or 12 (rollback), got 3"),
     ],
 )
-def test_a_wrong_end_is_refused_and_logged(serving: Serving, options: dict[str, int], remark: str) -> None:
+def test_an_invalid_end_is_refused_and_logged(serving: Serving, options: dict[str, int], remark: str) -> None:
     sent = send_half(serving)
 
-    answer = end(serving, sent, options.pop("state", COMMIT), one_way=False, **options)  # type: ignore[arg-type]
+    response = end(serving, sent, options.pop("state", COMMIT), one_way=False, **options)  # type: ignore[arg-type]
 
-    assert answer is not None
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert remark in (answer.remark or "")
+    assert response is not None
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert remark in (response.remark or "")
     assert serving.engine.transactions.open_count == 1
 
 
 def test_a_one_way_end_that_is_refused_is_logged(serving: Serving) -> None:
-    """Its sender hears nothing."""
+    """Its producer receives no response."""
     with capture_logs() as logs:
-        end(serving, send_half(serving), COMMIT, group="thieves")
+        end(serving, send_half(serving), COMMIT, group="others")
 
     [entry] = [entry for entry in logs if entry["event"] == "server.end_refused"]
-    assert (entry["group"], entry["msg_id"]) == ("thieves", "0A0B")
+    assert (entry["group"], entry["msg_id"]) == ("others", "0A0B")
 
 
-def test_a_producer_of_the_group_is_asked(serving: Serving) -> None:
-    """The message is for the real topic, the places are those of the half message, as Java's client takes them."""
+def test_a_producer_of_the_group_receives_the_check(serving: Serving) -> None:
+    """The message has the real topic, the header has the offsets of the half message: Java's client expects both."""
     serving.heartbeat("", producers=["producers"])
     sent = send_half(serving, TAGS="paid")
 
     serving.advance(6_000)
 
-    [(header, message)] = questions(serving.connection)
+    [(header, message)] = checks(serving.connection)
     [pushed] = serving.connection.pushed
     half = serving.engine.store.read_at(header.commit_log_offset)
     assert half is not None
@@ -155,13 +148,13 @@ def test_a_producer_of_the_group_is_asked(serving: Serving) -> None:
     assert message.properties["PGROUP"] == "producers"
 
 
-def test_the_answer_to_a_question_ends_the_transaction(serving: Serving) -> None:
+def test_the_response_to_a_check_ends_the_transaction(serving: Serving) -> None:
     serving.heartbeat("", producers=["producers"])
     send_half(serving)
     serving.advance(6_000)
-    [(header, _)] = questions(serving.connection)
+    [(header, _)] = checks(serving.connection)
 
-    answer = EndTransactionRequestHeader(
+    response = EndTransactionRequestHeader(
         producer_group="producers",
         tran_state_table_offset=header.tran_state_table_offset,
         commit_log_offset=header.commit_log_offset,
@@ -169,15 +162,15 @@ def test_the_answer_to_a_question_ends_the_transaction(serving: Serving) -> None
         from_transaction_check=True,
         msg_id="0A0B",
     )
-    serving.ask(RequestCode.END_TRANSACTION, answer, one_way=True)
+    serving.request(RequestCode.END_TRANSACTION, response, one_way=True)
     serving.advance(120_000)
 
     assert [message.body for message in serving.read("orders", queue_id=1)] == [b"half"]
-    assert len(questions(serving.connection)) == 1
+    assert len(checks(serving.connection)) == 1
 
 
-def test_a_late_end_by_the_first_answer_counts(serving: Serving) -> None:
-    """The local transaction took a minute, and the producer was asked meanwhile."""
+def test_an_end_after_a_check_is_accepted(serving: Serving) -> None:
+    """The local transaction took a minute, and the broker checked it in that time."""
     serving.heartbeat("", producers=["producers"])
     sent = send_half(serving)
     serving.advance(60_000)
@@ -185,39 +178,39 @@ def test_a_late_end_by_the_first_answer_counts(serving: Serving) -> None:
     end(serving, sent, COMMIT)
     serving.advance(600_000)
 
-    assert len(questions(serving.connection)) == 2
+    assert len(checks(serving.connection)) == 2
     assert [message.body for message in serving.read("orders", queue_id=1)] == [b"half"]
 
 
-def test_who_comes_late_is_asked_at_once_about_what_nobody_could_be_asked(serving: Serving) -> None:
+def test_a_producer_that_connects_receives_the_deferred_checks_at_once(serving: Serving) -> None:
     send_half(serving)
     serving.advance(6_000)
 
     serving.heartbeat("", producers=["producers"])
     serving.advance(1)
 
-    assert len(questions(serving.connection)) == 1
+    assert len(checks(serving.connection)) == 1
 
 
-def test_another_producer_of_the_group_is_asked_when_one_is_gone(serving: Serving) -> None:
-    gone, there = RecordingConnection(), RecordingConnection()
-    serving.heartbeat("", producers=["producers"], over=gone, client_id="a")
-    serving.heartbeat("", producers=["producers"], over=there, client_id="b")
-    gone.is_open = False
+def test_after_a_producer_disconnected_another_one_receives_the_checks(serving: Serving) -> None:
+    closed, connected = RecordingConnection(), RecordingConnection()
+    serving.heartbeat("", producers=["producers"], over=closed, client_id="a")
+    serving.heartbeat("", producers=["producers"], over=connected, client_id="b")
+    closed.is_open = False
     send_half(serving)
 
     serving.advance(40_000)
 
-    assert questions(gone) == []
-    assert len(questions(there)) == 2
+    assert checks(closed) == []
+    assert len(checks(connected)) == 2
 
 
-def test_a_group_of_this_process_is_asked_here(serving: Serving) -> None:
-    """Embedded and remote producers side by side."""
-    asked: list[MessageExt] = []
+def test_a_producer_group_of_this_process_is_checked_here(serving: Serving) -> None:
+    """The half message may come from a remote producer of the same group."""
+    checked: list[MessageExt] = []
 
     def check(message: MessageExt) -> TransactionState:
-        asked.append(message)
+        checked.append(message)
         return TransactionState.COMMIT
 
     serving.engine.check_transactions("producers", check)
@@ -225,15 +218,15 @@ def test_a_group_of_this_process_is_asked_here(serving: Serving) -> None:
 
     serving.advance(6_000)
 
-    assert [message.msg_id for message in asked] == ["0A0B"]
+    assert [message.msg_id for message in checked] == ["0A0B"]
     assert [message.body for message in serving.read("orders", queue_id=1)] == [b"half"]
 
 
-def test_without_a_producer_the_question_waits(serving: Serving) -> None:
+def test_without_a_producer_the_check_is_deferred_and_not_counted(serving: Serving) -> None:
     send_half(serving)
     serving.advance(3_600_000)
 
     serving.heartbeat("", producers=["producers"])
     serving.advance(30_000)
 
-    assert [message.properties["TRANSACTION_CHECK_TIMES"] for _, message in questions(serving.connection)] == ["1"]
+    assert [message.properties["TRANSACTION_CHECK_TIMES"] for _, message in checks(serving.connection)] == ["1"]

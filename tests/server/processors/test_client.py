@@ -1,4 +1,4 @@
-"""Clients: who is a member of what, what they want, and how the others hear of it."""
+"""Clients: registration, subscriptions, and the notification of other members."""
 
 from __future__ import annotations
 
@@ -20,23 +20,17 @@ from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import RecordingConnection, Serving, subscription
 
 
-@pytest.fixture
-def serving():
-    with Serving() as serving:
-        yield serving
-
-
 def members(serving: Serving, group: str = "billing") -> list[str]:
     header = ConsumerGroupRequestHeader(consumer_group=group)
-    answer = serving.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-    assert answer is not None
-    if answer.code != ResponseCode.SUCCESS:
+    response = serving.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+    assert response is not None
+    if response.code != ResponseCode.SUCCESS:
         return []
-    return GetConsumerListByGroupResponseBody.decode(answer.body).consumer_id_list
+    return GetConsumerListByGroupResponseBody.decode(response.body).consumer_id_list
 
 
 def notices(connection: RecordingConnection) -> list[str]:
-    """The groups that the client was told have changed."""
+    """Return the groups in the notifications that the client received."""
     assert all(push.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED for push in connection.pushed)
     assert all(push.is_one_way for push in connection.pushed)
     return [push.header(ConsumerGroupRequestHeader).consumer_group for push in connection.pushed]
@@ -45,21 +39,21 @@ def notices(connection: RecordingConnection) -> list[str]:
 # --- heartbeats --------------------------------------------------------------------------------------
 
 
-def test_a_heartbeat_makes_a_member_before_it_is_answered(serving: Serving) -> None:
-    """Trap 21: a client that does not find itself in the list gets no queue."""
-    answer = serving.heartbeat("billing", "orders", client_id="10.0.0.1@7#8")
+def test_a_heartbeat_registers_the_member_before_the_response(serving: Serving) -> None:
+    """A client that does not find its ID in the list of members assigns no queue to itself."""
+    response = serving.heartbeat("billing", "orders", client_id="10.0.0.1@7#8")
 
-    assert (answer.code, answer.ext_fields, answer.body) == (ResponseCode.SUCCESS, {}, b"")
+    assert (response.code, response.ext_fields, response.body) == (ResponseCode.SUCCESS, {}, b"")
     assert members(serving) == ["10.0.0.1@7#8"]
 
 
-def test_the_answer_tells_a_version_that_lets_clients_use_sql92(serving: Serving) -> None:
-    """Trap 8."""
+def test_the_version_in_a_response_lets_clients_use_sql92(serving: Serving) -> None:
+    """Java's consumers refuse to subscribe by SQL92 if the broker reports a version below 4.1.0."""
     assert serving.heartbeat("billing", "orders").version >= Version.V4_1_0_SNAPSHOT
 
 
-def test_a_first_heartbeat_makes_the_group_and_its_retry_topic(serving: Serving) -> None:
-    """Trap 22: before anything failed."""
+def test_the_first_heartbeat_creates_the_group_and_its_retry_topic(serving: Serving) -> None:
+    """The retry topic exists before the first message fails: a consumer subscribes to it when it starts."""
     serving.heartbeat("billing", "orders")
 
     assert serving.server.groups.find("billing") == SubscriptionGroupConfig(group_name="billing")
@@ -68,7 +62,7 @@ def test_a_first_heartbeat_makes_the_group_and_its_retry_topic(serving: Serving)
     assert (config["readQueueNums"], config["writeQueueNums"], config["perm"]) == (1, 1, 6)
 
 
-def test_the_retry_topic_has_as_many_queues_as_the_group_says(serving: Serving) -> None:
+def test_the_group_settings_determine_the_number_of_retry_queues(serving: Serving) -> None:
     serving.server.groups.put([SubscriptionGroupConfig(group_name="billing", retry_queue_nums=3)])
 
     serving.heartbeat("billing", "orders")
@@ -76,46 +70,51 @@ def test_the_retry_topic_has_as_many_queues_as_the_group_says(serving: Serving) 
     assert serving.engine.topics.queue_count("%RETRY%billing") == 3
 
 
-def test_without_auto_creation_an_unknown_group_is_refused() -> None:
+def test_without_auto_creation_a_missing_group_is_refused() -> None:
     with Serving(BrokerServerSettings(auto_create_subscription_group=False)) as serving:
-        answer = serving.heartbeat("billing", "orders", producers=["shop"])
+        response = serving.heartbeat("billing", "orders", producers=["shop"])
 
-        assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-        assert "set auto-create-subscription-group to true" in answer.remark
+        assert response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        assert "set auto-create-subscription-group to true" in response.remark
         assert members(serving) == []
         assert [channel.client_id for channel in serving.server.clients.producers("shop")] == ["client@1"]
 
 
 @pytest.mark.parametrize("group", ["with blank", "g" * 249])
-def test_a_group_with_an_illegal_name_is_refused_and_the_clients_others_are_taken(serving: Serving, group: str) -> None:
-    """There would be no retry topic of that name."""
+def test_a_group_with_an_illegal_name_is_refused_and_other_groups_of_the_client_register(
+    serving: Serving, group: str
+) -> None:
+    """The name would not be legal in the name of the retry topic."""
     consumers = [ConsumerData(group_name=name, subscription_data_set=[]) for name in (group, "billing")]
-    beat = HeartbeatData(client_id="c1", consumer_data_set=consumers)
+    heartbeat = HeartbeatData(client_id="c1", consumer_data_set=consumers)
 
-    answer = serving.ask(RequestCode.HEART_BEAT, None, beat.encode())
+    response = serving.request(RequestCode.HEART_BEAT, None, heartbeat.encode())
 
-    assert answer is not None
-    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-    assert "is no name of a group; use at most 248 letters, digits" in answer.remark
+    assert response is not None
+    assert response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert "is no valid group name; use at most 248 letters, digits" in response.remark
     assert serving.server.groups.find(group) is None
     assert members(serving) == ["c1"]
 
 
-def test_a_heartbeat_that_cannot_be_read_is_refused(serving: Serving) -> None:
-    answer = serving.ask(RequestCode.HEART_BEAT, None, b"{")
+def test_a_malformed_heartbeat_is_refused(serving: Serving) -> None:
+    response = serving.request(RequestCode.HEART_BEAT, None, b"{")
 
-    assert answer is not None
-    assert answer.code == ResponseCode.INVALID_PARAMETER
-
-
-def test_of_a_group_without_members_there_is_no_list(serving: Serving) -> None:
-    answer = serving.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="nobody"))
-
-    assert answer is not None
-    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "nobody consumes for group 'nobody'")
+    assert response is not None
+    assert response.code == ResponseCode.INVALID_PARAMETER
 
 
-def test_the_registry_knows_what_a_client_said_of_itself(serving: Serving) -> None:
+def test_a_group_without_members_has_no_list(serving: Serving) -> None:
+    response = serving.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="nobody"))
+
+    assert response is not None
+    assert (response.code, response.remark) == (
+        ResponseCode.SYSTEM_ERROR,
+        "group 'nobody' has no connected consumer",
+    )
+
+
+def test_the_registry_has_the_properties_of_a_client(serving: Serving) -> None:
     serving.heartbeat("billing", "orders", client_id="c1", producers=["shop"])
 
     channel = serving.server.clients.consumer("billing", "c1")
@@ -128,20 +127,20 @@ def test_the_registry_knows_what_a_client_said_of_itself(serving: Serving) -> No
     assert serving.server.clients.groups_of_topic("orders") == ["billing"]
 
 
-def test_producers_are_asked_in_turn(serving: Serving) -> None:
+def test_the_producers_of_a_group_rotate(serving: Serving) -> None:
     for client_id in ("a", "b"):
         serving.heartbeat("any", client_id=client_id, producers=["shop"], over=RecordingConnection())
 
-    asked = {serving.server.clients.next_producer("shop").client_id for _ in range(2)}
+    chosen = {serving.server.clients.next_producer("shop").client_id for _ in range(2)}
 
-    assert asked == {"a", "b"}
+    assert chosen == {"a", "b"}
 
 
 # --- subscriptions -----------------------------------------------------------------------------------
 
 
-def test_a_newer_subscription_takes_the_place_of_the_older_one(serving: Serving) -> None:
-    """Trap 20: the numbers are the clients'."""
+def test_a_newer_subscription_replaces_an_older_one(serving: Serving) -> None:
+    """The clients choose the versions."""
     serving.heartbeat("billing", "orders", expression="a", sub_version=5)
     serving.heartbeat("billing", "orders", expression="b", sub_version=4)
     assert serving.server.clients.subscription("billing", "orders").sub_string == "a"
@@ -151,7 +150,7 @@ def test_a_newer_subscription_takes_the_place_of_the_older_one(serving: Serving)
     assert serving.server.clients.subscription("billing", "orders").sub_string == "c"
 
 
-def test_a_topic_that_is_not_told_any_more_is_dropped(serving: Serving) -> None:
+def test_a_topic_that_is_missing_in_the_heartbeat_is_removed(serving: Serving) -> None:
     serving.heartbeat("billing", "orders", "invoices")
 
     serving.heartbeat("billing", "orders")
@@ -159,7 +158,7 @@ def test_a_topic_that_is_not_told_any_more_is_dropped(serving: Serving) -> None:
     assert serving.server.clients.subscription("billing", "invoices") is None
 
 
-def test_a_heartbeat_that_leaves_the_subscriptions_out_does_not_drop_them(serving: Serving) -> None:
+def test_a_heartbeat_without_subscriptions_keeps_the_known_ones(serving: Serving) -> None:
     serving.heartbeat("billing", "orders")
 
     serving.heartbeat("billing", "invoices", without_sub=True)
@@ -176,32 +175,32 @@ def test_a_heartbeat_that_leaves_the_subscriptions_out_does_not_drop_them(servin
         ("SQL92", "price >", ResponseCode.SUBSCRIPTION_PARSE_FAILED),
     ],
 )
-def test_a_consumer_asks_whether_its_expression_will_do(
+def test_a_consumer_can_check_its_expression(
     serving: Serving, kind: str, expression: str, code: int
 ) -> None:
     data = subscription("orders", expression, kind)
     body = CheckClientRequestBody(client_id="c1", group="billing", subscription_data=data).encode()
 
-    answer = serving.ask(RequestCode.CHECK_CLIENT_CONFIG, None, body)
+    response = serving.request(RequestCode.CHECK_CLIENT_CONFIG, None, body)
 
-    assert answer is not None
-    assert answer.code == code
+    assert response is not None
+    assert response.code == code
 
 
-def test_where_sql92_is_off_a_consumer_is_told_before_it_starts() -> None:
+def test_the_check_fails_if_sql92_is_disabled() -> None:
     data = subscription("orders", "price > 5", "SQL92")
     body = CheckClientRequestBody(client_id="c1", group="billing", subscription_data=data).encode()
     with Serving(BrokerServerSettings(enable_property_filter=False)) as serving:
-        answer = serving.ask(RequestCode.CHECK_CLIENT_CONFIG, None, body)
+        response = serving.request(RequestCode.CHECK_CLIENT_CONFIG, None, body)
 
-    assert answer is not None
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-
-
-# --- coming and going --------------------------------------------------------------------------------
+    assert response is not None
+    assert response.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_members_hear_of_each_other(serving: Serving) -> None:
+# --- members that join and leave ---------------------------------------------------------------------
+
+
+def test_members_are_notified_of_other_members(serving: Serving) -> None:
     one, two = RecordingConnection(), RecordingConnection()
     serving.heartbeat("billing", "orders", client_id="1", over=one)
     one.pushed.clear()
@@ -210,17 +209,17 @@ def test_members_hear_of_each_other(serving: Serving) -> None:
     assert (notices(one), notices(two)) == (["billing"], ["billing"])
 
     serving.heartbeat("billing", "orders", client_id="2", over=two)
-    assert (notices(one), notices(two)) == (["billing"], ["billing"])  # nothing new
+    assert (notices(one), notices(two)) == (["billing"], ["billing"])  # no further notification
 
     header = UnregisterClientRequestHeader(client_id="2", consumer_group="billing")
-    answer = serving.ask(RequestCode.UNREGISTER_CLIENT, header, over=two)
+    response = serving.request(RequestCode.UNREGISTER_CLIENT, header, over=two)
 
-    assert answer.code == ResponseCode.SUCCESS
+    assert response.code == ResponseCode.SUCCESS
     assert notices(one) == ["billing", "billing"]
     assert members(serving) == ["1"]
 
 
-def test_a_new_topic_is_news_to_all_members(serving: Serving) -> None:
+def test_members_are_notified_of_a_new_topic(serving: Serving) -> None:
     serving.heartbeat("billing", "orders")
     serving.connection.pushed.clear()
 
@@ -229,15 +228,15 @@ def test_a_new_topic_is_news_to_all_members(serving: Serving) -> None:
     assert notices(serving.connection) == ["billing"]
 
 
-def test_members_that_broadcast_do_not_hear_of_each_other(serving: Serving) -> None:
-    """Each has all queues anyway."""
+def test_members_of_a_broadcasting_group_are_not_notified(serving: Serving) -> None:
+    """Each member has all queues."""
     serving.heartbeat("news", "orders", model="BROADCASTING")
     serving.heartbeat("news", "orders", client_id="2", model="BROADCASTING", over=RecordingConnection())
 
     assert notices(serving.connection) == []
 
 
-def test_a_group_may_want_no_notices(serving: Serving) -> None:
+def test_a_group_can_disable_notifications(serving: Serving) -> None:
     config = SubscriptionGroupConfig(group_name="billing", notify_consumer_ids_changed_enable=False)
     serving.server.groups.put([config])
 
@@ -246,30 +245,30 @@ def test_a_group_may_want_no_notices(serving: Serving) -> None:
     assert notices(serving.connection) == []
 
 
-def test_a_producer_leaves_its_group_only(serving: Serving) -> None:
+def test_a_producer_that_unregisters_stays_a_consumer(serving: Serving) -> None:
     serving.heartbeat("billing", "orders", producers=["shop"])
 
     header = UnregisterClientRequestHeader(client_id="client@1", producer_group="shop")
-    serving.ask(RequestCode.UNREGISTER_CLIENT, header)
+    serving.request(RequestCode.UNREGISTER_CLIENT, header)
 
     assert serving.server.clients.producers("shop") == []
     assert members(serving) == ["client@1"]
 
 
-def test_a_connection_that_ends_takes_its_members_along(serving: Serving) -> None:
-    gone = RecordingConnection()
+def test_a_closed_connection_removes_its_members(serving: Serving) -> None:
+    closed = RecordingConnection()
     serving.heartbeat("billing", "orders", client_id="1")
-    serving.heartbeat("billing", "orders", client_id="2", over=gone, producers=["shop"])
+    serving.heartbeat("billing", "orders", client_id="2", over=closed, producers=["shop"])
     serving.connection.pushed.clear()
 
-    serving.server.clients.forget(gone)  # type: ignore[arg-type]
+    serving.server.clients.forget(closed)  # type: ignore[arg-type]
 
     assert members(serving) == ["1"]
     assert notices(serving.connection) == ["billing"]
     assert serving.server.clients.producer_groups() == {}
 
 
-def test_a_member_that_comes_back_over_another_connection_is_one_member(serving: Serving) -> None:
+def test_a_member_that_reconnects_is_one_member(serving: Serving) -> None:
     serving.heartbeat("billing", "orders", client_id="1", over=RecordingConnection())
     serving.clock.move_ms(1)
 
@@ -279,7 +278,7 @@ def test_a_member_that_comes_back_over_another_connection_is_one_member(serving:
     assert serving.server.clients.consumer("billing", "1").connection is serving.connection
 
 
-def test_a_client_that_is_silent_for_two_minutes_is_gone(serving: Serving) -> None:
+def test_a_client_without_heartbeats_for_two_minutes_is_removed(serving: Serving) -> None:
     silent = RecordingConnection()
     serving.heartbeat("billing", "orders", client_id="silent", over=silent, producers=["shop"])
     serving.heartbeat("billing", "orders", client_id="alive")
@@ -295,7 +294,7 @@ def test_a_client_that_is_silent_for_two_minutes_is_gone(serving: Serving) -> No
     assert serving.connection.closed_for is None
 
 
-def test_a_client_that_lives_for_another_group_keeps_its_connection(serving: Serving) -> None:
+def test_a_client_with_heartbeats_for_another_group_keeps_its_connection(serving: Serving) -> None:
     serving.heartbeat("billing", "orders")
     serving.advance(60_000)
     serving.heartbeat("audit", "orders")
@@ -307,33 +306,33 @@ def test_a_client_that_lives_for_another_group_keeps_its_connection(serving: Ser
     assert serving.connection.closed_for is None
 
 
-# --- beside listeners of the same process --------------------------------------------------------------
+# --- remote clients and listeners of the broker's process ----------------------------------------------
 
 
-def test_a_group_of_this_process_takes_no_remote_members(serving: Serving) -> None:
-    """They could not share the queues out, and each message would be handled twice."""
+def test_a_group_of_this_process_refuses_remote_members(serving: Serving) -> None:
+    """The two kinds of members would not share the queues, and each message would be handled twice."""
     serving.send("orders")
     member = serving.engine.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
 
-    beat = serving.heartbeat("billing", "orders")
+    heartbeat = serving.heartbeat("billing", "orders")
     pull = serving.pull_all("orders")
     refused = serving.pull("billing", "orders")
     member.close()
 
-    assert beat.code == refused.code == ResponseCode.NO_PERMISSION
-    assert "in the broker's own process" in beat.remark
+    assert heartbeat.code == refused.code == ResponseCode.NO_PERMISSION
+    assert "in the broker's own process" in heartbeat.remark
     assert pull.code == ResponseCode.SUCCESS
     assert serving.heartbeat("billing", "orders").code == ResponseCode.SUCCESS
 
 
-def test_a_group_with_remote_members_takes_none_of_this_process(serving: Serving) -> None:
+def test_a_group_with_remote_members_refuses_members_of_this_process(serving: Serving) -> None:
     serving.heartbeat("billing", "orders")
 
     with pytest.raises(ListenerError, match="group 'billing' is read by remote clients of this broker"):
         serving.engine.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
 
 
-def test_listeners_of_this_process_and_remote_clients_read_one_topic_in_groups_of_their_own(serving: Serving) -> None:
+def test_a_group_of_this_process_and_a_remote_group_read_the_same_topic(serving: Serving) -> None:
     member = serving.engine.subscribe(ConsumerSpec(group="here", subscriptions={"orders": TagSelector()}))
     serving.heartbeat("there", "orders")
 
@@ -343,8 +342,8 @@ def test_listeners_of_this_process_and_remote_clients_read_one_topic_in_groups_o
     assert serving.pull("there", "orders").code == ResponseCode.SUCCESS
 
 
-def test_a_remote_body_that_cannot_be_unpacked_does_not_hold_up_listeners_of_this_process(serving: Serving) -> None:
-    """A client may compress with LZ4, or say that it has compressed what it has not."""
+def test_a_remote_body_that_cannot_be_decompressed_does_not_stop_listeners_of_this_process(serving: Serving) -> None:
+    """A client may compress with LZ4, or set the flag for a body that is not compressed."""
     member = serving.engine.subscribe(ConsumerSpec(group="here", subscriptions={"orders": TagSelector()}))
     serving.send("orders", b"as lz4", sys_flag=0x101)
     serving.send("orders", b"plain")
