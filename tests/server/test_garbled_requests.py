@@ -1,4 +1,4 @@
-"""Whatever a request holds, it gets an response that tells what is wrong, and the server goes on."""
+"""Requests with random fields and bodies: each gets a response, and the server continues to run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def serving():
 
 
 def fields_of(code: int) -> list[str]:
-    """What the header of *code* may hold."""
+    """Return the names of the header fields of a request code."""
     kind = REQUEST_HEADERS.get(code)
     if kind is None:
         return []
@@ -81,8 +81,8 @@ CODES = [
 ]
 
 
-def test_all_daily_codes_are_tried(serving: Serving) -> None:
-    """Those of transactions and replies have tests of their own."""
+def test_all_codes_of_producers_and_consumers_are_tested(serving: Serving) -> None:
+    """Transactions and replies have other tests."""
     others = {RequestCode.END_TRANSACTION, RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 
     assert set(CODES) == serving.server.processors.keys() - others
@@ -90,23 +90,23 @@ def test_all_daily_codes_are_tried(serving: Serving) -> None:
 
 @settings(max_examples=1_500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=requests())
-def test_every_request_is_answered_or_kept_or_wants_no_answer(serving: Serving, request: RemotingCommand) -> None:
+def test_every_request_gets_a_response_or_is_held_or_is_one_way(serving: Serving, request: RemotingCommand) -> None:
     connection = RecordingConnection()
     held = len(serving.server.hold)
 
-    response, problem = answer_to(serving, connection, request)
+    response, problem = process(serving, connection, request)
 
     assert problem is None, f"{request.ext_fields} {request.body!r}: {problem!r}"
-    is_kept = len(serving.server.hold) > held
-    assert response is not None or connection.replies or is_kept or request.is_one_way
+    is_held = len(serving.server.hold) > held
+    assert response is not None or connection.replies or is_held or request.is_one_way
     serving.server.hold.forget(connection)  # type: ignore[arg-type]
     serving.server.clients.forget(connection)  # type: ignore[arg-type]
 
 
-def answer_to(
+def process(
     serving: Serving, connection: RecordingConnection, request: RemotingCommand
 ) -> tuple[RemotingCommand | None, Exception | None]:
-    """The response; and the exception, if it is one that nobody expected."""
+    """Return the response, and the exception if it is unexpected."""
     try:
         return serving.server.processors[request.code](connection, request), None  # type: ignore[arg-type]
     except Exception as exc:
@@ -114,6 +114,6 @@ def answer_to(
         return response, exc if response is None else None
 
 
-def test_after_all_that_it_still_serves(serving: Serving) -> None:
+def test_the_server_still_works_after_garbled_requests(serving: Serving) -> None:
     assert serving.send("orders", b"last").code == ResponseCode.SUCCESS
     assert serving.engine.store.read_at(0) is not None

@@ -35,9 +35,7 @@ def content(response: RemotingCommand) -> tuple[int, int, list[bytes]]:
     return response.code, next_offset, [message.body for message in decode_messages(response.body, "broker-a")]
 
 
-def test_a_pull_at_the_end_is_held_until_the_next_message(
-    serving: Serving, reader: RecordingConnection
-) -> None:
+def test_a_pull_at_the_end_is_held_until_the_next_message(serving: Serving, reader: RecordingConnection) -> None:
     assert serving.pull("group", "orders", 1, sys_flag=HOLD, over=reader) is None
     serving.step()
     assert reader.replies == []
@@ -121,9 +119,7 @@ def test_a_stream_of_messages_that_do_not_match_does_not_delay_the_deadline(
     assert [response.code for response in reader.replies] == [ResponseCode.PULL_RETRY_IMMEDIATELY]
 
 
-def test_a_matching_message_after_others_answers_the_pull(
-    serving: Serving, reader: RecordingConnection
-) -> None:
+def test_a_matching_message_after_others_answers_the_pull(serving: Serving, reader: RecordingConnection) -> None:
     serving.pull("group", "orders", 1, sys_flag=HOLD, subscription="price > 10", expression_type="SQL92", over=reader)
 
     serving.send("orders", b"cheap", {"price": "1"})
@@ -192,9 +188,7 @@ def test_a_closed_connection_removes_its_pulls(serving: Serving, reader: Recordi
     assert (len(reader.replies), len(other.replies), len(serving.server.hold)) == (0, 1, 0)
 
 
-def test_a_pull_from_a_closed_connection_is_not_held(
-    serving: Serving, reader: RecordingConnection
-) -> None:
+def test_a_pull_from_a_closed_connection_is_not_held(serving: Serving, reader: RecordingConnection) -> None:
     reader.is_open = False
 
     serving.pull("group", "orders", 1, sys_flag=HOLD, over=reader)
@@ -236,9 +230,7 @@ def test_the_deadlines_of_answered_pulls_are_removed(serving: Serving, reader: R
     assert len(serving.server.hold._deadlines) < 1_100
 
 
-def test_metrics_count_held_pulls_and_pulled_messages(
-    serving: Serving, reader: RecordingConnection
-) -> None:
+def test_metrics_count_held_pulls_and_pulled_messages(serving: Serving, reader: RecordingConnection) -> None:
     serving.pull("group", "orders", 0, sys_flag=HOLD, over=reader)
     serving.pull("group", "orders", 1, sys_flag=HOLD, over=reader)
 

@@ -189,7 +189,7 @@ class RegisteredBrokers:
         reason = None
         if header.broker_name == self._own_name:
             reason = (
-                f"broker name {header.broker_name!r} belongs to the broker of this name server; choose another name"
+                f"broker name {header.broker_name!r} belongs to the broker of this name server; choose another"
             )
         elif header.compressed:
             reason = "compressed registrations are not supported; set compressedRegister=false"

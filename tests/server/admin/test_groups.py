@@ -155,9 +155,7 @@ def test_one_request_creates_several_groups_and_the_list_has_pages(tool: Tool) -
         ),
     ],
 )
-def test_an_invalid_group_is_refused_with_the_reason(
-    tool: Tool, config: SubscriptionGroupConfig, text: str
-) -> None:
+def test_an_invalid_group_is_refused_with_the_reason(tool: Tool, config: SubscriptionGroupConfig, text: str) -> None:
     response = tool.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode())
 
     assert response.code == ResponseCode.INVALID_PARAMETER

@@ -66,7 +66,9 @@ def test_consume_stats_have_the_progress_of_a_group(server: BrokerServer, tool: 
     assert b'{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:{' in body
     table = ConsumeStats.decode(body).offset_table
     assert (table[FIRST].broker_offset, table[FIRST].consumer_offset) == (10, 4)
-    assert table[FIRST].last_timestamp == server.engine.clock.now_ms() - 7_000  # when the last consumed message was stored
+    assert (
+        table[FIRST].last_timestamp == server.engine.clock.now_ms() - 7_000
+    )  # when the last consumed message was stored
     assert (table[SECOND].broker_offset, table[SECOND].consumer_offset, table[SECOND].last_timestamp) == (10, 0, 0)
 
 

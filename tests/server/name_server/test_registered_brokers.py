@@ -1,4 +1,4 @@
-"""Brokers that register at our name server, as RocketMQ's own do."""
+"""Brokers that register with our name server, such as RocketMQ's."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tool(cluster: LocalCluster) -> Iterator[Tool]:
 
 @pytest.fixture
 def broker(cluster: LocalCluster) -> Iterator[Tool]:
-    """The other broker's connection."""
+    """The connection of the other broker."""
     with Tool(cluster.name_server_address) as broker:
         yield broker
 
@@ -82,7 +82,7 @@ def brokers_of(tool: Tool, topic: str) -> list[str]:
     return [] if route is None else [queues.broker_name for queues in route.queue_datas]
 
 
-def test_its_topics_are_found_beside_ours(tool: Tool, broker: Tool) -> None:
+def test_routes_contain_the_topics_of_both_brokers(tool: Tool, broker: Tool) -> None:
     assert register(broker, "shared", "theirs").code == ResponseCode.SUCCESS
 
     assert (brokers_of(tool, "shared"), brokers_of(tool, "theirs")) == (["broker-a", "broker-b"], ["broker-b"])
@@ -96,8 +96,8 @@ def test_its_topics_are_found_beside_ours(tool: Tool, broker: Tool) -> None:
     assert TopicList.decode(listed.body).topic_list == ["shared", "theirs"]
 
 
-def test_what_it_tells_later_is_added(tool: Tool, broker: Tool) -> None:
-    """Of a new topic a broker tells that topic alone."""
+def test_a_later_registration_adds_topics(tool: Tool, broker: Tool) -> None:
+    """After a change a broker registers the changed topics only."""
     register(broker, "first")
 
     register(broker, "second")
@@ -105,7 +105,7 @@ def test_what_it_tells_later_is_added(tool: Tool, broker: Tool) -> None:
     assert (brokers_of(tool, "first"), brokers_of(tool, "second")) == (["broker-b"], ["broker-b"])
 
 
-def test_a_replica_is_told_who_its_master_is(tool: Tool, broker: Tool) -> None:
+def test_a_replica_receives_the_address_of_its_master(tool: Tool, broker: Tool) -> None:
     register(broker, "theirs")
 
     response = register(broker, broker_id=1)
@@ -116,7 +116,7 @@ def test_a_replica_is_told_who_its_master_is(tool: Tool, broker: Tool) -> None:
     assert route.broker_datas[0].broker_addrs == {0: MASTER, 1: REPLICA}
 
 
-def test_it_is_forgotten_when_it_says_so(tool: Tool, broker: Tool) -> None:
+def test_a_broker_that_unregisters_is_removed(tool: Tool, broker: Tool) -> None:
     register(broker, "theirs")
     header = UnRegisterBrokerRequestHeader(
         broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0
@@ -127,19 +127,20 @@ def test_it_is_forgotten_when_it_says_so(tool: Tool, broker: Tool) -> None:
     assert brokers_of(tool, "theirs") == []
 
 
-def test_it_is_forgotten_when_its_connection_ends(cluster: LocalCluster, tool: Tool, broker: Tool) -> None:
+def test_a_broker_whose_connection_closes_is_removed(cluster: LocalCluster, tool: Tool, broker: Tool) -> None:
     register(broker, "theirs")
     others = cluster.broker.name_server.others
-    (connection,) = {door.connection_id for door in others.all()[0].doors.values()}
-    doors = (cluster.broker.remoting, cluster._names)
-    (ours,) = [each for door in doors if door for each in door.connections() if each.id == connection]
+    (connection_id,) = {member.connection_id for member in others.all()[0].members.values()}
+    servers = (cluster.broker.remoting, cluster._name_server)
+    connections = [each for server in servers if server for each in server.connections()]
+    (closed,) = [each for each in connections if each.id == connection_id]
 
-    others.forget(ours)
+    others.forget(closed)
 
     assert brokers_of(tool, "theirs") == []
 
 
-def test_it_is_forgotten_when_it_is_silent_and_a_question_is_a_sign_of_life(
+def test_a_registration_expires_unless_the_broker_queries_its_version(
     cluster: LocalCluster, tool: Tool, broker: Tool
 ) -> None:
     register(broker, "theirs", heartbeat_timeout_millis=60_000)
@@ -151,17 +152,17 @@ def test_it_is_forgotten_when_it_is_silent_and_a_question_is_a_sign_of_life(
     move(50_000)
     same = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
     move(50_000)
-    after_a_sign = brokers_of(tool, "theirs")
+    after_the_query = brokers_of(tool, "theirs")
     newer = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, DataVersion(counter=4).encode())
     move(60_000)
 
-    assert (after_a_sign, brokers_of(tool, "theirs")) == (["broker-b"], [])
+    assert (after_the_query, brokers_of(tool, "theirs")) == (["broker-b"], [])
     assert same.header(QueryDataVersionResponseHeader).changed is False
     assert newer.header(QueryDataVersionResponseHeader).changed is True
     assert DataVersion.decode(newer.body) == VERSION
 
 
-def test_a_broker_that_nobody_knows_has_to_tell_everything(broker: Tool) -> None:
+def test_an_unknown_broker_must_register_all_its_topics(broker: Tool) -> None:
     header = QueryDataVersionRequestHeader(broker_name="x", broker_addr=MASTER, cluster_name="y", broker_id=0)
 
     response = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
@@ -169,7 +170,7 @@ def test_a_broker_that_nobody_knows_has_to_tell_everything(broker: Tool) -> None
     assert response.header(QueryDataVersionResponseHeader).changed is True
 
 
-def test_its_right_to_write_is_taken_and_its_topics_are_deleted(tool: Tool, broker: Tool) -> None:
+def test_the_write_permission_and_the_topics_of_a_registered_broker_can_be_removed(tool: Tool, broker: Tool) -> None:
     register(broker, "theirs", "old")
 
     wiped = tool.request_ok(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerNameRequestHeader(broker_name="broker-b"))
@@ -187,13 +188,13 @@ def test_its_right_to_write_is_taken_and_its_topics_are_deleted(tool: Tool, brok
     [
         (
             {"name": "broker-a"},
-            "broker name 'broker-a' is the one of the broker beside this name server; take another",
+            "broker name 'broker-a' belongs to the broker of this name server; choose another",
         ),
-        ({"compressed": True}, "compressed registrations are not read here; set compressedRegister=false"),
-        ({"body_crc32": 1}, "the body is not the one that bodyCrc32 was computed over"),
+        ({"compressed": True}, "compressed registrations are not supported; set compressedRegister=false"),
+        ({"body_crc32": 1}, "the checksum of the body differs from bodyCrc32"),
     ],
 )
-def test_what_cannot_be_registered_is_refused_with_the_reason(
+def test_an_invalid_registration_is_refused_with_the_reason(
     tool: Tool, broker: Tool, changes: dict[str, object], text: str
 ) -> None:
     response = register(broker, "theirs", **changes)  # type: ignore[arg-type]

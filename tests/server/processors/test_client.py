@@ -105,7 +105,9 @@ def test_a_malformed_heartbeat_is_refused(serving: Serving) -> None:
 
 
 def test_a_group_without_members_has_no_list(serving: Serving) -> None:
-    response = serving.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="nobody"))
+    response = serving.request(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="nobody")
+    )
 
     assert response is not None
     assert (response.code, response.remark) == (
@@ -175,9 +177,7 @@ def test_a_heartbeat_without_subscriptions_keeps_the_known_ones(serving: Serving
         ("SQL92", "price >", ResponseCode.SUBSCRIPTION_PARSE_FAILED),
     ],
 )
-def test_a_consumer_can_check_its_expression(
-    serving: Serving, kind: str, expression: str, code: int
-) -> None:
+def test_a_consumer_can_check_its_expression(serving: Serving, kind: str, expression: str, code: int) -> None:
     data = subscription("orders", expression, kind)
     body = CheckClientRequestBody(client_id="c1", group="billing", subscription_data=data).encode()
 

@@ -124,7 +124,9 @@ def test_the_minimum_and_maximum_offset_of_a_queue(serving: Serving) -> None:
 
     header = TopicQueueRequestHeader(topic="orders", queue_id=0)
     assert offset(serving.request(RequestCode.GET_MIN_OFFSET, header)) == 0
-    assert offset(serving.request(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="orders", queue_id=0))) == 2
+    assert (
+        offset(serving.request(RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic="orders", queue_id=0))) == 2
+    )
     empty = GetMaxOffsetRequestHeader(topic="orders", queue_id=3)
     assert offset(serving.request(RequestCode.GET_MAX_OFFSET, empty)) == 0
 
@@ -182,7 +184,9 @@ def test_the_store_time_of_the_first_message(serving: Serving) -> None:
     serving.send("orders")
 
     responses = [
-        serving.request(RequestCode.GET_EARLIEST_MSG_STORETIME, TopicQueueRequestHeader(topic="orders", queue_id=queue_id))
+        serving.request(
+            RequestCode.GET_EARLIEST_MSG_STORETIME, TopicQueueRequestHeader(topic="orders", queue_id=queue_id)
+        )
         for queue_id in (0, 1)
     ]
 

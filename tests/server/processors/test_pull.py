@@ -69,9 +69,7 @@ def test_an_offset_outside_the_queue_is_corrected(
     assert numbers(serving.pull_all("orders", requested)) == (code, next_offset, 0, 2, 0)
 
 
-@pytest.mark.parametrize(
-    ("requested", "code"), [(0, ResponseCode.PULL_NOT_FOUND), (5, ResponseCode.PULL_OFFSET_MOVED)]
-)
+@pytest.mark.parametrize(("requested", "code"), [(0, ResponseCode.PULL_NOT_FOUND), (5, ResponseCode.PULL_OFFSET_MOVED)])
 def test_an_empty_queue_starts_at_zero(serving: Serving, requested: int, code: int) -> None:
     serving.send("orders", queue_id=1)
 

@@ -47,7 +47,9 @@ def test_a_message_is_found_by_its_physical_offset(server: BrokerServer, tool: T
     send(server, b"before")
     result = send(server, b"this")
 
-    body = tool.request_ok(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=physical_offset(result))).body
+    body = tool.request_ok(
+        RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=physical_offset(result))
+    ).body
 
     record = parse_record(body)
     assert (record.body, record.queue_offset, record.physical_offset) == (b"this", 1, physical_offset(result))

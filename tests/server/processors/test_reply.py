@@ -120,9 +120,7 @@ def test_a_reply_without_the_requesting_client_is_refused(serving: Serving) -> N
 
     assert response is not None
     assert response.code == ResponseCode.SYSTEM_ERROR
-    assert response.remark == (
-        "the reply has no property REPLY_TO_CLIENT, the client ID of the requesting producer"
-    )
+    assert response.remark == ("the reply has no property REPLY_TO_CLIENT, the client ID of the requesting producer")
 
 
 def test_a_request_of_this_process_receives_a_remote_reply_decompressed(serving: Serving) -> None:
