@@ -1,7 +1,7 @@
 """Access control: an account signs each request and needs the right to it.
 
-A table holds the rights that a request needs. A request that is not in the table needs an administrator, so a new request
-code is never open by mistake. Source: RocketMQ ``acl: PlainAccessValidator`` (ACL 1.0), ``auth`` (ACL 2.0).
+A table holds the rights that a request needs. A request that is not in the table needs an administrator, so a new
+request code is never open by mistake. Source: RocketMQ ``acl: PlainAccessValidator`` (ACL 1.0), ``auth`` (ACL 2.0).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _UNKNOWN_SECRET = secrets.token_hex()
 class AclGuard:
     """Checks each request before its processor runs.
 
-    - A request without a known access key, or with a wrong signature, is refused. The response does not tell which it was.
-    - Clients from 5.0.0 on receive NO_PERMISSION, as from ACL 2.0; older clients receive SYSTEM_ERROR, as from ACL 1.0. An
-      older client would take NO_PERMISSION for a topic that is not writable, and retry with the next broker.
+    - A request with an unknown access key or a wrong signature is refused. The response does not tell which it was.
+    - Clients from 5.0.0 on receive NO_PERMISSION, as from ACL 2.0; older clients receive SYSTEM_ERROR, as from ACL 1.0.
+      An older client would take NO_PERMISSION for a topic that is not writable, and retry with the next broker.
     - The check runs in the I/O thread: it computes one signature and does no I/O.
     """
 
@@ -103,7 +103,7 @@ _Needs = Callable[[RemotingCommand], list[_Need]]
 
 
 def _topic(topic: str, right: Right) -> _Need:
-    """Return the need of *right* on a topic. Retry and dead letter topics belong to their group, which writes to them."""
+    """Return the need of *right* on a topic. The retry and dead letter topics of a group need a right on the group."""
     for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
         if topic.startswith(prefix):
             return _group(topic.removeprefix(prefix))

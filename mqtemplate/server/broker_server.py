@@ -31,9 +31,9 @@ from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.processors.client import ClientProcessor
 from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.processors.offset import OffsetProcessor
-from mqtemplate.server.processors.pull import PullProcessor, pull_response
+from mqtemplate.server.processors.pull import PullProcessor
 from mqtemplate.server.processors.query import QueryProcessor
-from mqtemplate.server.processors.queue_locks import LockProcessor, QueueLocks
+from mqtemplate.server.processors.queue_locks import QueueLocks
 from mqtemplate.server.processors.recall import RecallProcessor
 from mqtemplate.server.processors.reply import ReplyProcessor
 from mqtemplate.server.processors.send import SendProcessor
@@ -57,8 +57,8 @@ class BrokerServer:
     """Server through which RocketMQ's clients use an embedded broker: clients of any language, 4.9 and 5.x.
 
     - The caller owns the engine and closes it after the server. `start` starts the engine if necessary.
-    - Remote clients and the consumers of this process use the same topics and offsets. All members of a group are of one
-      kind: a consumer of the other kind is refused.
+    - Remote clients and the consumers of this process use the same topics and offsets. All members of a group are of
+      one kind: a consumer of the other kind is refused.
     - The server answers the requests to a name server too, for clients that know only one address.
     - On a virtual clock, the owner of the clock steps ``services()``. The sockets have a thread nevertheless.
 
@@ -99,12 +99,11 @@ class BrokerServer:
         self.clients = ClientRegistry(clock)
         self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
         self._raw = RawReader(engine.store, engine.reader)
-        self.hold = PullHold(engine.store, engine.reader, self._raw, clock, pull_response, settings.max_held_pulls)
+        self.hold = PullHold(self._raw, clock, settings.max_held_pulls)
         self.name_server = NameServer(
             self.topics, KVConfig(engine.store.store_files), RegisteredBrokers(engine.name, clock), self._address_text
         )
-        pulled = engine.metrics.counter("server.pulled")
-        self._traffic = Traffic(engine.store, engine.offsets, clock, lambda: pulled.value)
+        self._traffic = Traffic(engine.store, engine.offsets, clock)
         self._deferred_work = DeferredWork(clock)
         self.remoting = RemotingServer(settings.listen, remoting or RemotingServerSettings(), clock)
         self.remoting.problem = problem_response
@@ -132,7 +131,7 @@ class BrokerServer:
             PullProcessor(engine, settings, self.clients, groups, subscriptions, self._raw, self.hold, deferred_work),
             OffsetProcessor(engine, self._raw, groups, deferred_work),
             clients,
-            LockProcessor(self.locks),
+            self.locks,
             SendBackProcessor(engine, groups, topic_creation, writer, deferred_work),
             self._transactions,
             self._replies,
@@ -142,7 +141,7 @@ class BrokerServer:
         """Register the processors of the requests that administration tools send."""
         engine, topics, groups, clients = self.engine, self.topics, self.groups, self.clients
         offsets, now_ms = engine.offsets, engine.clock.now_ms()
-        statistics = QueueStatistics(self._raw, engine.reader, offsets, self._traffic, engine.name)
+        statistics = QueueStatistics(self._raw, offsets, self._traffic, engine.name)
         queries = QueryProcessor(engine, clients)
         register(
             self.remoting,
@@ -242,7 +241,9 @@ class BrokerServer:
 
 
 class LocalCluster:
-    """A cluster in one process: an engine, its broker server and a name server. ``python -m mqtemplate broker`` runs it.
+    """A cluster in one process: an engine, its broker server and a name server.
+
+    - ``python -m mqtemplate broker`` runs it.
 
     - The engine starts first and the name server last: a route never has the address of a broker that does not listen.
     - They stop in reverse order. The engine stores all progress when it closes.

@@ -24,8 +24,8 @@ _Work = Callable[[], RemotingCommand | None]
 class DeferredWork:
     """Thread pool for requests that write a table: those that create a topic or a group.
 
-    Most requests for the same code create nothing and are answered in the I/O thread. On a virtual clock the work runs at
-    once, in the caller's thread.
+    Most requests with the same code create nothing and are answered in the I/O thread. On a virtual clock the work runs
+    at once, in the caller's thread.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -11,24 +11,26 @@ from mqtemplate.errors import DestinationError, RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion as DataVersionBody
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.server.response import RefusedError
 from mqtemplate.store.files.json_files import DataVersion, dump_json, format_errors, read_table, write_table
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
-_SYSTEM_GROUPS = (
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_OWNER",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_PULL",
-    "CID_RMQ_SYS_TRANS",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "TOOLS_CONSUMER",
-)
+_SYSTEM_GROUPS = {
+    group: SubscriptionGroupConfig(group_name=group)
+    for group in (
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_PULL",
+        "CID_RMQ_SYS_TRANS",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "TOOLS_CONSUMER",
+    )
+}
 """Source: ``broker: SubscriptionGroupManager.init``."""
-_SYSTEM_CONFIGS = {group: SubscriptionGroupConfig(group_name=group) for group in _SYSTEM_GROUPS}
 
 
 class SubscriptionGroupTable:
@@ -78,11 +80,11 @@ class SubscriptionGroupTable:
 
     def all(self) -> dict[str, SubscriptionGroupConfig]:
         """Return all groups by name, RocketMQ's system groups included."""
-        return _SYSTEM_CONFIGS | self._table
+        return _SYSTEM_GROUPS | self._table
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the settings of *group*, or None if it does not exist. System groups always exist."""
-        return self._table.get(group) or _SYSTEM_CONFIGS.get(group)
+        return self._table.get(group) or _SYSTEM_GROUPS.get(group)
 
     def ensure(self, group: str) -> SubscriptionGroupConfig:
         """Return the settings of *group*. Create it if it is missing.
@@ -140,6 +142,11 @@ class SubscriptionGroupTable:
             self._store_files, self._NAME, self._other | {"dataVersion": version, "subscriptionGroupTable": stored}
         )
         self._table, self._stored = table, stored
+
+
+def max_reconsume_times(group: SubscriptionGroupConfig, requested: int | None, version: int) -> int:
+    """Return how often a message is retried. Clients before 3.4.9 cannot choose the number."""
+    return group.retry_max_times if requested is None or version < Version.V3_4_9 else requested
 
 
 def mixed_group_error(group: str) -> RefusedError:

@@ -14,7 +14,6 @@ from functools import partial
 
 import structlog
 
-from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
 from mqtemplate.remoting.connection import Connection
@@ -22,7 +21,6 @@ from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.message_store import MessageStore
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
@@ -59,26 +57,14 @@ class PullHold:
     - The pulls of a closed connection are removed.
 
     Args:
-        make_response: Makes the response from the result of a pull.
         max_pulls: Maximum number of held pulls.
     """
 
     name = "server.pull_hold"
 
-    def __init__(
-        self,
-        store: MessageStore,
-        reader: QueueReader,
-        raw: RawReader,
-        clock: Clock,
-        make_response: Callable[[RemotingCommand, RawPull], RemotingCommand],
-        max_pulls: int,
-    ) -> None:
-        self._store = store
-        self._reader = reader
+    def __init__(self, raw: RawReader, clock: Clock, max_pulls: int) -> None:
         self._raw = raw
         self._clock = clock
-        self._make_response = make_response
         self._max_pulls = max_pulls
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
@@ -90,7 +76,7 @@ class PullHold:
         self._watched: dict[str, Callable[[], None]] = {}
         self._size = 0
         self._is_closed = False
-        store.metrics.gauge("server.pulls_held", self.__len__)
+        raw.store.metrics.gauge("server.pulls_held", self.__len__)
 
     def __len__(self) -> int:
         return self._size
@@ -121,7 +107,7 @@ class PullHold:
             self._watch(topic)
         if not pull.connection.is_open:
             self.forget(pull.connection)
-        elif self._reader.max_offset(pull.query.queue) > pull.next_offset:
+        elif self._raw.reader.max_offset(pull.query.queue) > pull.next_offset:
             # The message arrived after the pull and before `_watch`: the store reported it to nobody.
             self._on_new_messages(topic)
         elif is_first:
@@ -136,7 +122,7 @@ class PullHold:
     def _watch(self, topic: str) -> None:
         if topic not in self._watched:
             self._watched[topic] = callback = partial(self._on_new_messages, topic)
-            self._store.watch(topic, callback)
+            self._raw.store.watch(topic, callback)
 
     def _on_new_messages(self, topic: str) -> None:
         """Note that *topic* has new messages. The store calls this in each producer's thread, so it takes no lock."""
@@ -176,7 +162,7 @@ class PullHold:
         # Only the topics that are in the set now: a topic with constant traffic must not block the others.
         for _ in range(len(self._changed_topics)):
             for pulls in self._pulls_of(self._changed_topics.pop()):
-                end = self._reader.max_offset(pulls[0].query.queue)
+                end = self._raw.reader.max_offset(pulls[0].query.queue)
                 for pull in pulls:
                     if pull.next_offset != end:
                         self._repeat(pull)
@@ -204,7 +190,7 @@ class PullHold:
         """Repeat a pull, and reply if it found a message or *is_last* is set."""
         try:
             found = self._pull(pull, is_last=is_last)
-            response = None if found is None else self._make_response(pull.request, found)
+            response = None if found is None else found.response_to(pull.request)
         except StoreError as exc:
             queue = pull.query.queue
             _log.error("pull.failed", topic=queue.topic, queue=queue.queue_id, exc_info=exc)
@@ -236,7 +222,7 @@ class PullHold:
         with self._lock:
             self._is_closed = True
             for topic, callback in self._watched.items():
-                self._store.unwatch(topic, callback)
+                self._raw.store.unwatch(topic, callback)
             self._watched.clear()
         for topic in list(self._held):
             for pull in itertools.chain.from_iterable(self._pulls_of(topic)):

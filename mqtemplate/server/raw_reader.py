@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -20,6 +21,9 @@ from mqtemplate.record.codec import (
     parse_record,
     without_check,
 )
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.message_store import MessageStore
 
@@ -31,6 +35,9 @@ _MAX_RECORDS = 128
 """Maximum number of records that one pull reads to check them against the selector."""
 
 
+_MASTER_ID = 0
+
+
 class RawStatus(Enum):
     """Result of a pull. The values are RocketMQ's names, which a response has as its remark."""
 
@@ -38,6 +45,14 @@ class RawStatus(Enum):
     NO_MATCHED_MSG = "NO_MATCHED_MSG"
     NO_NEW_MSG = "NO_NEW_MSG"
     OFFSET_MOVED = "OFFSET_MOVED"
+
+
+_CODES: Mapping[RawStatus, ResponseCode] = {
+    RawStatus.FOUND: ResponseCode.SUCCESS,
+    RawStatus.NO_MATCHED_MSG: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    RawStatus.NO_NEW_MSG: ResponseCode.PULL_NOT_FOUND,
+    RawStatus.OFFSET_MOVED: ResponseCode.PULL_OFFSET_MOVED,
+}
 
 
 class RawQuery(NamedTuple):
@@ -71,33 +86,43 @@ class RawPull:
     max_offset: int
     records: list[bytes] = field(default_factory=list)
 
+    def response_to(self, request: RemotingCommand) -> RemotingCommand:
+        """Return the response to a pull. Java's consumers fail if one of its four numbers is missing."""
+        header = PullMessageResponseHeader(
+            suggest_which_broker_id=_MASTER_ID,
+            next_begin_offset=self.next_begin_offset,
+            min_offset=self.min_offset,
+            max_offset=self.max_offset,
+        )
+        return request.response(_CODES[self.status], header, b"".join(self.records), remark=self.status.value)
+
 
 class RawReader:
     """Reads what `QueueReader` reads, as bytes instead of messages.
 
-    - Every record is validated. A corrupt record is logged and skipped: a Java client could not decode the records after it.
+    - Every record is validated. A corrupt record is logged and skipped: a Java client could not decode what follows.
     - The checksum property of our records is removed. Records of other brokers have none, and applications would see a
       property that the producer did not send.
     - One pull reads a limited number of records, however few of them match the selector.
     """
 
     def __init__(self, store: MessageStore, reader: QueueReader) -> None:
-        self._store = store
-        self._reader = reader
+        self.store = store
+        self.reader = reader
         self._count_lock = threading.Lock()
         self._pulled = store.metrics.counter("server.pulled")
 
     def pull(self, query: RawQuery, queue_offset: int) -> RawPull:
         """Return the matching messages from *queue_offset* on."""
         queue = query.queue
-        low, high = self._reader.min_offset(queue), self._reader.max_offset(queue)
+        low, high = self.reader.min_offset(queue), self.reader.max_offset(queue)
         if not low <= queue_offset <= high:
             return RawPull(RawStatus.OFFSET_MOVED, low if queue_offset < low else high, low, high)
         if queue_offset == high:
             return RawPull(RawStatus.NO_NEW_MSG, queue_offset, low, high)
         records, at = self._read(query, queue_offset, high)
         if not records and at == queue_offset:  # Retention deleted the record after the check above.
-            return RawPull(RawStatus.OFFSET_MOVED, max(self._reader.first_readable_offset(queue), at), low, high)
+            return RawPull(RawStatus.OFFSET_MOVED, max(self.reader.first_readable_offset(queue), at), low, high)
         with self._count_lock:
             self._pulled.add(len(records))
         return RawPull(RawStatus.FOUND if records else RawStatus.NO_MATCHED_MSG, at, low, high, records)
@@ -105,7 +130,7 @@ class RawReader:
     def _read(self, query: RawQuery, queue_offset: int, end: int) -> tuple[list[bytes], int]:
         """Return the matching records from *queue_offset* on, and the queue offset after the last record read."""
         queue, max_count, max_bytes, selector = query
-        consume_queue = self._store.consume_queue(queue.topic, queue.queue_id)
+        consume_queue = self.store.consume_queue(queue.topic, queue.queue_id)
         codes = None if selector is None else selector.codes
         records: list[bytes] = []
         at, byte_count, read_count = queue_offset, 0, 0
@@ -115,14 +140,14 @@ class RawReader:
             if not units:
                 break
             for physical_offset, size, tags_code in units:
-                # A smaller unit is a mark without a message. Hash codes of tags may collide: `_matches` compares the tags.
+                # A smaller unit is a mark without a message. Hash codes of tags may collide, so `_matches` follows.
                 if size > SMALLEST_RECORD and (codes is None or tags_code in codes):
                     if len(records) >= max_count or read_count >= _MAX_RECORDS:
                         return records, at
                     if byte_count + size > max_bytes and records:
                         return records, at
-                    data = self._store.read_bytes(physical_offset, size)
-                    if not data and physical_offset < self._store.begin_offset:  # deleted by retention
+                    data = self.store.read_bytes(physical_offset, size)
+                    if not data and physical_offset < self.store.begin_offset:  # deleted by retention
                         return records, at
                     read_count += 1
                     record = _validated(data, queue, at, physical_offset, size)
@@ -135,8 +160,8 @@ class RawReader:
     def store_time(self, queue: MessageQueue, queue_offset: int) -> int | None:
         """Return when (ms) the message at *queue_offset* was stored, or None if there is no readable message."""
         try:
-            unit = self._store.consume_queue(queue.topic, queue.queue_id).unit(queue_offset)
-            return self._store.read(unit.physical_offset, unit.size).store_timestamp
+            unit = self.store.consume_queue(queue.topic, queue.queue_id).unit(queue_offset)
+            return self.store.read(unit.physical_offset, unit.size).store_timestamp
         except (CorruptRecordError, IndexError):
             return None
 

@@ -12,7 +12,7 @@ from mqtemplate.message import HostAddress
 class BrokerServerSettings:
     """Settings that a broker server has in addition to those of its engine.
 
-    Sizes are in bytes, times in milliseconds. The names are those of RocketMQ's ``BrokerConfig`` where it has the setting.
+    Sizes are in bytes, times in milliseconds. The names are those of RocketMQ's ``BrokerConfig`` where they exist.
 
     Clients connect to the engine's ``listen_host``: it is part of routes, records and message IDs. If its port is 0, or
     equal to the port of *listen*, routes have the port that the server really listens on.

@@ -35,7 +35,9 @@ _CONSTANTS = {
     # RocketMQ's broker has thread pools, and services that may lag behind the log. This broker has neither.
     **{f"{queue}{value}": "0" for queue in _QUEUES for value in ("Size", "Capacity", "HeadWaitTimeMills")},
     **dict.fromkeys(("dispatchBehindBytes", "pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind"), "0"),
-    **{"timerCongestNum": "0", "timerEnqueueTps": "0.0", "timerDequeueTps": "0.0"},
+    "timerCongestNum": "0",
+    "timerEnqueueTps": "0.0",
+    "timerDequeueTps": "0.0",
 }
 """Values that tools read and that are constant here."""
 

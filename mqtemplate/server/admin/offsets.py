@@ -57,8 +57,8 @@ _MAX_LONG = (1 << 63) - 1
 class OffsetAdmin:
     """Processors of requests that read or change the offsets of groups.
 
-    The new offsets of a group are valid at once. Connected members are notified: each has read positions of its own, and
-    would commit its old offset over the new one.
+    The new offsets of a group are valid at once. Connected members are notified: each has read positions of its own,
+    and would commit its old offset over the new one.
     """
 
     topics: TopicConfigs

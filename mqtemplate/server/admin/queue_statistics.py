@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumeStats, OffsetWrapper, QueueTimeSpan
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig, TopicOffset, TopicStatsTable
@@ -19,7 +18,6 @@ class QueueStatistics:
     """Reads offsets and store times. It reads a few messages of each queue, so it must not run in the I/O thread."""
 
     raw: RawReader
-    reader: QueueReader
     offsets: ConsumerOffsets
     traffic: Traffic
     broker_name: str
@@ -51,7 +49,7 @@ class QueueStatistics:
     def _progress(self, group: str, queue: MessageQueue) -> OffsetWrapper:
         consumed = self.offsets.offset(group, queue.topic, queue.queue_id) or 0
         return OffsetWrapper(
-            broker_offset=self.reader.max_offset(queue),
+            broker_offset=self.raw.reader.max_offset(queue),
             consumer_offset=consumed,
             pull_offset=consumed,
             last_timestamp=self._store_time(queue, consumed - 1) if consumed > 0 else 0,
@@ -80,12 +78,15 @@ class QueueStatistics:
         return spans
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        """Return the first queue offset stored at *timestamp* (ms) or later. The maximum offset for -1, or if none is."""
-        return self.reader.max_offset(queue) if timestamp < 0 else self.reader.search_offset(queue, timestamp)
+        """Return the first queue offset stored at *timestamp* (ms) or later, or the maximum offset.
+
+        A negative timestamp stands for the maximum offset.
+        """
+        return self.raw.reader.max_offset(queue) if timestamp < 0 else self.raw.reader.search_offset(queue, timestamp)
 
     def span(self, queue: MessageQueue) -> tuple[int, int]:
         """Return the first queue offset, and the queue offset of the next message."""
-        return self.reader.min_offset(queue), self.reader.max_offset(queue)
+        return self.raw.reader.min_offset(queue), self.raw.reader.max_offset(queue)
 
     def _store_time(self, queue: MessageQueue, queue_offset: int) -> int:
         """Return when (ms) a message was stored, or 0 if it was deleted or is corrupt."""

@@ -51,32 +51,29 @@ class TopicAdmin:
 
     # --- changes -------------------------------------------------------------------------------
 
-    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC, slow=True)
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, slow=True)
     def _update(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(CreateTopicRequestHeader)
-        found = self.topics.find(header.topic)
-        self.topics.put(
-            TopicConfig(
-                topic_name=header.topic,
-                read_queue_nums=header.read_queue_nums,
-                write_queue_nums=header.write_queue_nums,
-                perm=header.perm,
-                topic_filter_type=header.topic_filter_type,
-                topic_sys_flag=header.topic_sys_flag or 0,
-                order=header.order,
-                attributes=apply_attributes(found.attributes if found else {}, header.attributes),
-            )
-        )
-        _log.info("admin.topic_updated", topic=header.topic, by=str(connection.remote))
-        return request.response()
-
-    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, slow=True)
-    def _update_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        configs = CreateTopicListRequestBody.decode(request.body).topic_config_list
+        if request.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+            configs = [self._requested_config(request.header(CreateTopicRequestHeader))]
+        else:
+            configs = CreateTopicListRequestBody.decode(request.body).topic_config_list
         for config in configs:
             self.topics.put(config)
         _log.info("admin.topics_updated", topics=[config.topic_name for config in configs], by=str(connection.remote))
         return request.response()
+
+    def _requested_config(self, header: CreateTopicRequestHeader) -> TopicConfig:
+        found = self.topics.find(header.topic)
+        return TopicConfig(
+            topic_name=header.topic,
+            read_queue_nums=header.read_queue_nums,
+            write_queue_nums=header.write_queue_nums,
+            perm=header.perm,
+            topic_filter_type=header.topic_filter_type,
+            topic_sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+            attributes=apply_attributes(found.attributes if found else {}, header.attributes),
+        )
 
     @handles(RequestCode.DELETE_TOPIC_IN_BROKER, slow=True)
     def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

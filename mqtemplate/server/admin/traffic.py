@@ -63,22 +63,17 @@ class Traffic:
 
     The count of a topic is the sum of its queue lengths, and the count of a group is the sum of its offsets: nothing is
     counted for each message.
-
-    Args:
-        sent_count: Returns the number of messages sent to consumers since the server started.
     """
 
     name = "server.traffic"
     _INTERVAL_MS = 10 * _SECOND
 
-    def __init__(
-        self, store: MessageStore, offsets: ConsumerOffsets, clock: Clock, sent_count: Callable[[], int]
-    ) -> None:
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsets, clock: Clock) -> None:
         self._store = store
         self._offsets = offsets
         self._clock = clock
-        self._sent_count = sent_count
         self._appended = store.metrics.counter("store.appended")
+        self._pulled = store.metrics.counter("server.pulled")
         self._minute = _Samples(self._INTERVAL_MS, 7)
         self._hour = _Samples(10 * _MINUTE, 7)
         self._day = _Samples(4 * _HOUR, 7)
@@ -108,7 +103,7 @@ class Traffic:
             self._today = today
 
     def _totals(self) -> _Counts:
-        return {IN: self._appended.value, OUT: self._sent_count()}
+        return {IN: self._appended.value, OUT: self._pulled.value}
 
     def _counts(self) -> _Counts:
         """Return the current counts. Samples share their keys, so that a sample of many topics needs little memory."""

@@ -188,10 +188,10 @@ class NameServer:
 
     def _set_writable(self, connection: Connection, request: RemotingCommand, *, is_writable: bool) -> int:
         """Return the number of topics of the broker. As in RocketMQ, a restart grants the permission again."""
-        broker_name = request.header(BrokerNameRequestHeader).broker_name
-        _log.info("name_server.write_perm_changed", broker=broker_name, writable=is_writable, by=str(connection.remote))
-        if broker_name != self.topics.broker_name:
-            return self.others.set_writable(broker_name, is_writable=is_writable)
+        name = request.header(BrokerNameRequestHeader).broker_name
+        _log.info("name_server.write_perm_changed", broker=name, writable=is_writable, by=str(connection.remote))
+        if name != self.topics.broker_name:
+            return self.others.set_writable(name, is_writable=is_writable)
         self.is_writable = is_writable
         return len(self.topics.names())
 

@@ -87,8 +87,8 @@ def queue_data(broker_name: str, config: TopicConfig, *, is_writable: bool) -> Q
 class RegisteredBrokers:
     """Registrations of brokers, in memory only: each broker repeats its registration every 30 seconds.
 
-    A registration ends with a request of the broker, with its connection, or without a new registration for two minutes or
-    for the timeout that the broker chose.
+    A registration ends with a request of the broker, or with its connection. It expires after two minutes, or after the
+    timeout that the broker chose.
 
     Args:
         own_name: Name of the broker in this process. No other broker may register with it.
@@ -188,9 +188,7 @@ class RegisteredBrokers:
     def _check(self, header: RegisterBrokerRequestHeader, body: bytes) -> None:
         reason = None
         if header.broker_name == self._own_name:
-            reason = (
-                f"broker name {header.broker_name!r} belongs to the broker of this name server; choose another"
-            )
+            reason = f"broker name {header.broker_name!r} belongs to the broker of this name server; choose another"
         elif header.compressed:
             reason = "compressed registrations are not supported; set compressedRegister=false"
         elif header.body_crc32 and header.body_crc32 != zlib.crc32(body) & 0x7FFF_FFFF:  # Java's sign bit is cleared

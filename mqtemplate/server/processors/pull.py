@@ -5,7 +5,6 @@ Source: RocketMQ ``broker: PullMessageProcessor``, ``DefaultPullMessageResultHan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,25 +14,17 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_table import SubscriptionGroupTable, mixed_group_error
 from mqtemplate.server.pull_hold import HeldPull, PullHold
-from mqtemplate.server.raw_reader import RawPull, RawQuery, RawReader, RawStatus
+from mqtemplate.server.raw_reader import RawQuery, RawReader, RawStatus
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.subscriptions import Subscriptions
 from mqtemplate.server.topic_creation import queue_id_error
-
-_CODES: Mapping[RawStatus, ResponseCode] = {
-    RawStatus.FOUND: ResponseCode.SUCCESS,
-    RawStatus.NO_MATCHED_MSG: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    RawStatus.NO_NEW_MSG: ResponseCode.PULL_NOT_FOUND,
-    RawStatus.OFFSET_MOVED: ResponseCode.PULL_OFFSET_MOVED,
-}
-_MASTER = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +79,7 @@ class PullProcessor:
             deadline_ms = self.engine.clock.now_ms() + header.suspend_timeout_millis
             self.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms))
             return None
-        return pull_response(request, found)
+        return found.response_to(request)
 
     def _check_queue(self, header: PullMessageRequestHeader) -> None:
         config = self.engine.topics.config(header.topic)
@@ -115,14 +106,3 @@ class PullProcessor:
                 )
         if self.engine.has_members(name):
             raise mixed_group_error(name)
-
-
-def pull_response(request: RemotingCommand, found: RawPull) -> RemotingCommand:
-    """Return the response with the result of a pull. Java's consumers fail if one of its four numbers is missing."""
-    header = PullMessageResponseHeader(
-        suggest_which_broker_id=_MASTER,
-        next_begin_offset=found.next_begin_offset,
-        min_offset=found.min_offset,
-        max_offset=found.max_offset,
-    )
-    return request.response(_CODES[found.status], header, b"".join(found.records), remark=found.status.value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from mqtemplate.clock import Clock
 from mqtemplate.message import MessageQueue
@@ -23,8 +22,9 @@ _Locks = dict[MessageQueue, tuple[str, int]]
 
 
 class QueueLocks:
-    """Locks by group and queue. A client renews its locks regularly; a lock that is not renewed expires.
+    """Locks by group and queue, and the processors of lock requests.
 
+    - A client renews its locks regularly. A lock that is not renewed expires.
     - A lost connection releases no lock: the client may reconnect before another client may read the queue.
     - Locks are not stored. After a restart of the broker most of them would have expired.
 
@@ -67,21 +67,16 @@ class QueueLocks:
             if locks:
                 self._groups[group] = locks
 
-
-@dataclass(frozen=True, slots=True)
-class LockProcessor:
-    """Processor of lock requests."""
-
-    locks: QueueLocks
+    # --- requests ------------------------------------------------------------------------------
 
     @handles(RequestCode.LOCK_BATCH_MQ)
-    def _lock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _process_lock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         body = LockBatchRequestBody.decode(request.body)
-        owned = self.locks.lock(body.consumer_group, body.client_id, body.mq_set)
+        owned = self.lock(body.consumer_group, body.client_id, body.mq_set)
         return request.response(body=LockBatchResponseBody(lock_ok_mq_set=owned).encode())
 
     @handles(RequestCode.UNLOCK_BATCH_MQ)
-    def _unlock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    def _process_unlock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         body = LockBatchRequestBody.decode(request.body)
-        self.locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        self.unlock(body.consumer_group, body.client_id, body.mq_set)
         return request.response()

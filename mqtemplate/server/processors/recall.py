@@ -49,11 +49,9 @@ class RecallProcessor:
             handle = decode_handle(header.recall_handle)
         except MessageError as exc:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, str(exc)) from exc
-        for what, requested, expected in (
-            ("topic", header.topic, handle.topic),
-            ("broker", self.engine.name, handle.broker_name),
-        ):
-            if requested != expected:
-                reason = f"the handle is for {what} {expected!r}, not for {requested!r}"
-                raise RefusedError(ResponseCode.ILLEGAL_OPERATION, reason)
+        if (handle.topic, handle.broker_name) != (header.topic, self.engine.name):
+            reason = f"the handle is for topic {handle.topic!r} of broker {handle.broker_name!r}"
+            raise RefusedError(
+                ResponseCode.ILLEGAL_OPERATION, f"{reason}, not for {header.topic!r} of {self.engine.name!r}"
+            )
         return handle.msg_id

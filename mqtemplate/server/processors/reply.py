@@ -1,7 +1,7 @@
-"""Codes 324, 325 and 326: a consumer replies to a request, and the broker forwards the reply to the requesting producer.
+"""Codes 324, 325 and 326: a consumer replies to a request; the broker forwards the reply to the requesting producer.
 
-Source: RocketMQ ``broker: ReplyMessageProcessor``. Unlike there, replies are not stored: only the requesting producer could
-use them, and only before its timeout.
+Source: RocketMQ ``broker: ReplyMessageProcessor``. Unlike there, replies are not stored: only the requesting producer
+could use them, and only before its timeout.
 """
 
 from __future__ import annotations

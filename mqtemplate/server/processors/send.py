@@ -5,6 +5,7 @@ Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcesso
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
@@ -22,7 +23,7 @@ from mqtemplate.message import (
 from mqtemplate.record.codec import CHECK_NAME, RecordDraft, pack_host
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeader,
@@ -32,7 +33,7 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.messages import decode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.group_table import SubscriptionGroupTable, max_reconsume_times
 from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.processors.queue_locks import QueueLocks
 from mqtemplate.server.registration import handles
@@ -50,8 +51,8 @@ _BROKER_ONLY_PROPERTIES = ("POP_CK", CHECK_NAME)
 class SendProcessor:
     """Stores the messages of producers, and replies when they are as durable as the flush mode requires.
 
-    A stored message equals one that an embedded broker stores. In addition it has the producer's address, the cluster name
-    and the fields of the request header.
+    A stored message equals one that an embedded broker stores. In addition it has the producer's address, the cluster
+    name and the fields of the request header.
     """
 
     engine: EmbeddedBroker
@@ -99,12 +100,10 @@ class SendProcessor:
     def _retry_target(self, sent: SendMessageRequestHeader, group: SubscriptionGroupConfig, version: int) -> str:
         """Return the retry topic, or the dead letter topic after the last retry. RocketMQ 5: ``handleRetryAndDLQ``.
 
-        An ordered consumer retries in its own process. It sends a message here only after its last retry, so the message
-        is a dead letter: from the retry topic it would be consumed again, out of order.
+        An ordered consumer retries in its own process. It sends a message here only after its last retry, so the
+        message is a dead letter: from the retry topic it would be consumed again, out of order.
         """
-        max_times = group.retry_max_times
-        if sent.max_reconsume_times is not None and version >= Version.V3_4_9:
-            max_times = sent.max_reconsume_times
+        max_times = max_reconsume_times(group, sent.max_reconsume_times, version)
         is_dead = (sent.reconsume_times or 0) > max_times or self.locks.is_ordered(group.group_name)
         return DLQ_TOPIC_PREFIX + group.group_name if is_dead else sent.topic
 
@@ -121,30 +120,21 @@ class SendProcessor:
         message = self._message(topic, request.body, decode_properties_text(sent.properties), sent.flag)
         if is_dead:
             message.properties = copy_properties(message.properties, *DELAY_PROPERTIES)
+        now_ms, drafts = self.engine.clock.now_ms(), self.engine.drafts
         if _is_half(message, sent):
-            self._store_half(connection, request, sent, message, queue_id)
+            group = message.properties.get(Property.PRODUCER_GROUP) or sent.producer_group
+            draft, unique_id = drafts.make_half(message, group, queue_id, now_ms)
+            self._set_origin(draft, sent, connection.remote)
+            # The response has the offset in the half topic. A half message has no readers to notify.
+            put = self.engine.transactions.prepare(draft)
+            self._reply(connection, request, queue_id, (put,), unique_id, ())
             return
-        draft, unique_id = self.engine.drafts.make(message, queue_id, self.engine.clock.now_ms())
+        draft, unique_id = drafts.make(message, queue_id, now_ms)
         self._set_origin(draft, sent, connection.remote)
         put = self.writer.put(draft, topic, queue_id)
         is_delayed = draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX)
         handle = self.writer.recall_handle(draft, put, topic) if is_delayed else None
-        self._reply(connection, request, queue_id, put, unique_id, (draft.topic,), handle)
-
-    def _store_half(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        sent: SendMessageRequestHeader,
-        message: Message,
-        queue_id: int,
-    ) -> None:
-        """Store a message of a transaction. The response has its offset in the half topic."""
-        group = message.properties.get(Property.PRODUCER_GROUP) or sent.producer_group
-        draft, unique_id = self.engine.drafts.make_half(message, group, queue_id, self.engine.clock.now_ms())
-        self._set_origin(draft, sent, connection.remote)
-        put = self.engine.transactions.prepare(draft)
-        self._reply(connection, request, queue_id, put, unique_id, ())
+        self._reply(connection, request, queue_id, (put,), unique_id, (draft.topic,), handle)
 
     def _store_batch(
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
@@ -167,17 +157,10 @@ class SendProcessor:
             drafts.append(draft)
             ids.append(unique_id)
         puts = self.writer.put_all(drafts, topic, queue_id)
-        topics = list({draft.topic for draft in drafts})
-        if request.is_one_way:
-            self.writer.flush(puts[-1].end, topics)
-            return
         delayed = [pair for pair in zip(drafts, puts, strict=True) if pair[0].topic != topic]
         recall_handles = ",".join([self.writer.recall_handle(draft, put, topic) for draft, put in delayed])
-        msg_ids = ",".join(offset_msg_ids(self.engine.settings.listen_host, [put.physical_offset for put in puts]))
-        header = self._header(queue_id, puts[0].queue_offset, msg_ids, ",".join(ids), recall_handles or None)
-        self.writer.reply_when_durable(
-            connection, request, puts[-1].end, topics, header, ResponseCode.FLUSH_DISK_TIMEOUT
-        )
+        topics = list({draft.topic for draft in drafts})
+        self._reply(connection, request, queue_id, puts, ",".join(ids), topics, recall_handles or None)
 
     def _check_batch_size(self, body: bytes, topic: str) -> None:
         limit = self.engine.settings.max_message_size
@@ -201,38 +184,36 @@ class SendProcessor:
         draft.born_host = _pack_host(remote)
         draft.reconsume_times = sent.reconsume_times or 0
 
-    # --- replying ------------------------------------------------------------------------------
-
     def _reply(
         self,
         connection: Connection,
         request: RemotingCommand,
         queue_id: int,
-        put: PutResult,
-        unique_id: str,
-        topics: tuple[str, ...],
-        handle: str | None = None,
+        puts: Sequence[PutResult],
+        unique_ids: str,
+        topics: Sequence[str],
+        recall_handles: str | None = None,
     ) -> None:
-        """Reply with the position of one message when it is durable."""
+        """Reply with the positions of the messages when they are durable. Several IDs are separated by commas."""
+        end = puts[-1].end
         if request.is_one_way:
-            self.writer.flush(put.end, topics)
+            self.writer.flush(end, topics)
             return
-        msg_id = offset_msg_id(self.engine.settings.listen_host, put.physical_offset)
-        header = self._header(queue_id, put.queue_offset, msg_id, unique_id, handle)
-        self.writer.reply_when_durable(connection, request, put.end, topics, header, ResponseCode.FLUSH_DISK_TIMEOUT)
-
-    def _header(
-        self, queue_id: int, queue_offset: int, msg_id: str, unique_id: str, handle: str | None
-    ) -> SendMessageResponseHeader:
-        return SendMessageResponseHeader(
-            msg_id=msg_id,
+        host = self.engine.settings.listen_host
+        if len(puts) == 1:
+            msg_ids = offset_msg_id(host, puts[0].physical_offset)
+        else:
+            msg_ids = ",".join(offset_msg_ids(host, [put.physical_offset for put in puts]))
+        header = SendMessageResponseHeader(
+            msg_id=msg_ids,
             queue_id=queue_id,
-            queue_offset=queue_offset,
-            transaction_id=unique_id,
-            recall_handle=handle,
+            queue_offset=puts[0].queue_offset,
+            transaction_id=unique_ids,
+            recall_handle=recall_handles,
             msg_region=self.settings.region_id,
             trace_on=self._added_properties["TRACE_ON"],
         )
+        self.writer.reply_when_durable(connection, request, end, topics, header, ResponseCode.FLUSH_DISK_TIMEOUT)
 
 
 def _is_half(message: Message, sent: SendMessageRequestHeader) -> bool:

@@ -15,12 +15,11 @@ from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.record.codec import SysFlag, to_message_ext
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.group_table import SubscriptionGroupTable, max_reconsume_times
 from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
@@ -64,47 +63,32 @@ class SendBackProcessor:
             )
         # Without the flag the body is not decompressed: it is stored again as it is.
         original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), self.engine.name)
-        message = self._new_message(original, header, group, request.version)
-        store = partial(self._store, connection, request, message, original, record.sys_flag, group)
+        max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
+        message = _new_message(original, header, max_times)
+
+        def store() -> None:
+            is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
+            self.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
+            queue_id = self.topics.queue(message.topic, -1)
+            draft = self.engine.drafts.make_send_back(message, original, queue_id, self.engine.clock.now_ms())
+            draft.sys_flag = record.sys_flag
+            put = self.writer.put(draft, message.topic, queue_id)
+            self.writer.reply_when_durable(connection, request, put.end, (draft.topic,))
+
         if not self.topics.has(message.topic):
             return self.deferred_work.run(connection, request, store)
         store()
         return None
 
-    def _new_message(
-        self,
-        original: MessageExt,
-        header: ConsumerSendMsgBackRequestHeader,
-        group: SubscriptionGroupConfig,
-        version: int,
-    ) -> Message:
-        """Return the message for the retry topic, or for the dead letter topic after the last retry."""
-        max_times = group.retry_max_times
-        if header.max_reconsume_times is not None and version >= Version.V3_4_9:
-            max_times = header.max_reconsume_times
-        if is_exhausted(original, header.delay_level, max_times):
-            message = dead_letter(original, header.group)
-            _log.warning(
-                "server.dead_letter", group=header.group, topic=original.topic, msg_id=original.msg_id, times=max_times
-            )
-        else:
-            message = retry(original, header.group, header.delay_level)
-        message.properties[Property.WAIT] = "false"
-        return message
 
-    def _store(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        message: Message,
-        original: MessageExt,
-        sys_flag: int,
-        group: SubscriptionGroupConfig,
-    ) -> None:
-        is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
-        self.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
-        queue_id = self.topics.queue(message.topic, -1)
-        draft = self.engine.drafts.make_send_back(message, original, queue_id, self.engine.clock.now_ms())
-        draft.sys_flag = sys_flag
-        put = self.writer.put(draft, message.topic, queue_id)
-        self.writer.reply_when_durable(connection, request, put.end, (draft.topic,))
+def _new_message(original: MessageExt, header: ConsumerSendMsgBackRequestHeader, max_times: int) -> Message:
+    """Return the message for the retry topic, or for the dead letter topic after the last retry."""
+    if is_exhausted(original, header.delay_level, max_times):
+        message = dead_letter(original, header.group)
+        _log.warning(
+            "server.dead_letter", group=header.group, topic=original.topic, msg_id=original.msg_id, times=max_times
+        )
+    else:
+        message = retry(original, header.group, header.delay_level)
+    message.properties[Property.WAIT] = "false"
+    return message

@@ -38,8 +38,8 @@ _STATES = {
 class TransactionProcessor:
     """Ends transactions for remote producers, and sends them transaction checks. A `TransactionChecker`.
 
-    Unlike RocketMQ's broker, this one accepts the end of a transaction that arrives after a check was sent. A transaction
-    still ends once.
+    Unlike RocketMQ's broker, this one accepts the end of a transaction that arrives after a check was sent. A
+    transaction still ends once.
     """
 
     engine: EmbeddedBroker

@@ -67,7 +67,11 @@ def test_a_delivered_message_cannot_be_recalled(server: BrokerServer, tool: Tool
             ResponseCode.TOPIC_NOT_EXIST,
             "topic 'nobody' does not exist; create it with mqadmin updateTopic",
         ),
-        ("TBW102", ResponseCode.ILLEGAL_OPERATION, "the handle is for topic 'orders', not for 'TBW102'"),
+        (
+            "TBW102",
+            ResponseCode.ILLEGAL_OPERATION,
+            "the handle is for topic 'orders' of broker 'broker-a', not for 'TBW102' of 'broker-a'",
+        ),
     ],
 )
 def test_a_handle_is_valid_for_its_topic_only(
