@@ -72,7 +72,7 @@ class Proxy:
         }
         (home / "proxy.json").write_text(json.dumps(settings), encoding="utf-8")
         arguments = ("Proxy", "-pc", f"{home}/proxy.json", "-pm", "cluster")
-        command = command_line("proxy", home, "Guarded", *arguments, heap_mib=1_024, flags=("-XX:+UseG1GC",))
+        command = command_line("proxy", home, "Guarded", *arguments, heap_mib=1_024, flags=("-XX:+UseG1GC",), tls=True)
         self._process = PeerProcess("proxy", command, home)
         self._process.wait_for("proxy started")
         self.address = f"127.0.0.1:{port}"

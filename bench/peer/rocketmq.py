@@ -77,16 +77,17 @@ class NameServer:
         version: "5.5.0", or "4.9.7"; its brokers are of the same.
     """
 
-    def __init__(self, version: str = "5.5.0") -> None:
+    def __init__(self, version: str = "5.5.0", *, tls: bool = False) -> None:
         self.address = ""
         self.version = version
+        self._tls = tls
 
     def __enter__(self) -> Self:
         home = _home("names")
         port = free_port()
         _write_properties(home / "namesrv.conf", {"listenPort": port, "bindAddress": "127.0.0.1", "rocketmqHome": home})
         arguments = ("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", f"{home}/namesrv.conf")
-        command = command_line(self.version, home, "Guarded", *arguments, heap_mib=64)
+        command = command_line(self.version, home, "Guarded", *arguments, heap_mib=64, tls=self._tls)
         self._process = PeerProcess("namesrv", command, home)
         self._process.wait_for("boot success")
         self.address = f"127.0.0.1:{port}"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, free_port, why_not
+from bench.peer.rocketmq import JavaClient, free_port, why_not
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import RemoteConnectError
@@ -62,7 +62,7 @@ def test_rocketmqs_clients_send_under_tls(
     assert [result["status"] for result in results] == ["SEND_OK", "SEND_OK"]
 
 
-def test_our_client_asks_rocketmqs_name_server_under_tls(name_server: NameServer) -> None:
+def test_our_client_asks_rocketmqs_name_server_under_tls() -> None:
     """It shows a certificate that it signed itself: refused, unless told to trust anybody."""
     question = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
     trusting = RemotingClient(RemotingClientSettings(tls=ClientTls(insecure=True)), SystemClock())

@@ -6,6 +6,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Properties;
 import java.util.Set;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.impl.CommunicationMode;
@@ -25,7 +26,7 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /** What the client 5.5.0 has beside 4.9.8: timers, recall; and the tools of RocketMQ. */
 final class Extra {
-    private static final int PATIENCE = 1_200;
+    private static final int ATTEMPTS = 1_200;
     private final String nameServer;
     private DefaultMQAdminExt admin;
 
@@ -38,25 +39,31 @@ final class Extra {
         admin.setNamesrvAddr(nameServer);
         admin.setInstanceName(instanceName + "-admin");
         admin.start();
-        // a minute: the broker tells the name server at its start, and then at times that are up to 30 s apart
-        for (int patience = PATIENCE; !isRegistered(); patience--) {
-            if (patience == 0) throw new IllegalStateException("the broker did not tell the name server of its topics");
+        for (int attempts = ATTEMPTS; !isRegistered(); attempts--) {
+            if (attempts == 0) throw new IllegalStateException("the broker did not register its topics with the name server");
             Thread.sleep(50);
         }
     }
 
-    /** Whether the name server knows the broker and all of its topics, which it is told some time after the broker serves. */
+    /**
+     * Return true if the name server has the route of all topics of the broker. A broker registers when it starts, before it has
+     * created all topics, and then every 10 s at least. It registers at once if its permission is set.
+     */
     private boolean isRegistered() throws Exception {
         Map<String, BrokerData> brokers = admin.examineBrokerClusterInfo().getBrokerAddrTable();
         if (brokers.isEmpty()) return false;
+        BrokerData broker = brokers.values().iterator().next();
+        if (broker.getBrokerAddrs().isEmpty()) return false; // the previous broker has stopped, and this one has not registered
         try {
-            BrokerData broker = brokers.values().iterator().next();
-            if (broker.getBrokerAddrs().isEmpty()) return false; // the last one has gone, and this one was not heard of yet
             String address = broker.selectBrokerAddr();
             Set<String> topics = admin.getAllTopicConfig(address, 3_000).getTopicConfigTable().keySet();
-            return admin.fetchAllTopicList().getTopicList().containsAll(topics);
+            if (admin.fetchAllTopicList().getTopicList().containsAll(topics)) return true;
+            Properties permission = new Properties();
+            permission.setProperty("brokerPermission", "6");
+            admin.updateBrokerConfig(address, permission);
+            return false;
         } catch (RemotingException error) {
-            return false; // the name server has not noticed that the last broker is gone
+            return false; // the name server still has the address of the previous broker
         }
     }
 

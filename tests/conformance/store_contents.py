@@ -1,7 +1,8 @@
-"""What the conformance tests put into a folder, and how they read it with the embedded broker."""
+"""The messages that the conformance tests store, and the embedded broker that reads them."""
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 from mqtemplate.broker import Broker
@@ -12,19 +13,21 @@ from mqtemplate.store import FlushDiskType
 ORDERS = "orders"
 BATCHES = "batches"
 BIG = "big"
-LATER = "later"
-MUCH_LATER = "much-later"
+DELAYED = "delayed"
+FAR_DELAYED = "far-delayed"
 IPV6 = "ipv6"
 LONG_TOPIC = "%RETRY%" + "long-group-name-" * 12
-"""199 characters: more than the one byte of a V1 record can tell."""
+"""199 characters: more than the one length byte of a V1 record can hold."""
 READERS = "readers"
 
-LEVELS = "1s 2s 12s 2h"
-WINDOW_SLOTS = 6
+LEVELS = "1s 2s 8s 2h"
+LEVEL_MS = (0, 1_000, 2_000, 8_000, 7_200_000)
+WINDOW_SLOTS = 4
+"""Slots of one second. A timer beyond one window is rolled once, a timer beyond two windows is rolled twice."""
 
 
 def settings(port: int, **changes: object) -> EmbeddedSettings:
-    """Small files, so that several are met; a short roll window; ids that name the port that RocketMQ listens on."""
+    """Return settings with small files, so that tests need several, a short roll window, and RocketMQ's port in IDs."""
     values: dict[str, object] = {
         "listen_host": HostAddress("127.0.0.1", port),
         "flush_disk_type": FlushDiskType.ASYNC_FLUSH,
@@ -41,8 +44,12 @@ def settings(port: int, **changes: object) -> EmbeddedSettings:
     return EmbeddedSettings(**(values | changes))  # type: ignore[arg-type]
 
 
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class Sent(NamedTuple):
-    """A message as the sender knows it. *due_ms* is 0 for one that does not wait."""
+    """A message as its producer knows it. *due_ms* is 0 for a message without a delay."""
 
     topic: str
     queue_id: int
@@ -75,8 +82,15 @@ def send(broker: EmbeddedBroker, message: Message, queue_id: int | None = None, 
     )
 
 
+def send_delayed(broker: EmbeddedBroker, text: str, *, level: int = 0, delay_ms: int = 0) -> Sent:
+    """Send one message to `DELAYED` with the embedded broker."""
+    option = {"DELAY": str(level)} if level else {"TIMER_DELAY_MS": str(delay_ms)}
+    message = Message(DELAYED, text.encode(), {"TAGS": "late", "KEYS": text.replace(" ", "-"), **option})
+    return send(broker, message, delay_ms=LEVEL_MS[level] or delay_ms)
+
+
 def read_all(broker: Broker, topic: str) -> list[MessageExt]:
-    """All messages of *topic*, queue by queue."""
+    """Return all messages of *topic*, queue by queue."""
     found = []
     for queue in broker.queues(topic):
         at = broker.min_offset(queue)

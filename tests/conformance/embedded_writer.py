@@ -1,6 +1,6 @@
-"""A process that fills a folder with the embedded broker, tells what it sent, and closes the broker or dies.
+"""A process that writes a store with the embedded broker, prints what it sent, and closes the broker or crashes.
 
-python -m tests.conformance.writer FOLDER PORT closed|killed
+python -m tests.conformance.embedded_writer FOLDER PORT closed|killed
 """
 
 from __future__ import annotations
@@ -19,29 +19,39 @@ from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType
-from tests.conformance.story import BATCHES, BIG, IPV6, LATER, LONG_TOPIC, ORDERS, READERS, Sent, send, settings
-
-__all__ = ["Written", "write"]
+from tests.conformance.store_contents import (
+    BATCHES,
+    BIG,
+    DELAYED,
+    IPV6,
+    LONG_TOPIC,
+    ORDERS,
+    READERS,
+    Sent,
+    send,
+    send_delayed,
+    settings,
+)
 
 
 class Written(NamedTuple):
-    """What is in the folder.
+    """The contents of a store.
 
     Attributes:
-        stored: Messages that did not wait.
-        delivered: Messages that waited, and were handed over before the process ended.
-        waiting: Messages that still wait.
-        done: How many messages of the first queue of `ORDERS` the group `READERS` is done with.
+        stored: Messages without a delay.
+        delivered: Delayed messages that were delivered before the process ended.
+        pending: Delayed messages that are pending.
+        consumed: Number of messages of the first queue of `ORDERS` that the group `READERS` consumed.
     """
 
     stored: list[Sent]
     delivered: list[Sent]
-    waiting: list[Sent]
-    done: int
+    pending: list[Sent]
+    consumed: int
 
 
 def write(folder: Path, port: int, how: str) -> Written:
-    """Run this module as a process of its own on *folder*."""
+    """Run this module in a process that writes to *folder*."""
     process = subprocess.run(
         [sys.executable, "-m", __name__, str(folder), str(port), how],
         capture_output=True,
@@ -52,9 +62,9 @@ def write(folder: Path, port: int, how: str) -> Written:
     )
     expected = -signal.SIGKILL if how == "killed" else 0
     assert process.returncode == expected, process.stderr
-    told = json.loads(process.stdout.splitlines()[-1])
-    lists = {name: [Sent(*row)._replace(body=row[3].encode()) for row in told[name]] for name in Written._fields[:3]}
-    return Written(**lists, done=told["done"])
+    printed = json.loads(process.stdout.splitlines()[-1])
+    lists = {name: [Sent(*row)._replace(body=row[3].encode()) for row in printed[name]] for name in Written._fields[:3]}
+    return Written(**lists, consumed=printed["consumed"])
 
 
 def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
@@ -67,25 +77,26 @@ def _fill(folder: Path, port: int) -> tuple[EmbeddedBroker, Written]:
     stored += [send(broker, Message(BIG, b"%02d" % number * 20_000, {"KEYS": f"big-{number}"})) for number in range(40)]
     broker.commit_offset(READERS, MessageQueue(ORDERS, broker.name, 0), 4)
     delivered = [
-        _delayed(broker, "level 1 before the end", level=1),
-        _delayed(broker, "timer before the end", delay_ms=700),
+        send_delayed(broker, "level 1 before the end", level=1),
+        send_delayed(broker, "timer before the end", delay_ms=700),
     ]
-    _await_in_topic(broker, LATER, len(delivered))
-    # in the first tenth of a slot that is open when the process ends
-    delivered.append(_delayed(broker, "timer of an open slot", delay_ms=1_100 - broker.clock.now_ms() % 1_000))
-    _await_in_topic(broker, LATER, 1)
+    _wait_for_messages(broker, DELAYED, len(delivered))
+    # The message is due in the first tenth of a slot, and the process ends within the same slot.
+    to_next_slot = 1_100 - broker.clock.now_ms() % 1_000
+    delivered.append(send_delayed(broker, "timer of an open slot", delay_ms=to_next_slot))
+    _wait_for_messages(broker, DELAYED, 1)
     broker.store.take_checkpoint()
-    waiting = [
-        _delayed(broker, "level 1", level=1),
-        _delayed(broker, "level 3", level=3),
-        _delayed(broker, "level 3 again", level=3),
-        *(_delayed(broker, f"timer {delay_ms}", delay_ms=delay_ms) for delay_ms in (300, 1_500, 1_600, 2_000, 3_210)),
-        _delayed(broker, "timer beyond the window", delay_ms=(8 * 1_000) + 777),
-        _delayed(broker, "timer beyond two windows", delay_ms=13 * 1_000),
+    pending = [
+        send_delayed(broker, "level 1", level=1),
+        send_delayed(broker, "level 3", level=3),
+        send_delayed(broker, "level 3 again", level=3),
+        *(send_delayed(broker, f"timer {each}", delay_ms=each) for each in (300, 1_500, 1_600, 2_000, 3_210)),
+        send_delayed(broker, "timer beyond the window", delay_ms=5_777),
+        send_delayed(broker, "timer beyond two windows", delay_ms=9_000),
     ]
     _cancel_some(broker)
-    waiting += _reschedule_some(broker)
-    return broker, Written(stored, delivered, waiting, 4)
+    pending += _reschedule_some(broker)
+    return broker, Written(stored, delivered, pending, 4)
 
 
 def _store_with_ipv6_hosts(folder: Path, port: int) -> list[Sent]:
@@ -109,43 +120,33 @@ def _batch(broker: EmbeddedBroker) -> list[Sent]:
     ]
 
 
-_LEVEL_MS = (0, 1_000, 2_000, 12_000, 7_200_000)
-
-
-def _delayed(broker: EmbeddedBroker, text: str, level: int = 0, delay_ms: int = 0) -> Sent:
-    option = {"DELAY": str(level)} if level else {"TIMER_DELAY_MS": str(delay_ms)}
-    message = Message(LATER, text.encode(), {"TAGS": "late", "KEYS": text.replace(" ", "-"), **option})
-    return send(broker, message, delay_ms=_LEVEL_MS[level] or delay_ms)
-
-
 def _cancel_some(broker: EmbeddedBroker) -> None:
-    """Send messages that wait for some seconds, and take them back."""
-    for text, option in (("level", {"level": 3}), ("timer", {"delay_ms": 9_100}), ("far timer", {"delay_ms": 16_000})):
-        sent = _delayed(broker, f"cancelled {text}", **option)
-        assert broker.cancel(key=sent.keys, topic=LATER).status is ScheduleChangeStatus.CANCELLED
+    """Send delayed messages, and cancel them."""
+    for text, option in (("level", {"level": 3}), ("timer", {"delay_ms": 6_100}), ("far timer", {"delay_ms": 11_000})):
+        sent = send_delayed(broker, f"cancelled {text}", **option)
+        assert broker.cancel(key=sent.keys, topic=DELAYED).status is ScheduleChangeStatus.CANCELLED
 
 
 def _reschedule_some(broker: EmbeddedBroker) -> list[Sent]:
-    """Send messages that would wait for hours, and let them come sooner."""
+    """Send messages with delays of two hours, and reschedule them to some seconds."""
     rescheduled = []
     for text, option in (("level", {"level": 4}), ("timer", {"delay_ms": 7_000_000})):
-        sent = _delayed(broker, f"rescheduled {text}", **option)
-        due_ms = broker.clock.now_ms() + 10_500
-        assert (
-            broker.reschedule(deliver_ms=due_ms, key=sent.keys, topic=LATER).status is ScheduleChangeStatus.RESCHEDULED
-        )
+        sent = send_delayed(broker, f"rescheduled {text}", **option)
+        due_ms = broker.clock.now_ms() + 7_500
+        change = broker.reschedule(deliver_ms=due_ms, key=sent.keys, topic=DELAYED)
+        assert change.status is ScheduleChangeStatus.RESCHEDULED
         rescheduled.append(sent._replace(due_ms=due_ms))
     return rescheduled
 
 
-def _await_in_topic(broker: EmbeddedBroker, topic: str, count: int) -> None:
-    watcher = broker.subscribe(ConsumerSpec(group="watcher", subscriptions={topic: TagSelector()}))
+def _wait_for_messages(broker: EmbeddedBroker, topic: str, count: int) -> None:
+    consumer = broker.subscribe(ConsumerSpec(group="watcher", subscriptions={topic: TagSelector()}))
     while count > 0:
-        messages = watcher.poll(32, 1_000)
+        messages = consumer.poll(32, 1_000)
         for message in messages:
-            watcher.commit(message.message_queue, message.queue_offset + 1)
+            consumer.commit(message.message_queue, message.queue_offset + 1)
         count -= len(messages)
-    watcher.close()
+    consumer.close()
 
 
 def main() -> None:
@@ -153,10 +154,10 @@ def main() -> None:
     broker, written = _fill(folder, port)
     if how == "closed":
         broker.close()
-    told = written._asdict()
+    printed = written._asdict()
     for name in Written._fields[:3]:
-        told[name] = [sent._replace(body=sent.body.decode()) for sent in told[name]]
-    print("\n" + json.dumps(told), flush=True)
+        printed[name] = [sent._replace(body=sent.body.decode()) for sent in printed[name]]
+    print("\n" + json.dumps(printed), flush=True)
     os.kill(os.getpid(), signal.SIGKILL if how == "killed" else 0)
 
 
