@@ -128,11 +128,15 @@ def _cancel_some(broker: EmbeddedBroker) -> None:
 
 
 def _reschedule_some(broker: EmbeddedBroker) -> list[Sent]:
-    """Send messages with delays of two hours, and reschedule them to some seconds."""
+    """Send delayed messages, and reschedule them: to a time beyond the roll window, or to one within it."""
     rescheduled = []
-    for text, option in (("level", {"level": 4}), ("timer", {"delay_ms": 7_000_000})):
+    for text, option, new_delay_ms in (
+        ("level", {"level": 4}, 7_500),
+        ("timer to later", {"delay_ms": 1_500}, 7_500),
+        ("timer to sooner", {"delay_ms": 7_000_000}, 1_500),
+    ):
         sent = send_delayed(broker, f"rescheduled {text}", **option)
-        due_ms = broker.clock.now_ms() + 7_500
+        due_ms = broker.clock.now_ms() + new_delay_ms
         change = broker.reschedule(deliver_ms=due_ms, key=sent.keys, topic=DELAYED)
         assert change.status is ScheduleChangeStatus.RESCHEDULED
         rescheduled.append(sent._replace(due_ms=due_ms))

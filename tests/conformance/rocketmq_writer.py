@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
+from bench.peer.java_client import JavaClient
+from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.store.files.json_files import load_json
 from tests.conformance.store_contents import (
     BATCHES,
@@ -23,8 +24,10 @@ from tests.conformance.store_contents import (
 )
 
 TIMEOUT_MS = 45_000
-"""Maximum wait for RocketMQ's client. Some of its intervals are 20 s or 30 s long, and on a busy machine the first attempt may
-fail. So the timeout includes a second attempt."""
+"""Maximum wait for RocketMQ's client.
+
+Some of its intervals are 20 s or 30 s, and on a busy machine the first attempt may fail. So it allows for two attempts.
+"""
 
 
 class Written(NamedTuple):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
+from bench.peer.java_client import JavaClient
+from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import Message
 from tests.conformance import rocketmq_writer

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, PeerError, RocketMQ, broker_options
+from bench.peer.java_client import JavaClient
+from bench.peer.jvm import PeerError
+from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.message import Message, MessageQueue

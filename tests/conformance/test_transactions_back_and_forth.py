@@ -1,4 +1,4 @@
-"""A store with open transactions is opened by Apache RocketMQ and by us in turns: each ends the other's transactions once."""
+"""Apache RocketMQ and the embedded broker open a store in turns. Each ends the open transactions of the other once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer, RocketMQ, broker_options
+from bench.peer.java_client import JavaClient
+from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import TransactionState

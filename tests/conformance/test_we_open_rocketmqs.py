@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, NameServer
+from bench.peer.java_client import JavaClient
+from bench.peer.rocketmq import NameServer
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import MessageExt, MessageQueue
@@ -124,7 +125,7 @@ def _batch(written: Written) -> list[Sent]:
 
 
 def test_a_group_continues_at_its_offsets(opened: Opened) -> None:
-    """All orders were consumed, except the one that was sent back: it is delivered to the retry topic when it is due."""
+    """All orders were consumed except the one that was sent back: it is delivered to the retry topic when it is due."""
     spec = ConsumerSpec(
         group=READERS,
         subscriptions={ORDERS: TagSelector()},

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from bench.peer.jvm import why_not
+from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
@@ -33,7 +33,7 @@ EARLY_MS = 1_000
 @contextmanager
 def cluster(folder: Path, version: str) -> Iterator[str]:
     """A cluster of one broker; gives the address of its name server."""
-    if reason := why_not():
+    if reason := unavailable_reason():
         pytest.skip(reason)
     options = OPTIONS | {"haListenPort": free_port()}  # 4.x has a fixed one
     with NameServer(version) as names, RocketMQ(folder, names, options):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import JavaClient, why_not
+from bench.peer.java_client import JavaClient
+from bench.peer.jvm import unavailable_reason
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message
 from mqtemplate.remoting.protocol import SerializeType
@@ -30,7 +31,7 @@ class NameServerAddress:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
-    reason = why_not()
+    reason = unavailable_reason()
     if reason:
         pytest.skip(reason)
     folder: Path = tmp_path_factory.mktemp("server")

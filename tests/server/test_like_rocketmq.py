@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench.peer.rocketmq import NameServer, RocketMQ, free_port, why_not
+from bench.peer.jvm import unavailable_reason
+from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress, Message, MessageQueue
@@ -276,7 +277,7 @@ class Both(NamedTuple):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    reason = why_not()
+    reason = unavailable_reason()
     if reason:
         pytest.skip(reason)
     folder: Path = tmp_path_factory.mktemp("theirs")

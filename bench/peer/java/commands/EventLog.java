@@ -3,8 +3,8 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.function.Predicate;
 
-/** What happened, in order; others wait until it is so many things. */
-final class Record {
+/** Events in order. Other threads can wait for a number of them. */
+final class EventLog {
     private final List<JSONObject> events = new ArrayList<>();
 
     synchronized void add(JSONObject event) {
@@ -12,14 +12,14 @@ final class Record {
         notifyAll();
     }
 
-    /** The events that are wanted, once there are so many of them or the time has passed. */
-    synchronized List<JSONObject> await(Predicate<JSONObject> isWanted, int count, long timeoutMs) throws InterruptedException {
+    /** Return the matching events when there are `count` of them, or after the timeout. */
+    synchronized List<JSONObject> await(Predicate<JSONObject> matches, int count, long timeoutMs) throws InterruptedException {
         long deadline = System.nanoTime() + timeoutMs * 1_000_000;
         while (true) {
-            List<JSONObject> wanted = new ArrayList<>(events);
-            wanted.removeIf(isWanted.negate());
+            List<JSONObject> found = new ArrayList<>(events);
+            found.removeIf(matches.negate());
             long leftMs = (deadline - System.nanoTime()) / 1_000_000;
-            if (wanted.size() >= count || leftMs <= 0) return wanted;
+            if (found.size() >= count || leftMs <= 0) return found;
             wait(leftMs);
         }
     }
