@@ -195,9 +195,7 @@ class OffsetAdmin:
     def _consumer_status(self, connection: Connection, request: RemotingCommand) -> None:
         """Request the read positions of the members, and respond when all members have responded."""
         header = request.header(GetConsumerStatusRequestHeader)
-        members = self._members(header.group)
-        if header.client_addr:
-            members = [member for member in members if member.client_id == header.client_addr]
+        members = [each for each in self._members(header.group) if header.client_addr in (None, "", each.client_id)]
         if not members:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {header.group!r} has no connected consumer")
         positions: dict[str, dict[MessageQueue, int]] = {}

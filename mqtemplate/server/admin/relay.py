@@ -86,8 +86,7 @@ def _relayed_response(
         relayed = request.response(response.code, body=response.body, remark=response.remark)
         relayed.ext_fields = response.ext_fields
         return relayed
-    is_timeout = isinstance(response, RemoteTimeoutError)
-    code = ResponseCode.CONSUME_MSG_TIMEOUT if is_timeout else ResponseCode.SYSTEM_ERROR
+    code = ResponseCode.CONSUME_MSG_TIMEOUT if isinstance(response, RemoteTimeoutError) else ResponseCode.SYSTEM_ERROR
     return request.response(code, remark=f"client {client_id!r} did not respond: {response}")
 
 

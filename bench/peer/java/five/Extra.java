@@ -32,6 +32,7 @@ final class Extra {
 
     Extra(String nameServer) {
         this.nameServer = nameServer;
+        Guarded.interruptWaits();
     }
 
     void connect(String instanceName) throws Exception {

@@ -11,7 +11,7 @@ import java.util.stream.Collectors;
  * Runs another main class in a process that ends with its parent: it exits when standard input is closed.
  *
  * A shutdown of RocketMQ waits several times without need: for threads that only sleep, and 3 s before it closes the store.
- * Interrupts end these waits. The shutdown itself is RocketMQ's own.
+ * Interrupts end these waits. The shutdown itself is RocketMQ's own. So is the shutdown of a client, which waits up to 3 s.
  *
  * Arguments: the class, then its own arguments.
  */
@@ -27,8 +27,7 @@ public final class Guarded {
             while (System.in.read() >= 0) { } // discards the input
             System.exit(0);
         });
-        // A hook must return, so the loop runs in a daemon thread until the process exits.
-        Runtime.getRuntime().addShutdownHook(new Thread(() -> startDaemon(Guarded::interruptWaits)));
+        Runtime.getRuntime().addShutdownHook(new Thread(Guarded::interruptWaits));
         Class.forName(args[0]).getMethod("main", String[].class).invoke(null, (Object) Arrays.copyOfRange(args, 1, args.length));
     }
 
@@ -48,14 +47,17 @@ public final class Guarded {
         thread.start();
     }
 
-    private static void interruptWaits() throws InterruptedException {
-        while (true) {
-            Set<Integer> joined = joinedThreads();
-            Thread.getAllStackTraces().forEach((thread, frames) -> {
-                if (thread.getState() == Thread.State.TIMED_WAITING && isNeedless(thread, frames, joined)) thread.interrupt();
-            });
-            Thread.sleep(50);
-        }
+    /** Interrupt needless waits from now on, in a daemon thread. */
+    static void interruptWaits() {
+        startDaemon(() -> {
+            while (true) {
+                Set<Integer> joined = joinedThreads();
+                Thread.getAllStackTraces().forEach((thread, frames) -> {
+                    if (thread.getState() == Thread.State.TIMED_WAITING && isNeedless(thread, frames, joined)) thread.interrupt();
+                });
+                Thread.sleep(50);
+            }
+        });
     }
 
     /** Identity hash codes of the objects that threads wait for. A thread that calls `join` waits for a Thread object. */
