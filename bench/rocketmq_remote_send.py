@@ -1,4 +1,4 @@
-"""Rate of sync_send to Apache RocketMQ 5.5.0, one thread, 1 KiB: the remote broker beside RocketMQ's Java client.
+"""sync_send to Apache RocketMQ 5.5.0, one thread, 1 KiB: the remote broker and RocketMQ's Java client.
 
 python -m bench.rocketmq_remote_send
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.measure import BODY, rate, report, run, scratch_folder
-from bench.peer.jvm import java_program, why_not
+from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.template import RocketMQTemplate
@@ -23,21 +23,21 @@ _MESSAGES = 5_000
 
 @contextmanager
 def peer(folder: Path) -> Iterator[NameServer]:
-    """Start the broker that both clients send to."""
-    with NameServer() as names, RocketMQ(folder, names, {"flushDiskType": "ASYNC_FLUSH"}, for_speed=True):
-        yield names
+    """Run the broker that both clients use. Its disk work is the same for both."""
+    with NameServer() as name_server, RocketMQ(folder, name_server, {"flushDiskType": "ASYNC_FLUSH"}, for_speed=True):
+        yield name_server
 
 
-def theirs(names: NameServer) -> float:
+def rocketmq_rate(name_server: NameServer) -> float:
     """Return the messages per second of RocketMQ's Java client."""
-    arguments = (names.address, "orders", "1", str(len(BODY)), "1", str(_ROUND_SECONDS), str(_ROUNDS))
+    arguments = (name_server.address, "orders", "1", str(len(BODY)), "1", str(_ROUND_SECONDS), str(_ROUNDS))
     with java_program("Throughput", *arguments) as lines:
         return median(float(line) for line in lines)
 
 
-def ours(names: NameServer) -> float:
-    """Return the messages per second of ``template.sync_send`` on a remote broker."""
-    settings = RemoteSettings(name_servers=(names.address,), compress_threshold=1 << 30)
+def mqtemplate_rate(name_server: NameServer) -> float:
+    """Return the messages per second of ``template.sync_send`` with a remote broker."""
+    settings = RemoteSettings(name_servers=(name_server.address,), compress_threshold=1 << 30)
     with RemoteBroker(settings) as broker:
         send = RocketMQTemplate(broker).sync_send
 
@@ -49,11 +49,11 @@ def ours(names: NameServer) -> float:
 
 
 def main() -> None:
-    if (reason := why_not()) is not None:
+    if (reason := unavailable_reason()) is not None:
         raise SystemExit(f"not measured: {reason}")
-    with scratch_folder() as folder, peer(folder) as names:
-        java = theirs(names)
-        python = ours(names)
+    with scratch_folder() as folder, peer(folder) as name_server:
+        java = rocketmq_rate(name_server)
+        python = mqtemplate_rate(name_server)
         report("RocketMQ's Java client -> RocketMQ 5.5.0, 1 thread", java, "/s", "the peer")
         report("sync_send of the remote broker -> RocketMQ 5.5.0, 1 thread", python, "/s", "")
         report("  of the Java client", python / java, "x", ">= 0.5x")

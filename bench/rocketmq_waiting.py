@@ -1,7 +1,7 @@
-"""1,000,000 waiting messages here and in Apache RocketMQ 5.5.0: what idling costs, how late timers come beside them.
+"""CPU time and timer lateness with 1,000,000 pending messages: the embedded broker and Apache RocketMQ 5.5.0.
 
-First nothing happens for some seconds; then 10,000 timers fall due over 10 s. Lateness is the store timestamp in the
-real topic less the due time. RocketMQ rounds to its precision, a second by default: that is its figure as it comes.
+The brokers are idle for some seconds. Then 10,000 timers are due over 10 s. Lateness is the store timestamp in the real
+topic minus the due time. RocketMQ rounds the due time to its precision, one second by default.
 
     python -m bench.rocketmq_waiting [COUNT]
 """
@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bench.measure import percentile, quiet, report, run, scratch_folder
-from bench.peer.rocketmq import NameServer, RocketMQ, java_program, why_not
+from bench.peer.jvm import java_program, unavailable_reason
+from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import Message
 from mqtemplate.store import FlushDiskType
@@ -33,10 +34,10 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_share(pid: int) -> float:
-    """Per cent of one core that a process takes while nothing happens."""
-    before, began = _cpu_seconds(pid), time.monotonic()
+    """Return the CPU share of an idle process in per cent of one core."""
+    before, start = _cpu_seconds(pid), time.monotonic()
     time.sleep(_IDLE_SECONDS)
-    return (_cpu_seconds(pid) - before) / (time.monotonic() - began) * 100
+    return (_cpu_seconds(pid) - before) / (time.monotonic() - start) * 100
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -44,20 +45,20 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def theirs(folder: Path, count: int) -> tuple[float, list[float]]:
-    """Idle share and lateness of RocketMQ, both flush modes alike: ASYNC_FLUSH."""
+def rocketmq_share_and_lateness(folder: Path, count: int) -> tuple[float, list[float]]:
+    """Return the idle CPU share and the lateness of RocketMQ with ASYNC_FLUSH."""
     options = {"flushDiskType": "ASYNC_FLUSH", "timerMaxDelaySec": 10 * 86_400}
-    with NameServer() as names, RocketMQ(folder, names, options, for_speed=True) as broker:
+    with NameServer() as name_server, RocketMQ(folder, name_server, options, for_speed=True) as broker:
         far_ms = _now_ms() + _DAY_MS
         with java_program(
-            "Timers", names.address, "waiting", "send", str(count), str(_BODY_BYTES), str(far_ms), str(_DAY_MS)
+            "Timers", name_server.address, "pending", "send", str(count), str(_BODY_BYTES), str(far_ms), str(_DAY_MS)
         ) as lines:
             list(lines)
-        time.sleep(10)  # what it does behind the sender comes to rest
+        time.sleep(10)  # Let its background work end.
         share = cpu_share(broker.pid)
         soon_ms = _now_ms() + 5_000
         arguments = ("late", "lateness", str(_PUNCTUAL), str(_BODY_BYTES), str(soon_ms), str(_SPREAD_MS))
-        with java_program("Timers", names.address, *arguments) as lines:
+        with java_program("Timers", name_server.address, *arguments) as lines:
             late = [int(stored) - int(due) for due, stored in _pairs(lines)]
     return share, [float(value) for value in late]
 
@@ -70,8 +71,8 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def ours(folder: Path, count: int, mode: FlushDiskType) -> tuple[float, list[float]]:
-    """The same of an embedded broker in a process of its own."""
+def mqtemplate_share_and_lateness(folder: Path, count: int, mode: FlushDiskType) -> tuple[float, list[float]]:
+    """Return the same of an embedded broker in its own process."""
     command = [sys.executable, "-m", "bench.rocketmq_waiting", "--child", str(folder), str(count), mode.value]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None
@@ -79,16 +80,16 @@ def ours(folder: Path, count: int, mode: FlushDiskType) -> tuple[float, list[flo
         child.stdout.readline()
         time.sleep(10)
         share = cpu_share(child.pid)
-        child.stdin.write("go on\n")
+        child.stdin.write("continue\n")
         child.stdin.flush()
         return share, json.loads(child.stdout.readline())
 
 
-def wait_and_release(folder: Path, count: int, mode: FlushDiskType) -> None:
-    """The child: fill, idle until told, then measure."""
+def store_and_deliver(folder: Path, count: int, mode: FlushDiskType) -> None:
+    """Run the child process: store the messages, wait for a line on standard input, then measure."""
     with EmbeddedBroker(folder, EmbeddedSettings(flush_disk_type=mode)) as broker:
         far_ms = _now_ms() + _DAY_MS
-        _send(broker, "waiting", count, far_ms, _DAY_MS)
+        _send(broker, "pending", count, far_ms, _DAY_MS)
         print("filled", flush=True)
         sys.stdin.readline()
         _send(broker, "late", _PUNCTUAL, _now_ms() + 4_000, _SPREAD_MS)
@@ -106,32 +107,32 @@ def wait_and_release(folder: Path, count: int, mode: FlushDiskType) -> None:
 
 def _send(broker: EmbeddedBroker, topic: str, count: int, first_ms: int, span_ms: int) -> None:
     body = bytes(_BODY_BYTES)
-    for begin in range(0, count, _BATCH):
-        due = (first_ms + span_ms * number // count for number in range(begin, begin + _BATCH))
+    for first in range(0, count, _BATCH):
+        due = (first_ms + span_ms * number // count for number in range(first, first + _BATCH))
         broker.send_batch([Message(topic, body, {"TIMER_DELIVER_MS": str(due_ms)}) for due_ms in due])
 
 
 def main() -> None:
-    if (reason := why_not()) is not None:
+    if (reason := unavailable_reason()) is not None:
         raise SystemExit(f"not measured: {reason}")
     count = int(sys.argv[1]) if len(sys.argv) > 1 else _COUNT
     with scratch_folder() as folder:
-        tell("RocketMQ", *theirs(folder, count), "the peer")
+        report_all("RocketMQ", *rocketmq_share_and_lateness(folder, count), "the peer")
     for mode in FlushDiskType:
         with scratch_folder() as folder:
-            tell(f"embedded, {mode.value}", *ours(folder, count, mode), "")
+            report_all(f"embedded, {mode.value}", *mqtemplate_share_and_lateness(folder, count, mode), "")
 
 
-def tell(who: str, share: float, late: list[float], peer: str) -> None:
-    report(f"{who}: idle, of one core", share, "%", peer or "< 1 %")
-    report(f"{who}: lateness, minimum", min(late), "ms", peer or ">= 0")
-    report(f"{who}: lateness, p50", percentile(late, 0.5), "ms", peer)
-    report(f"{who}: lateness, p99", percentile(late, 0.99), "ms", peer or "<= 2 ms")
+def report_all(name: str, share: float, late: list[float], peer: str) -> None:
+    report(f"{name}: idle, of one core", share, "%", peer or "< 1 %")
+    report(f"{name}: lateness, minimum", min(late), "ms", peer or ">= 0")
+    report(f"{name}: lateness, p50", percentile(late, 0.5), "ms", peer)
+    report(f"{name}: lateness, p99", percentile(late, 0.99), "ms", peer or "<= 2 ms")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         quiet()
-        wait_and_release(Path(sys.argv[2]), int(sys.argv[3]), FlushDiskType(sys.argv[4]))
+        store_and_deliver(Path(sys.argv[2]), int(sys.argv[3]), FlushDiskType(sys.argv[4]))
     else:
         run(main)

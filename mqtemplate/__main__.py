@@ -2,7 +2,7 @@
 
 import sys
 
-from mqtemplate.cli import main
+from mqtemplate.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""RocketMQ's own client and tools, and an application of rocketmq-spring, each in a JVM that stays: see ``java/``."""
+"""RocketMQ's client, its tools, and an application of rocketmq-spring. Each is one JVM that runs many commands."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from bench.peer.jvm import PeerError, command_line, lines
 
-__all__ = ["JavaClient", "JavaLines", "PeerMessage", "SpringApp"]
-
 
 class PeerMessage(NamedTuple):
     """A message as RocketMQ's client read it.
 
     Attributes:
-        handled_timestamp: When a push consumer was given it, epoch milliseconds.
-        thread: The thread of the push consumer that was given it.
+        handled_timestamp: Time at which a push consumer received it, epoch milliseconds.
+        thread: Thread of the push consumer that received it.
         store_size: Bytes of its record in the commit log.
     """
 
@@ -46,14 +44,19 @@ class PeerMessage(NamedTuple):
 
 
 class HasAddress(Protocol):
-    """A name server: RocketMQ's or ours."""
+    """A name server: RocketMQ's or this project's."""
 
     @property
-    def address(self) -> str: ...
+    def address(self) -> str:
+        """``host:port``."""
 
 
-class JavaLines:
-    """A Java program that answers lines of JSON; it ends with the block, or with this process."""
+class JavaProcess:
+    """A Java program that runs commands from standard input, one per line. It is killed at the end of the block.
+
+    Attributes:
+        home: Folder of the program, once started.
+    """
 
     def __init__(self, version: str, main: str, *arguments: str) -> None:
         self._version = version
@@ -61,178 +64,215 @@ class JavaLines:
         self._arguments = arguments
 
     def __enter__(self) -> Self:
-        self._home = Path(tempfile.mkdtemp(prefix=f"rocketmq-{self._main.lower()}-"))
-        self._errors = (self._home / "client.out").open("wb")
+        self.home = Path(tempfile.mkdtemp(prefix=f"rocketmq-{self._main.lower()}-"))
+        (self.home / "conf").mkdir()
+        (self.home / "conf/logback_tools.xml").write_text("<configuration/>")  # The tools of 4.9.7 need it.
+        self._errors = (self.home / "client.out").open("wb")
         self._process = subprocess.Popen(
-            command_line(self._version, self._home, self._main, *self._arguments, heap_mib=128),
+            command_line(self._version, self.home, self._main, *self._arguments, heap_mib=128),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            cwd=self._home,
+            cwd=self.home,
         )
         return self
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Kill the process with SIGKILL, as in a crash."""
         self._process.kill()
         self._process.wait()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._process.kill()  # it keeps nothing
+        self._process.kill()  # The process has no state to save.
         self._process.communicate()
         self._errors.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
 
-    def ask(self, do: str, **question: object) -> Any:
-        """One question; gives the answer, or raises `PeerError`."""
-        questions, answers = self._process.stdin, self._process.stdout
-        assert questions is not None
-        assert answers is not None
-        given = {name: value for name, value in question.items() if value is not None}
-        questions.write(json.dumps({"do": do, **given}).encode() + b"\n")
-        questions.flush()
-        line = answers.readline()
-        answer = json.loads(line) if line else {"error": "the client ended"}
-        if "error" in answer:
-            printed = lines(self._home / "client.out")
-            raise PeerError("\n".join([f"{do} {question}: {answer['error']}", *printed[-30:]]))
-        return answer["answer"]
+    def exchange(self, line: str) -> bytes:
+        """Send one line, and return the line that the program prints."""
+        commands, results = self._process.stdin, self._process.stdout
+        assert commands is not None
+        assert results is not None
+        commands.write(line.encode() + b"\n")
+        commands.flush()
+        if not (result := results.readline()):
+            raise self.error(f"{self._main} ended")
+        return result
+
+    def error(self, text: str) -> PeerError:
+        """Return an error with the last lines that the program printed."""
+        return PeerError("\n".join([text, *lines(self.home / "client.out")[-30:]]))
+
+    def call(self, command: str, **arguments: object) -> Any:
+        """Run a command of ``java/commands/CommandLoop.java``, and return its result.
+
+        Raises:
+            PeerError: The command failed.
+        """
+        given = {name: value for name, value in arguments.items() if value is not None}
+        result = json.loads(self.exchange(json.dumps({"command": command, **given})))
+        if "error" in result:
+            raise self.error(f"{command} {arguments}: {result['error']}")
+        return result["result"]
 
 
-class JavaClient(JavaLines):
-    """RocketMQ's own client, and with 5.5.0 its tools.
-
-    Call `connect` for each broker anew.
-    """
+class JavaClient(JavaProcess):
+    """RocketMQ's client, and the tools of 5.5.0. Call `connect` for each new broker."""
 
     def __init__(self, name_server: HasAddress, version: str = "5.5.0") -> None:
         super().__init__(version, "Client", name_server.address)
 
     def connect(self) -> None:
-        """Forget the last broker, and talk to the one that runs now."""
-        self.ask("connect")
+        """Connect to the broker that is running now, without any state of the previous one."""
+        self.call("connect")
 
     # --- sending ---------------------------------------------------------------------------------------
 
     def send(self, *messages: Mapping[str, object], mode: str = "sync") -> list[dict[str, Any]]:
-        """Send one after the other, "sync", "async" or "oneway" (then without results).
+        """Send messages one after the other. The mode "oneway" returns no results.
 
-        A message is a mapping: topic, body (bytes); tags, keys, flag, level, delay_sec, delay_ms, deliver_ms,
-        properties, and queue_id or hash_key.
+        Args:
+            messages: Mappings: topic, body (bytes); tags, keys, flag, level, delay_sec, delay_ms, deliver_ms,
+                properties, and queue_id or hash_key.
+            mode: "sync", "async" or "oneway".
         """
-        return list(self.ask("send", mode=mode, messages=[_with_text_body(message) for message in messages]))
+        return list(self.call("send", mode=mode, messages=[_with_text_body(message) for message in messages]))
 
     def send_batch(self, *messages: Mapping[str, object]) -> dict[str, Any]:
-        return dict(self.ask("send_batch", messages=[_with_text_body(message) for message in messages]))
+        """Send a batch."""
+        return dict(self.call("send_batch", messages=[_with_text_body(message) for message in messages]))
 
     def request(self, message: Mapping[str, object], timeout_ms: int) -> bytes:
-        """Send a request, and give the body of the answer."""
-        answer = self.ask("request", message=_with_text_body(message), timeout_ms=timeout_ms)
-        return base64.b64decode(answer["body"])
+        """Send a request, and return the body of the reply."""
+        reply = self.call("request", message=_with_text_body(message), timeout_ms=timeout_ms)
+        return base64.b64decode(reply["body"])
 
     def transaction(self, message: Mapping[str, object], local: str, checks: Sequence[str] = ()) -> dict[str, Any]:
-        """Send a message in a transaction: what the local part comes to, and what each check is told (the last for all
-        that follow): "commit", "rollback" or "unknown"."""
-        return dict(self.ask("transaction", message=_with_text_body(message), local=local, checks=list(checks)))
+        """Send a message in a transaction. The states are "commit", "rollback" and "unknown".
+
+        Args:
+            local: State of the local transaction.
+            checks: State for each check. The last one is also for all later checks.
+        """
+        return dict(self.call("transaction", message=_with_text_body(message), local=local, checks=list(checks)))
 
     def checks(self, count: int, timeout_ms: int) -> list[PeerMessage]:
-        """The messages that brokers asked about, once there are *count* or the time has passed."""
-        return [_message(found) for found in self.ask("checks", count=count, timeout_ms=timeout_ms)]
+        """Return the checked messages when there are *count* of them, or after the timeout."""
+        return self._messages("checks", count=count, timeout_ms=timeout_ms)
 
     def recall(self, topic: str, handle: str) -> str:
-        return str(self.ask("recall", topic=topic, handle=handle))
+        """Recall a delayed message, and return its message ID."""
+        return str(self.call("recall", topic=topic, handle=handle))
 
     # --- receiving -------------------------------------------------------------------------------------
 
     def read(self, topic: str, count: int = 0, timeout_ms: int = 0, *, until: bytes | None = None) -> list[PeerMessage]:
-        """All messages of *topic*, queue by queue, once there are *count* of them and one with the body *until*, or the
-        time has passed."""
-        answer = self.ask("read", topic=topic, count=count, until=until and _text(until), timeout_ms=timeout_ms)
-        return [_message(found) for found in answer]
+        """Return all messages of *topic*, queue by queue.
+
+        Wait until there are *count* messages and one has the body *until*, at most for the timeout.
+        """
+        return self._messages("read", topic=topic, count=count, until=until and _text(until), timeout_ms=timeout_ms)
 
     def consume(
         self, group: str, topic: str, count: int, timeout_ms: int, *, fail: Sequence[bytes] = (), linger: bool = False
     ) -> list[PeerMessage]:
-        """Be a push consumer of *group* until *count* messages were handled; *fail* are given back once.
+        """Run a push consumer of *group* until it has consumed *count* messages.
 
         Args:
-            linger: Stay another second, to see whether more comes.
+            fail: Bodies that the listener sends back once.
+            linger: Run one more second, to detect unexpected messages.
         """
-        question = {"group": group, "topic": topic, "count": count, "timeout_ms": timeout_ms}
-        found = self.ask("consume", **question, fail=[_text(body) for body in fail], linger=linger, **{"from": "first"})
-        return [_message(one) for one in found]
+        arguments = {"group": group, "topic": topic, "count": count, "timeout_ms": timeout_ms, "from": "first"}
+        return self._messages("consume", **arguments, fail=[_text(body) for body in fail], linger=linger)
 
     def join(self, group: str, topic: str, **options: object) -> str:
-        """Become a push consumer; gives the member's name. The options: see ``java/client/Member.java``."""
+        """Start a push consumer, and return its name. ``java/client/Member.java`` has the options."""
         for name in ("fail", "fail_always"):
             bodies = options.pop(name, ())
             assert isinstance(bodies, list | tuple)
             options[name] = [_text(body) for body in bodies]
-        return str(self.ask("join", group=group, topic=topic, **{"from": "first"} | options))
+        return str(self.call("join", group=group, topic=topic, **{"from": "first"} | options))
 
     def handled(
-        self, member: str, count: int, timeout_ms: int, *, came: bool = False, begins: str = ""
+        self, member: str, count: int, timeout_ms: int, *, failed: bool = False, prefix: str = ""
     ) -> list[PeerMessage]:
-        """What a member is done with, once it is *count* or the time has passed.
+        """Return the messages that a push consumer consumed when there are *count* of them, or after the timeout.
 
         Args:
-            came: With what it gave back.
-            begins: Only bodies that begin so.
+            failed: Include messages that it sent back.
+            prefix: Include only bodies that start with it.
         """
-        found = self.ask("handled", member=member, count=count, timeout_ms=timeout_ms, came=came, begins=begins)
-        return [_message(one) for one in found]
+        arguments = {"member": member, "count": count, "timeout_ms": timeout_ms}
+        return self._messages("handled", **arguments, failed=failed, prefix=prefix)
 
     def assigned(self, member: str, topic: str, count: int, timeout_ms: int) -> list[int]:
-        """The ids of the queues a member has, once they are *count* or the time has passed."""
-        return list(self.ask("assigned", member=member, topic=topic, count=count, timeout_ms=timeout_ms))
+        """Return the IDs of the assigned queues when there are *count* of them, or after the timeout."""
+        return list(self.call("assigned", member=member, topic=topic, count=count, timeout_ms=timeout_ms))
 
     def leave(self, member: str) -> None:
-        self.ask("leave", member=member)
+        """Stop a push consumer."""
+        self.call("leave", member=member)
 
     def lite_pull(
         self, group: str, topic: str, count: int, timeout_ms: int, *, commit: bool = True, **selector: str
     ) -> list[PeerMessage]:
-        """Poll as a lite pull consumer until *count* messages came; *selector*: ``tags`` or ``sql``."""
-        question = {"group": group, "topic": topic, "count": count, "timeout_ms": timeout_ms}
-        return [_message(found) for found in self.ask("lite_pull", **question, commit=commit, **selector)]
+        """Poll with a lite pull consumer until *count* messages arrived. *selector* is ``tags`` or ``sql``."""
+        arguments = {"group": group, "topic": topic, "count": count, "timeout_ms": timeout_ms}
+        return self._messages("lite_pull", **arguments, commit=commit, **selector)
 
     # --- queries and tools -----------------------------------------------------------------------------
 
     def by_id(self, topic: str, message_id: str) -> PeerMessage:
-        """By the id a broker gives or the sender's."""
-        return _message(self.ask("by_id", topic=topic, id=message_id))
+        """Return a message by its message ID or its offset message ID."""
+        return _message(self.call("by_id", topic=topic, id=message_id))
 
     def by_key(self, topic: str, key: str) -> list[PeerMessage]:
-        return [_message(found) for found in self.ask("by_key", topic=topic, key=key)]
+        """Return the messages with a key."""
+        return self._messages("by_key", topic=topic, key=key)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Queue id -> the group's offset."""
-        return {int(queue): offset for queue, offset in self.ask("committed", group=group, topic=topic).items()}
+        """Return queue ID -> committed offset of the group."""
+        return {int(queue): offset for queue, offset in self.call("committed", group=group, topic=topic).items()}
 
     def topic_status(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Queue id -> first offset and end, of the queues that have messages."""
-        status = self.ask("topic_status", topic=topic)
+        """Return queue ID -> minimum and maximum offset, for the queues that have messages."""
+        status = self.call("topic_status", topic=topic)
         return {int(queue): (low, high) for queue, (low, high) in status.items()}
 
     def create_topic(self, topic: str, queues: int = 4) -> None:
-        self.ask("create_topic", topic=topic, queues=queues)
+        """Create a topic."""
+        self.call("create_topic", topic=topic, queues=queues)
 
     def reset_offset(self, group: str, topic: str, timestamp_ms: int) -> dict[int, int]:
-        """Set a group back, or forward; gives queue id -> its new offset."""
-        answer = self.ask("reset_offset", group=group, topic=topic, timestamp_ms=timestamp_ms)
-        return {int(queue): offset for queue, offset in answer.items()}
+        """Reset the offsets of a group, and return queue ID -> new offset."""
+        offsets = self.call("reset_offset", group=group, topic=topic, timestamp_ms=timestamp_ms)
+        return {int(queue): offset for queue, offset in offsets.items()}
 
     def members(self, group: str) -> list[str]:
-        """The client ids that the broker knows of a group."""
-        return list(self.ask("members", group=group))
+        """Return the client IDs of the connected members of a group."""
+        return list(self.call("members", group=group))
 
     def mqadmin(self, *arguments: str) -> str:
-        """What a tool of ``mqadmin`` prints."""
-        return str(self.ask("mqadmin", arguments=arguments))
+        """Return the output of an ``mqadmin`` command."""
+        return str(self.call("mqadmin", arguments=arguments))
+
+    def _messages(self, command: str, **arguments: object) -> list[PeerMessage]:
+        return [_message(found) for found in self.call(command, **arguments)]
 
 
-class SpringApp(JavaLines):
-    """An application of rocketmq-spring: see ``java/spring/``. Asked for methods of its template, or what it saw."""
+class OlderTools(JavaProcess):
+    """``mqadmin`` of RocketMQ 4.9.7. Its class path has no package for JSON, so the lines are plain text."""
+
+    def __init__(self) -> None:
+        super().__init__("4.9.7", "Tools")
+
+    def mqadmin(self, *arguments: str) -> str:
+        """Return the output of an ``mqadmin`` command."""
+        return base64.b64decode(self.exchange("\x1f".join(arguments))).decode()
+
+
+class SpringApp(JavaProcess):
+    """An application of rocketmq-spring: see ``java/spring/``. Commands call its template."""
 
     def __init__(self, name_server: HasAddress) -> None:
         super().__init__(
@@ -247,9 +287,9 @@ class SpringApp(JavaLines):
             "--logging.level.root=warn",
         )
 
-    def seen(self, listener: str, count: int, timeout_ms: int) -> list[dict[str, Any]]:
-        """What a listener noted, once it is *count* or the time has passed."""
-        return list(self.ask("seen", listener=listener, count=count, timeout_ms=timeout_ms))
+    def received(self, listener: str, count: int, timeout_ms: int) -> list[dict[str, Any]]:
+        """Return the messages that a listener received when there are *count* of them, or after the timeout."""
+        return list(self.call("received", listener=listener, count=count, timeout_ms=timeout_ms))
 
 
 def _text(body: bytes) -> str:

@@ -1,7 +1,6 @@
-"""Java programs beside the tests: which class paths there are, how programs are compiled, started and ended.
+"""Java programs: their class paths, compilation, start and end.
 
-`make setup` copies packages from Maven into folders of ``.rocketmq``, one folder a class path (see ``pom.xml``);
-`why_not` tells what is missing where they are not.
+`make setup` copies packages from Maven to folders of ``.rocketmq``, one folder per class path (see ``pom.xml``).
 """
 
 from __future__ import annotations
@@ -19,23 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
-__all__ = [
-    "QUICK_START",
-    "PeerError",
-    "PeerProcess",
-    "Program",
-    "command_line",
-    "java_program",
-    "lines",
-    "scratch_home",
-    "why_not",
-]
-
-_ROOT = Path(__file__).parents[2]
-_HOME = _ROOT / ".rocketmq"
+_PACKAGES = Path(__file__).parents[2] / ".rocketmq"
 _SOURCES = Path(__file__).with_name("java")
 _LOGGING = Path(__file__).with_name("logging")
-_OPENED = [  # what RocketMQ's store does with direct memory is closed since Java 16
+_OPENED = [  # RocketMQ's store uses packages that are closed since Java 16.
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
@@ -43,45 +29,45 @@ _OPENED = [  # what RocketMQ's store does with direct memory is closed since Jav
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
     "--add-opens=java.base/java.util=ALL-UNNAMED",
 ]
-_EARLY_ROUNDS = [
-    # A consumer divides the queues in rounds, of which the first can come to nothing: while a broker is busy, the list
-    # of members arrives too late, or does not hold the caller yet, and the round still counts as a good one. The next
-    # is 20 s away unless told otherwise, as long as a test waits altogether. So is the next attempt to lock a queue.
+_SHORT_INTERVALS = [
+    # The first rebalance of a consumer can assign no queues: on a busy broker the list of members arrives late or lacks
+    # the consumer, and RocketMQ counts this as a success. The next rebalance is 20 s later by default. So is the next
+    # attempt to lock a queue.
     "-Drocketmq.client.rebalance.waitInterval=1000",
     "-Drocketmq.client.rebalance.minInterval=200",
     "-Drocketmq.client.rebalance.lockInterval=1000",
 ]
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-"""For programs that live for seconds. A bench leaves them out: they cost speed."""
+"""For programs that run for seconds. A bench does not use them: they reduce the throughput."""
 _START_SECONDS = 60
 _STOP_SECONDS = 60
 
 
 class PeerError(Exception):
-    """RocketMQ did not start, or answered with an error; the text holds the end of what it printed."""
+    """RocketMQ did not start, or returned an error. The text has the last lines that it printed."""
 
 
 class Program(NamedTuple):
-    """A class path, and which folders of ``java/`` are compiled against it."""
+    """A folder of packages, and the folders of ``java/`` that are compiled against it."""
 
     packages: str
     sources: tuple[str, ...]
 
 
 _PROGRAMS = {
-    "5.5.0": Program("rocketmq-5", ("guarded", "lines", "client", "five")),
-    "4.9.8": Program("client-4", ("lines", "client", "four")),
-    "4.9.7": Program("rocketmq-4", ("guarded",)),
-    "spring": Program("spring", ("lines", "spring")),
+    "5.5.0": Program("rocketmq-5", ("guarded", "commands", "client", "five")),
+    "4.9.8": Program("client-4", ("commands", "client", "four")),
+    "4.9.7": Program("rocketmq-4", ("guarded", "tools")),
+    "spring": Program("spring", ("commands", "spring")),
     "proxy": Program("proxy", ("guarded", "proxy")),
 }
 
 
-def why_not() -> str | None:
-    """Why RocketMQ cannot run here; None if it can."""
+def unavailable_reason() -> str | None:
+    """Return the reason why RocketMQ cannot run here, None if it can."""
     if _tool("java") is None or _tool("javac") is None:
         return "no JDK found (java, javac; by JAVA_HOME or PATH); install one, 17 or newer, and run `make setup`"
-    if not (_HOME / ".ready").exists():
+    if not (_PACKAGES / ".ready").exists():
         return "Apache RocketMQ is not in .rocketmq/; run `make setup` where there is a JDK 17 or newer and Maven"
     return None
 
@@ -94,52 +80,50 @@ def _tool(name: str) -> str | None:
 
 @cache
 def _classes(name: str) -> Path:
-    """The folder with the classes of a program, compiled if their sources changed."""
+    """Return the folder with the classes of a program. Compile them if the sources have changed."""
     program = _PROGRAMS[name]
     sources = sorted(source for folder in program.sources for source in (_SOURCES / folder).glob("*.java"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    folder = _HOME / f"classes-{name}-{digest}"
+    folder = _PACKAGES / f"classes-{name}-{digest}"
     if not folder.exists():
-        fresh = Path(tempfile.mkdtemp(prefix="classes.tmp-", dir=_HOME))
-        libraries = f"{_HOME}/{program.packages}/*"
-        command = [
-            str(_tool("javac")),
-            "-nowarn",
-            "-encoding",
-            "UTF-8",
-            "-parameters",
-            "-cp",
-            libraries,
-            "-d",
-            str(fresh),
-        ]
-        done = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
+        new_folder = Path(tempfile.mkdtemp(prefix="classes.tmp-", dir=_PACKAGES))
+        options = ["-nowarn", "-encoding", "UTF-8", "-parameters", "-cp", f"{_PACKAGES}/{program.packages}/*"]
+        command = [str(_tool("javac")), *options, "-d", str(new_folder), *map(str, sources)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            shutil.rmtree(fresh)
+            shutil.rmtree(new_folder)
             raise PeerError(f"javac failed: {done.stderr}")
-        for old in _HOME.glob(f"classes-{name}-*"):
+        for old in _PACKAGES.glob(f"classes-{name}-*"):
             shutil.rmtree(old, ignore_errors=True)
-        fresh.rename(folder)
+        new_folder.rename(folder)
     return folder
 
 
 def command_line(
-    version: str, home: Path, main: str, *arguments: str, heap_mib: int, flags: Sequence[str] = QUICK_START
+    version: str,
+    home: Path,
+    main: str,
+    *arguments: str,
+    heap_mib: int,
+    flags: Sequence[str] = QUICK_START,
+    tls: bool = False,
 ) -> list[str]:
-    """A command line; *home* is where the program leaves its logs."""
+    """Return a command line. The program writes its logs to *home*."""
     return [
         str(_tool("java")),
         *_OPENED,
-        *_EARLY_ROUNDS,
+        *_SHORT_INTERVALS,
         *flags,
         f"-Xms{min(heap_mib, 128)}m",
         f"-Xmx{heap_mib}m",
         f"-XX:MaxDirectMemorySize={2 * heap_mib}m",
         f"-Duser.home={home}",
         f"-Drocketmq.home.dir={home}",
+        # With TLS a server generates a key and a certificate when it starts: half of the CPU time of its start.
+        f"-Dtls.server.mode={'permissive' if tls else 'disabled'}",
         "-Dcom.rocketmq.remoting.client.closeChannelTimeout=1000",
         "-cp",
-        f"{_LOGGING}:{_classes(version)}:{_HOME}/{_PROGRAMS[version].packages}/*",
+        f"{_LOGGING}:{_classes(version)}:{_PACKAGES}/{_PROGRAMS[version].packages}/*",
         main,
         *arguments,
     ]
@@ -147,7 +131,7 @@ def command_line(
 
 @contextmanager
 def scratch_home(name: str) -> Iterator[Path]:
-    """A folder for a program's logs, gone afterwards."""
+    """Create a folder for the logs of a program, and delete it at the end of the block."""
     home = Path(tempfile.mkdtemp(prefix=f"rocketmq-{name}-"))
     try:
         yield home
@@ -156,21 +140,22 @@ def scratch_home(name: str) -> Iterator[Path]:
 
 
 class PeerProcess:
-    """A program of RocketMQ: started, awaited, ended."""
+    """A running program of RocketMQ."""
 
     def __init__(self, name: str, command: list[str], home: Path) -> None:
         self.name = name
         self.home = home
-        self._printed = home / f"{name}.out"
-        with self._printed.open("wb") as output:
+        self._output = home / f"{name}.out"
+        with self._output.open("wb") as output:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=home)
 
     @property
     def pid(self) -> int:
+        """Process ID."""
         return self._process.pid
 
     def wait_for(self, text: str) -> None:
-        """Return when it has printed *text*; what does not come so far is ended, and leaves nothing behind."""
+        """Return when the program has printed *text*. Kill it and delete its folder if that fails."""
         try:
             self._wait_for(text)
         except BaseException:
@@ -180,7 +165,7 @@ class PeerProcess:
 
     def _wait_for(self, text: str) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while text not in self._printed.read_text(errors="replace"):
+        while text not in self._output.read_text(errors="replace"):
             if self._process.poll() is not None:
                 code = self._process.returncode
                 raise PeerError(f"{self.name} ended with {code} instead of starting:\n{self.tail()}")
@@ -189,17 +174,17 @@ class PeerProcess:
             time.sleep(0.02)
 
     def tail(self) -> str:
-        """The end of what it printed."""
-        return "\n".join(lines(self._printed)[-40:])
+        """Return the last lines of the output."""
+        return "\n".join(lines(self._output)[-100:])
 
     def stop(self) -> None:
-        """End it cleanly; harmless if it has ended."""
+        """Stop the program cleanly if it runs."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         self._wait()
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
+        """Kill the program with SIGKILL if it runs."""
         if self._process.poll() is None:
             self._process.kill()
         self._wait()
@@ -217,12 +202,13 @@ class PeerProcess:
 
 
 def lines(path: Path) -> list[str]:
+    """Return the lines of a file."""
     return path.read_text(errors="replace").splitlines()
 
 
 @contextmanager
 def java_program(main: str, *arguments: str, version: str = "5.5.0") -> Iterator[IO[str]]:
-    """One of the programs in ``java/``, such as a bench: gives the lines it prints, and waits for its end."""
+    """Run a program of ``java/``, such as a bench: return its output lines, and wait until it has ended."""
     with scratch_home("program") as home, (home / "errors.out").open("w+") as errors:
         process = subprocess.Popen(
             command_line(version, home, main, *arguments, heap_mib=512, flags=()),

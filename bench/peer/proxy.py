@@ -1,4 +1,4 @@
-"""RocketMQ's proxy on loopback, for clients that speak gRPC. Its packages are not among those of `make setup`."""
+"""RocketMQ's proxy on loopback, for clients that use gRPC. `make setup` does not fetch its packages."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from typing import Self
 from bench.peer.jvm import PeerProcess, command_line
 from bench.peer.rocketmq import NameServer, free_port
 
-__all__ = ["Proxy", "fetch_proxy"]
-
-_HOME = Path(__file__).parents[2] / ".rocketmq"
+_PACKAGES_FOLDER = Path(__file__).parents[2] / ".rocketmq"
 _PACKAGES = Path(__file__).with_name("packages") / "proxy/pom.xml"
 _FETCH_SECONDS = 600
 
 
 def fetch_proxy() -> str | None:
-    """Fetch its packages if they are missing; why they still are, or None."""
-    if (_HOME / "proxy").exists():
+    """Fetch the packages of the proxy if they are missing. Return the reason if that fails."""
+    if (_PACKAGES_FOLDER / "proxy").exists():
         return None
     maven = shutil.which("mvn")
     if maven is None:
         return "no Maven found (mvn, by PATH), which fetches RocketMQ's proxy"
     print("Fetching RocketMQ's proxy 5.5.0 from Maven into .rocketmq/proxy, about 100 MB the first time.", flush=True)
-    with tempfile.TemporaryDirectory(prefix="proxy.tmp-", dir=_HOME) as fresh:
-        goal = ("dependency:copy-dependencies", f"-Dpeer.folder={fresh}")
+    with tempfile.TemporaryDirectory(prefix="proxy.tmp-", dir=_PACKAGES_FOLDER) as folder:
+        goal = ("dependency:copy-dependencies", f"-Dpeer.folder={folder}")
         try:
             done = subprocess.run(
                 [maven, "--batch-mode", "--file", str(_PACKAGES), *goal],
@@ -44,14 +42,15 @@ def fetch_proxy() -> str | None:
         if done.returncode:
             lines = (done.stdout + done.stderr).splitlines()
             errors = [line.removeprefix("[ERROR] ") for line in lines if line.startswith("[ERROR] ")] or lines[-1:]
-            return f"Maven could not fetch RocketMQ's proxy: {errors[0] if errors else 'it does not say why'}"
-        Path(fresh, "proxy").rename(_HOME / "proxy")
+            return f"Maven could not fetch RocketMQ's proxy: {errors[0] if errors else 'no error text'}"
+        Path(folder, "proxy").rename(_PACKAGES_FOLDER / "proxy")
     return None
 
 
 class Proxy:
-    """RocketMQ's proxy 5.5.0 as a process of its own beside the broker, without TLS, with the compiler that makes the
-    fastest code. Its broker must have registered.
+    """RocketMQ's proxy 5.5.0 in its own process, without TLS, with the optimizing compiler.
+
+    The broker must be registered with the name server before the start.
 
     Attributes:
         address: ``host:port`` of its gRPC service, once started.
@@ -59,27 +58,27 @@ class Proxy:
 
     def __init__(self, name_server: NameServer) -> None:
         self.address = ""
-        self._names = name_server
+        self._name_server = name_server
 
     def __enter__(self) -> Self:
         home = Path(tempfile.mkdtemp(prefix="rocketmq-proxy-"))
         port = free_port()
         settings = {
             "rocketMQClusterName": "DefaultCluster",
-            "namesrvAddr": self._names.address,
+            "namesrvAddr": self._name_server.address,
             "localServeAddr": "127.0.0.1",
             "grpcServerPort": port,
         }
         (home / "proxy.json").write_text(json.dumps(settings), encoding="utf-8")
         arguments = ("Proxy", "-pc", f"{home}/proxy.json", "-pm", "cluster")
-        command = command_line("proxy", home, "Guarded", *arguments, heap_mib=1_024, flags=("-XX:+UseG1GC",))
+        command = command_line("proxy", home, "Guarded", *arguments, heap_mib=1_024, flags=("-XX:+UseG1GC",), tls=True)
         self._process = PeerProcess("proxy", command, home)
         self._process.wait_for("proxy started")
         self.address = f"127.0.0.1:{port}"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._process.kill()  # it keeps nothing
+        self._process.kill()  # The process has no state to save.
         if error is not None:
-            error.add_note(f"what RocketMQ's proxy said:\n{self._process.tail()}")
+            error.add_note(f"output of RocketMQ's proxy:\n{self._process.tail()}")
         shutil.rmtree(self._process.home, ignore_errors=True)

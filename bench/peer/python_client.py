@@ -1,4 +1,4 @@
-"""RocketMQ's own Python client, in an environment of its own: nothing of ours depends on it, and it not on us."""
+"""RocketMQ's Python client, in a virtual environment of its own. This project does not depend on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import IO
 
 from bench.peer.jvm import PeerError, scratch_home
 
-__all__ = ["CLIENT", "fetch_client", "python_program"]
-
 CLIENT = "rocketmq-python-client==5.1.2"
-"""The newest on PyPI when this was written; it brings grpcio and protobuf."""
+"""The newest release on PyPI when this was written. It installs grpcio and protobuf."""
 _ENVIRONMENT = Path(__file__).parents[2] / ".rocketmq/python-client"
 _PYTHON = _ENVIRONMENT / "bin/python"
 _READY = _ENVIRONMENT / ".ready"
@@ -25,7 +23,7 @@ _STOP_SECONDS = 30
 
 
 def fetch_client() -> str | None:
-    """Install the client if it is missing; why it still is, or None."""
+    """Install the client if it is missing. Return the reason if that fails."""
     if _READY.exists() and _READY.read_text(encoding="utf-8") == CLIENT:
         return None
     print(f"Installing {CLIENT} from PyPI into .rocketmq/python-client, about 70 MB.", flush=True)
@@ -48,10 +46,10 @@ def fetch_client() -> str | None:
 
 @contextmanager
 def python_program(name: str, *arguments: str) -> Iterator[IO[str]]:
-    """One of the programs in ``python/``: gives the lines it prints, and waits for its end.
+    """Run a program of ``python/``: return its output lines, and wait until it has ended.
 
     Raises:
-        PeerError: It failed.
+        PeerError: The program failed.
     """
     with scratch_home("python") as home, (home / "errors.out").open("w+") as errors:
         process = subprocess.Popen(
@@ -61,7 +59,7 @@ def python_program(name: str, *arguments: str) -> Iterator[IO[str]]:
             stderr=errors,
             text=True,
             cwd=home,
-            env=os.environ | {"HOME": str(home)},  # where the client writes its log
+            env=os.environ | {"HOME": str(home)},  # The client writes its log there.
         )
         assert process.stdin is not None
         assert process.stdout is not None

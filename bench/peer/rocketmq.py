@@ -1,8 +1,7 @@
-"""The real Apache RocketMQ on loopback, for the conformance tests and for benches that name it.
+"""Apache RocketMQ on loopback, for the conformance tests and for benches that compare with it.
 
-A `NameServer` serves any number of brokers; a `RocketMQ` is its broker over a store folder, with the file sizes of an
-embedded broker's settings; a `JavaClient` is its own client and tools. All are context managers, and all end with this
-process.
+A `NameServer` serves any number of brokers. A `RocketMQ` is a broker with a store folder. Both are context managers,
+and their processes end with this process.
 """
 
 from __future__ import annotations
@@ -17,22 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.peer.java_client import JavaClient, PeerMessage, SpringApp
-from bench.peer.jvm import QUICK_START, PeerError, PeerProcess, command_line, java_program, why_not
+from bench.peer.jvm import QUICK_START, PeerError, PeerProcess, command_line
 from mqtemplate.brokers import EmbeddedSettings
-
-__all__ = [
-    "JavaClient",
-    "NameServer",
-    "PeerError",
-    "PeerMessage",
-    "RocketMQ",
-    "SpringApp",
-    "broker_options",
-    "free_port",
-    "java_program",
-    "why_not",
-]
 
 _LOGGING = Path(__file__).with_name("logging")
 _START_SECONDS = 60
@@ -41,16 +26,16 @@ _PORT_ATTEMPTS = 3
 
 
 def free_port() -> int:
-    """A port that is free, as are the two before it and the one behind it: a broker takes them too.
+    """Return a free port. The two ports before it and the one after it are free as well, because a broker uses them.
 
-    Not one that the system gives to clients: until the broker binds it, any connection might get it for its own end.
+    It is not in the system's range for client sockets: another connection could take it before the broker binds it.
     """
     while True:
         port = random.randrange(*_PORTS)
         try:
-            for neighbour in (port - 2, port - 1, port, port + 1):
+            for used in (port - 2, port - 1, port, port + 1):
                 with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", neighbour))
+                    probe.bind(("127.0.0.1", used))
         except (OSError, OverflowError):
             continue
         return port
@@ -61,7 +46,7 @@ def _write_properties(path: Path, values: Mapping[str, object]) -> None:
 
 
 def _home(kind: str) -> Path:
-    """A folder for a program's logs, with what 4.x insists on finding there."""
+    """Create a folder for the logs of a program, with the configuration files that 4.x requires."""
     home = Path(tempfile.mkdtemp(prefix=f"rocketmq-{kind}-"))
     (home / "conf").mkdir()
     for name in ("namesrv", "broker"):
@@ -74,31 +59,32 @@ class NameServer:
 
     Attributes:
         address: ``host:port``, once started.
-        version: "5.5.0", or "4.9.7"; its brokers are of the same.
+        version: "5.5.0" or "4.9.7". Its brokers have the same version.
     """
 
-    def __init__(self, version: str = "5.5.0") -> None:
+    def __init__(self, version: str = "5.5.0", *, tls: bool = False) -> None:
         self.address = ""
         self.version = version
+        self._tls = tls
 
     def __enter__(self) -> Self:
         home = _home("names")
         port = free_port()
         _write_properties(home / "namesrv.conf", {"listenPort": port, "bindAddress": "127.0.0.1", "rocketmqHome": home})
         arguments = ("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", f"{home}/namesrv.conf")
-        command = command_line(self.version, home, "Guarded", *arguments, heap_mib=64)
+        command = command_line(self.version, home, "Guarded", *arguments, heap_mib=64, tls=self._tls)
         self._process = PeerProcess("namesrv", command, home)
         self._process.wait_for("boot success")
         self.address = f"127.0.0.1:{port}"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._process.kill()  # it keeps nothing
+        self._process.kill()  # The process has no state to save.
         shutil.rmtree(self._process.home, ignore_errors=True)
 
 
 def broker_options(settings: EmbeddedSettings) -> dict[str, object]:
-    """What a RocketMQ broker must be told to open a folder that an embedded broker with *settings* wrote."""
+    """Return the options with which RocketMQ opens the store of an embedded broker with *settings*."""
     return {
         "brokerName": settings.broker_name,
         "flushDiskType": settings.flush_disk_type.value,
@@ -117,14 +103,14 @@ def broker_options(settings: EmbeddedSettings) -> dict[str, object]:
 
 
 class RocketMQ:
-    """RocketMQ's broker over a store folder.
+    """RocketMQ's broker with a store folder.
 
-    Leaving the block ends it as a crash would, at once; `stop` before that is a clean end, which takes some seconds.
+    The broker is killed at the end of the block. Call `stop` for a clean stop, which takes some seconds.
 
     Args:
-        folder: The store; made if missing.
-        options: Lines for its configuration, over what is set here. See `broker_options`.
-        for_speed: With a bigger heap and the compiler that makes the fastest code; else it starts sooner.
+        folder: The store folder. It is created if it is missing.
+        options: Values of its configuration. They override the values set here. See `broker_options`.
+        for_speed: Use a larger heap and the optimizing compiler. Otherwise it starts faster.
     """
 
     def __init__(
@@ -136,7 +122,7 @@ class RocketMQ:
         for_speed: bool = False,
     ) -> None:
         self.folder = folder
-        self._names = name_server
+        self._name_server = name_server
         self._options = dict(options or {})
         self._for_speed = for_speed
 
@@ -146,7 +132,7 @@ class RocketMQ:
                 self._start()
                 break
             except PeerError as error:
-                # somebody took the port between the look and the start
+                # Another process took the port after the check.
                 if not attempts_left or "Address already in use" not in str(error) or "listenPort" in self._options:
                     raise
         return self
@@ -157,7 +143,7 @@ class RocketMQ:
         flags = ("-XX:+UseG1GC",) if self._for_speed else QUICK_START
         arguments = ("org.apache.rocketmq.broker.BrokerStartup", "-c", f"{home}/broker.conf")
         heap_mib = 2_048 if self._for_speed else 256
-        command = command_line(self._names.version, home, "Guarded", *arguments, heap_mib=heap_mib, flags=flags)
+        command = command_line(self._name_server.version, home, "Guarded", *arguments, heap_mib=heap_mib, flags=flags)
         self._process = PeerProcess("broker", command, home)
         self._process.wait_for("boot success")
 
@@ -168,7 +154,7 @@ class RocketMQ:
             "brokerId": 0,
             "brokerIP1": "127.0.0.1",
             "bindAddress": "127.0.0.1",
-            "namesrvAddr": self._names.address,
+            "namesrvAddr": self._name_server.address,
             "listenPort": self._options.get("listenPort") or free_port(),
             "rocketmqHome": home,
             "storePathRootDir": self.folder,
@@ -177,30 +163,32 @@ class RocketMQ:
             "enablePropertyFilter": "true",
             "recallMessageEnable": "true",
             "diskMaxUsedSpaceRatio": 98,
-            "registerNameServerPeriod": 10_000,  # the least it takes; what the first registration missed is told sooner
+            "registerNameServerPeriod": 10_000,  # The minimum. The first registration may miss topics.
         } | self._options
 
     @property
     def pid(self) -> int:
+        """Process ID."""
         return self._process.pid
 
-    def wait_for_file(self, name: str, is_there: Callable[[str], bool]) -> None:
-        """Return when a file of the store holds what *is_there* looks for; tables are written some seconds late."""
+    def wait_for_file(self, name: str, is_complete: Callable[[str], bool]) -> None:
+        """Return when *is_complete* accepts a file of the store. RocketMQ writes tables some seconds late."""
         path, deadline = self.folder / name, time.monotonic() + _START_SECONDS
-        while not (path.exists() and is_there(path.read_text(errors="replace"))):
+        while not (path.exists() and is_complete(path.read_text(errors="replace"))):
             if time.monotonic() > deadline:
-                raise PeerError(f"{name} does not hold what was waited for after {_START_SECONDS} s")
+                raise PeerError(f"{name} is not complete after {_START_SECONDS} s")
             time.sleep(0.05)
 
     def stop(self) -> None:
+        """Stop the broker cleanly."""
         self._process.stop()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Kill the broker with SIGKILL, as in a crash."""
         self._process.kill()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._process.kill()
         if error is not None:
-            error.add_note(f"what RocketMQ's broker said:\n{self._process.tail()}")
+            error.add_note(f"output of RocketMQ's broker:\n{self._process.tail()}")
         shutil.rmtree(self._process.home, ignore_errors=True)

@@ -1,21 +1,30 @@
-"""``python -m mqtemplate broker``: a broker and its name server in this process, until somebody stops it."""
+"""``python -m mqtemplate broker``: run a broker and its name server in this process."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import ipaddress
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mqtemplate.cli.broker_plan import cluster_of, open_doors
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
-from mqtemplate.cli.say import say
-from mqtemplate.context import AppSettings, load_settings
+from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.logging import configure_logging
+from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.server import AccountSettings, ServerSettings, ServerTlsMode, ServerTlsSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
-from mqtemplate.server import LocalCluster
+from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
+from mqtemplate.server.acl_settings import Account, AclSettings, Right
+from mqtemplate.server.broker_server import LocalCluster
+from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -24,110 +33,161 @@ _DESCRIPTION = """\
 Run a broker and its name server in one process, for RocketMQ's clients of every language and for
 applications of mqtemplate (rocketmq.name-server: 127.0.0.1:9876).
 
-What is not said here is taken from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
-and from the environment. It ends cleanly at Ctrl-C or SIGTERM.
+All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
+and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
 """
 _OPTIONS = {
-    # option -> key, what it takes, help
-    "store": ("mqtemplate.broker.store-path", "DIR", "the folder for its files; one process owns it"),
-    "listen": ("mqtemplate.server.listen", "IP:PORT", "where the broker listens (default 127.0.0.1:10911)"),
+    # option -> key, metavar, help
+    "store": ("mqtemplate.broker.store-path", "DIR", "the store directory; one process owns it"),
+    "listen": ("mqtemplate.server.listen", "IP:PORT", "address of the broker (default 127.0.0.1:10911)"),
     "name-server": (
         "mqtemplate.server.name-server",
         "IP:PORT",
-        "where its name server listens (default 127.0.0.1:9876); 'none' for no door of its own",
+        "address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
     ),
-    "advertise": (
-        "mqtemplate.server.advertise",
-        "IP:PORT",
-        "the address that clients are told, if it is not the one of --listen",
-    ),
+    "advertise": ("mqtemplate.server.advertise", "IP:PORT", "address that clients connect to (default: --listen)"),
     "cluster-name": ("mqtemplate.server.cluster-name", "NAME", "the cluster's name (default DefaultCluster)"),
     "broker-name": ("mqtemplate.broker.broker-name", "NAME", "the broker's name (default broker-a)"),
 }
 
 
-def add_broker_command(commands: Subparsers) -> None:
-    """Describe the command to the parser."""
+def add_broker_command(commands: Subparsers, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "broker",
         help="run a broker and its name server",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        parents=[common],
     )
-    for option, (_, takes, text) in _OPTIONS.items():
-        parser.add_argument(f"--{option}", metavar=takes, help=text)
-    parser.add_argument("--config", metavar="FOLDER", help="where application.yml is (default: this folder)")
-    parser.add_argument("--profile", metavar="NAME", action="append", default=[], help="a profile; may be repeated")
-    parser.set_defaults(run=_run_broker)
+    for option, (_, metavar, text) in _OPTIONS.items():
+        parser.add_argument(f"--{option}", metavar=metavar, help=text)
+    parser.set_defaults(run=_run)
 
 
-def _run_broker(options: argparse.Namespace) -> None:
-    """Start, tell where it listens, wait for a signal, stop.
+def _run(options: argparse.Namespace) -> None:
+    """Start the cluster, print its addresses, and stop it after a signal.
 
     Raises:
         MQTemplateError: It cannot start.
     """
-    settings = _settings(options)
-    restore_logging = configure_logging(settings.mqtemplate.logging) if settings.mqtemplate.logging.enabled else None
+    given = {key: getattr(options, option.replace("-", "_")) for option, (key, _, _) in _OPTIONS.items()}
+    arguments: dict[str, object] = {key: value for key, value in given.items() if value is not None}
+    # The name server of the applications in the same file is not the one of this broker.
+    arguments["rocketmq.name-server"] = "embedded"
+    settings = load_settings(options.config, options.profile, arguments=arguments)
+    logging = settings.mqtemplate.logging
+    restore_logging = configure_logging(logging) if logging.enabled else lambda: None
     try:
         stop_requests = StopRequests()
         with stop_requests.from_signals():
-            cluster = cluster_of(settings)
-            _start(cluster, settings)
+            cluster = _cluster(settings)
+            _start(cluster, settings.mqtemplate.server)
             try:
-                _tell(cluster, settings)
+                _print_addresses(cluster, settings)
                 reason = stop_requests.wait()
-                say(f"stopping ({reason}) ...")
+                print_line(f"stopping ({reason}) ...")
             finally:
                 cluster.stop()
-            say("stopped; all that was acknowledged is in the files")
+            print_line("stopped; all acknowledged messages are on disk")
     finally:
-        if restore_logging is not None:
-            restore_logging()
+        restore_logging()
 
 
-def _settings(options: argparse.Namespace) -> AppSettings:
-    """The configuration with the options laid over it. Where the applications beside it send is not its business."""
-    given = {key: getattr(options, option.replace("-", "_")) for option, (key, _, _) in _OPTIONS.items()}
-    arguments: dict[str, object] = {key: value for key, value in given.items() if value is not None}
-    return load_settings(options.config, options.profile, arguments={"rocketmq.name-server": "embedded"} | arguments)
-
-
-def _start(cluster: LocalCluster, settings: AppSettings) -> None:
+def _start(cluster: LocalCluster, server: ServerSettings) -> None:
     try:
         cluster.start()
     except BrokerError as exc:
-        hint = _busy_ports(settings)
-        if not hint:
+        owners = _port_owners(server)
+        if not owners:
             raise
-        raise BrokerError(f"{exc}; {hint}") from exc
+        raise BrokerError(f"{exc}; {owners}") from exc
 
 
-def _busy_ports(settings: AppSettings) -> str:
-    """Who has the ports that this server was to have; empty if nobody, or nobody can tell."""
-    server = settings.mqtemplate.server
-    doors = [("--listen", server.listen), ("--name-server", server.name_server)]
+def _port_owners(server: ServerSettings) -> str:
+    """Return a text with the processes that use the server's ports; empty if none is found."""
     found = [
-        f"{door} is taken by {owner}: stop that, or choose another address with {option}"
-        for option, door in doors
-        if door is not None and door.port and (owner := port_owner(door.port))
+        f"{address} is used by {owner}: stop it, or choose another address with {option}"
+        for option, address in (("--listen", server.listen), ("--name-server", server.name_server))
+        if address is not None and address.port and (owner := port_owner(address.port))
     ]
     return "; ".join(found)
 
 
-def _tell(cluster: LocalCluster, settings: AppSettings) -> None:
-    """One line on standard output that says where, and one on standard error where the door is open too wide."""
-    doors: list[HostAddress] = open_doors(settings.mqtemplate.server)
-    if doors:
-        say(
-            f"warning: {' and '.join(map(str, doors))} can be reached from other machines, and access control is off: "
-            "whoever reaches it may read and write everything; set mqtemplate.server.acl, or listen at 127.0.0.1",
+def _print_addresses(cluster: LocalCluster, settings: AppSettings) -> None:
+    server = settings.mqtemplate.server
+    addresses = [address for address in (server.listen, server.name_server) if address is not None]
+    exposed = [str(address) for address in addresses if not ipaddress.ip_address(address.ip).is_loopback]
+    if exposed and not server.acl.enabled:
+        print_line(
+            f"warning: other machines can connect to {' and '.join(exposed)}, and access control is off: every client "
+            "can read and write everything; set mqtemplate.server.acl, or listen on 127.0.0.1",
             sys.stderr,
         )
-    store = settings.store_path
-    where = "memory" if store is None else str(Path(store).absolute())
-    say(
-        f"{cluster.engine.name} listens at {cluster.address}, its name server at {cluster.name_server_address}, "
-        f"store {where}; Ctrl-C stops it"
+    store = "memory" if settings.store_path is None else Path(settings.store_path).absolute()
+    print_line(
+        f"{cluster.engine.name} listens on {cluster.address}, its name server on {cluster.name_server_address}, "
+        f"store {store}; press Ctrl-C to stop"
+    )
+
+
+# --- from the settings to the cluster ---------------------------------------------------------------
+
+
+def _cluster(settings: AppSettings) -> LocalCluster:
+    """Return the cluster that the settings describe. It is not started.
+
+    Raises:
+        ConfigurationError: The settings contradict each other.
+    """
+    server = settings.mqtemplate.server
+    server = dataclasses.replace(server, listen=_with_port(server.listen))
+    options = {each.name: getattr(server, each.name) for each in dataclasses.fields(ServerOptions)}
+    return LocalCluster(
+        _engine(settings, server),
+        BrokerServerSettings(**options),
+        server.name_server,
+        remoting=RemotingServerSettings(tls=_tls(server.tls), max_connections=server.max_connections),
+        acl=AclSettings(accounts=tuple(map(_account, server.acl.accounts))) if server.acl.enabled else None,
+    )
+
+
+def _with_port(listen: HostAddress) -> HostAddress:
+    """Replace port 0 by a free port: the engine stores the port in messages before the server listens."""
+    if listen.port:
+        return listen
+    with socket.create_server((listen.ip, 0), family=socket.AF_INET6 if ":" in listen.ip else socket.AF_INET) as probe:
+        return HostAddress(listen.ip, probe.getsockname()[1])
+
+
+def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
+    listen_host = server.listen
+    if server.advertise is not None:
+        listen_host = HostAddress(server.advertise.ip, server.advertise.port or server.listen.port)
+    return EmbeddedBroker(settings.store_path, dataclasses.replace(settings.mqtemplate.broker, listen_host=listen_host))
+
+
+def _tls(tls: ServerTlsSettings) -> ServerTls | None:
+    if tls.mode is ServerTlsMode.DISABLED:
+        return None
+    return ServerTls(
+        cert_path=tls.cert_path or "",
+        key_path=tls.key_path or "",
+        key_password=tls.key_password.get_secret_value() if tls.key_password else None,
+        mode=TlsMode[tls.mode.name],
+        client_auth=ClientAuth[tls.client_auth.name],
+        trust_cert_path=tls.trust_cert_path,
+    )
+
+
+def _account(account: AccountSettings) -> Account:
+    return Account(
+        access_key=account.access_key,
+        secret_key=account.secret_key.get_secret_value(),
+        admin=account.admin,
+        default_topic_perm=Right.parse(account.default_topic_perm.value),
+        default_group_perm=Right.parse(account.default_group_perm.value),
+        topic_perms={topic: Right.parse(right.value) for topic, right in account.topic_perms.items()},
+        group_perms={group: Right.parse(right.value) for group, right in account.group_perms.items()},
     )

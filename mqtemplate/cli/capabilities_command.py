@@ -1,4 +1,4 @@
-"""``python -m mqtemplate capabilities``: what brokers can do, and in what they differ."""
+"""``python -m mqtemplate capabilities``: the capabilities of brokers, and their differences."""
 
 from __future__ import annotations
 
@@ -7,58 +7,56 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
-from mqtemplate.cli.say import say
-from mqtemplate.context import load_settings, remote_settings
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.cli.output import print_line
+from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.settings.name_server import RemoteCluster
+from mqtemplate.context.settings.remote_settings import remote_settings
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _DESCRIPTION = """\
-Print what the broker of each name server can do, and in what they differ. The port's promises hold for
-all of them; these are what some have beside. A name server is what rocketmq.name-server takes:
-'embedded:./data', or 'host:port;host:port'. Access keys and TLS are taken from application.yml.
+Print the capabilities of the broker of each name server, and their differences. All brokers guarantee what
+the Broker interface promises; a capability is what only some brokers have. A name server is a value of
+rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are read from
+application.yml.
 """
 
 
-def add_capabilities_command(commands: Subparsers) -> None:
-    """Describe the command to the parser."""
+def add_capabilities_command(commands: Subparsers, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "capabilities",
-        help="what brokers can do, and in what they differ",
+        help="print the capabilities of brokers, and their differences",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        parents=[common],
     )
-    parser.add_argument(
-        "name_servers", metavar="NAME-SERVER", nargs="*", help="whose broker (default: rocketmq.name-server)"
-    )
-    parser.add_argument("--config", metavar="FOLDER", help="where application.yml is (default: this folder)")
-    parser.add_argument("--profile", metavar="NAME", action="append", default=[], help="a profile; may be repeated")
+    help_text = "name server of a broker (default: rocketmq.name-server)"
+    parser.add_argument("name_servers", metavar="NAME-SERVER", nargs="*", help=help_text)
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
-    found: dict[str, frozenset[Capability]] = {}
-    for given in options.name_servers or [None]:
-        name, capabilities = _ask(given, options)
-        found[name] = capabilities
-    say(capability_report(found))
+    found = dict(_capabilities(name_server, options) for name_server in options.name_servers or [None])
+    print_line(capability_report(found))
 
 
-def _ask(name_server: str | None, options: argparse.Namespace) -> tuple[str, frozenset[Capability]]:
+def _capabilities(name_server: str | None, options: argparse.Namespace) -> tuple[str, frozenset[Capability]]:
     arguments = {} if name_server is None else {"rocketmq.name-server": name_server}
     settings = load_settings(options.config, options.profile, arguments=arguments)
     name = settings.rocketmq.name_server
     if not isinstance(settings.broker_choice, RemoteCluster):
-        return name, EmbeddedBroker(settings.store_path).capabilities  # it need not be opened for that
+        return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store
     with RemoteBroker(remote_settings(settings)) as broker:
         return name, broker.capabilities
 
 
 def capability_report(found: Mapping[str, frozenset[Capability]]) -> str:
-    """A table: a line a capability, a column a broker; a star before what not all of them have."""
+    """Return a table: one line per capability, one column per broker. A star marks the differences."""
     width = max(len(capability.value) for capability in Capability) + 2
     lines = [" " * (width + 2) + "  ".join(found)]
     for capability in Capability:
@@ -68,5 +66,5 @@ def capability_report(found: Mapping[str, frozenset[Capability]]) -> str:
         mark = "* " if len(set(answers)) > 1 else "  "
         lines.append((mark + capability.value.ljust(width) + columns).rstrip())
     if len(found) > 1:
-        lines.append("* marks in what they differ")
+        lines.append("* marks a difference")
     return "\n".join(lines)

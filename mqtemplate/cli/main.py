@@ -1,41 +1,44 @@
-"""Which command was meant, and how a mistake is told: one line, and a code."""
+"""Entry point of the command line: options, commands and exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from mqtemplate.cli.broker_command import add_broker_command
 from mqtemplate.cli.capabilities_command import add_capabilities_command
-from mqtemplate.cli.say import say
+from mqtemplate.cli.output import print_line
 from mqtemplate.errors import ConfigurationError, MQTemplateError
 
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
-"""Also of a configuration that cannot be used; `argparse` says the same of wrong arguments."""
+"""Also for a configuration that cannot be used. `argparse` uses the same code for wrong arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; gives the exit code: 0 when it ended as it should, or one of those above."""
+    """Run a command, and return the exit code: 0 after success, or one of the codes above."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except MQTemplateError as exc:
+        print_line(f"error: {exc}", sys.stderr)
+        return EXIT_USAGE if isinstance(exc, ConfigurationError) else EXIT_CANNOT_START
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mqtemplate",
         description="Delayed messages for Python, with RocketMQ's protocol.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"mqtemplate {version('mqtemplate')}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", metavar="FOLDER", help="folder of application.yml (default: the current folder)")
+    common.add_argument("--profile", metavar="NAME", action="append", default=[], help="a profile; may be repeated")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add_broker_command(commands)
-    add_capabilities_command(commands)
-    options = parser.parse_args(arguments)
-    try:
-        options.run(options)
-    except ConfigurationError as exc:
-        return _told(exc, EXIT_USAGE)
-    except MQTemplateError as exc:
-        return _told(exc, EXIT_CANNOT_START)
-    return 0
-
-
-def _told(error: MQTemplateError, code: int) -> int:
-    say(f"error: {error}", sys.stderr)
-    return code
+    for add_command in (add_broker_command, add_capabilities_command):
+        add_command(commands, common)
+    return parser

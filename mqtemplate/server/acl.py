@@ -1,121 +1,117 @@
-"""Access control: each request is signed by an account, and the account has the right to it.
+"""Access control: an account signs each request and needs the right to it.
 
-Which right a request needs is a table. A request that is not in it is for administrators only, so nothing new is open
-by mistake. Source: RocketMQ ``acl: PlainAccessValidator`` (1.0), ``auth`` (2.0); section 19 of the specification.
+A table holds the rights that a request needs. A request that is not in the table needs an administrator, so a new
+request code is never open by mistake. Source: RocketMQ ``acl: PlainAccessValidator`` (ACL 1.0), ``auth`` (ACL 2.0).
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
 
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, is_signed_with
 from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl_settings import Account, AclSettings, Right
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.acl")
 
+_MAX_LOGGED = 1_000
+_UNKNOWN_SECRET = secrets.token_hex()
+
+
+class AclGuard:
+    """Checks each request before its processor runs.
+
+    - A request with an unknown access key or a wrong signature is refused. The response does not tell which it was.
+    - Clients from 5.0.0 on receive NO_PERMISSION, as from ACL 2.0; older clients receive SYSTEM_ERROR, as from ACL 1.0.
+      An older client would take NO_PERMISSION for a topic that is not writable, and retry with the next broker.
+    - The check runs in the I/O thread: it computes one signature and does no I/O.
+    """
+
+    def __init__(self, settings: AclSettings) -> None:
+        self._accounts = {account.access_key: account for account in settings.accounts}
+        self._logged: set[tuple[int, str]] = set()
+
+    def __call__(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        """Return the response to a request that is refused, or None if the request is permitted.
+
+        Raises:
+            RemoteProtocolError: The request cannot be decoded.
+        """
+        reason = self._refusal(request)
+        if reason is None:
+            return None
+        self._log_refusal(connection, request, reason)
+        code = ResponseCode.NO_PERMISSION if request.version >= Version.V5_0_0 else ResponseCode.SYSTEM_ERROR
+        return request.response(code, remark=reason)
+
+    def _log_refusal(self, connection: Connection, request: RemotingCommand, reason: str) -> None:
+        """Log a warning once for each connection and reason: a refused client may retry for days."""
+        key = (connection.id, reason)
+        level = logging.DEBUG if key in self._logged else logging.WARNING
+        _log.log(level, "acl.refused", request=str(request), remote=str(connection.remote), reason=reason)
+        if len(self._logged) >= _MAX_LOGGED:
+            self._logged.clear()
+        self._logged.add(key)
+
+    def _refusal(self, request: RemotingCommand) -> str | None:
+        access_key = request.ext_fields.get(ACCESS_KEY)
+        if access_key is None:
+            return "access control is enabled: configure the client with an access key and a secret key"
+        account = self._accounts.get(access_key)
+        secret_key = _UNKNOWN_SECRET if account is None else account.secret_key
+        # The signature is computed for an unknown account too: the time of the response tells nothing.
+        if not is_signed_with(request, secret_key) or account is None:
+            return f"access key {access_key[:64]!r} is unknown, or its secret key is wrong"
+        return None if account.admin else _missing_right(account, request)
+
+
+def _missing_right(account: Account, request: RemotingCommand) -> str | None:
+    if request.code in _FREE:
+        return None
+    code = RequestCode.of(request.code)
+    name = code.name if isinstance(code, RequestCode) else str(code)
+    if request.code not in _NEEDS:
+        return f"access key {account.access_key!r} may not request {name}: only an account with admin: true may"
+    for need in _NEEDS[request.code](request):
+        if not account.may(*need):
+            return f"access key {account.access_key!r} has no right {need.right} on {need.kind} {need.name!r} ({name})"
+    return None
+
+
+# --- rights that a request needs --------------------------------------------------------------------
+
 
 class _Need(NamedTuple):
-    """A right on one topic or group; any of several will do."""
+    """The right to one topic or group. If *right* has several bits, each of them suffices."""
 
     kind: str
     name: str
     right: Right
 
 
-_Needs = Callable[[RemotingCommand], Iterator[_Need]]
-_EITHER = Right.PUB | Right.SUB
-_REMEMBERED = 1_000
-_NOBODYS_SECRET = secrets.token_hex()
+_Needs = Callable[[RemotingCommand], list[_Need]]
 
 
-class AclGuard:
-    """Looks at each request before it is served.
-
-    - Who does not say who it is, or signs with another secret, is refused; the answer does not tell which of the two.
-    - Clients of 5.0 and newer are told NO_PERMISSION, as ACL 2.0 does; older ones SYSTEM_ERROR, as 1.0 does: theirs
-      would take the other code for a topic that cannot be written, and try the next broker.
-    - It runs in the I/O thread: it computes one signature, and asks nobody.
-    """
-
-    def __init__(self, settings: AclSettings) -> None:
-        self._accounts = {account.access_key: account for account in settings.accounts}
-        self._told: set[tuple[int, str]] = set()
-
-    def __call__(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """The refusal; None for a request that may be served.
-
-        Raises:
-            RemoteProtocolError: The request cannot be read.
-        """
-        reason = self._reason(request)
-        if reason is None:
-            return None
-        self._tell(connection, request, reason)
-        knows_code = request.version >= Version.V5_0_0
-        return request.response(ResponseCode.NO_PERMISSION if knows_code else ResponseCode.SYSTEM_ERROR, remark=reason)
-
-    def _tell(self, connection: Connection, request: RemotingCommand, reason: str) -> None:
-        """Once for each connection and reason: a client that is refused goes on asking, and may do so for days."""
-        told = (connection.id, reason)
-        level = logging.DEBUG if told in self._told else logging.WARNING
-        _log.log(level, "acl.refused", request=str(request), remote=str(connection.remote), reason=reason)
-        if len(self._told) >= _REMEMBERED:
-            self._told.clear()
-        self._told.add(told)
-
-    def _reason(self, request: RemotingCommand) -> str | None:
-        access_key = request.ext_fields.get(ACCESS_KEY)
-        if access_key is None:
-            return "access is controlled here: give the client an access key and its secret key"
-        account = self._accounts.get(access_key)
-        secret_key = _NOBODYS_SECRET if account is None else account.secret_key
-        if not is_signed_with(request, secret_key) or account is None:  # in this order, so that both take as long
-            return f"access key {access_key[:64]!r} is not known here, or its secret key is another"
-        return None if account.admin else _missing_right(account, request)
-
-
-def _missing_right(account: Account, request: RemotingCommand) -> str | None:
-    code = RequestCode.of(request.code)
-    name = code.name if isinstance(code, RequestCode) else str(code)
-    if request.code in _FREE:
-        return None
-    needs = _NEEDS.get(request.code)
-    if needs is None:
-        return f"access key {account.access_key!r} may not ask {name}: that is for accounts with admin: true"
-    for need in needs(request):
-        if not account.may(*need):
-            return f"access key {account.access_key!r} has no right {need.right} on {need.kind} {need.name!r} ({name})"
-    return None
-
-
-# --- which rights a request needs -------------------------------------------------------------------
-
-
-def _read_topic(topic: str) -> Iterator[_Need]:
-    """A group's own topics go with the group."""
+def _topic(topic: str, right: Right) -> _Need:
+    """Return the need of *right* on a topic. The retry and dead letter topics of a group need a right on the group."""
     for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
         if topic.startswith(prefix):
-            yield _Need("group", topic.removeprefix(prefix), Right.SUB)
-            return
-    yield _Need("topic", topic, Right.SUB)
+            return _group(topic.removeprefix(prefix))
+    return _Need("topic", topic, right)
 
 
-def _write_topic(topic: str) -> Iterator[_Need]:
-    """Into a retry topic consumers write, who have the right to read for the group."""
-    if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
-        yield from _read_topic(topic)
-    else:
-        yield _Need("topic", topic, Right.PUB)
+def _group(group: str) -> _Need:
+    return _Need("group", group, Right.SUB)
 
 
 def _field(request: RemotingCommand, name: str) -> str:
@@ -125,92 +121,77 @@ def _field(request: RemotingCommand, name: str) -> str:
     return value
 
 
-def _send(name: str) -> _Needs:
-    return lambda request: _write_topic(_field(request, name))
+def _topic_field(name: str, right: Right) -> _Needs:
+    return lambda request: [_topic(_field(request, name), right)]
 
 
-def _group(name: str) -> _Needs:
-    return lambda request: iter([_Need("group", _field(request, name), Right.SUB)])
+def _group_field(name: str) -> _Needs:
+    return lambda request: [_group(_field(request, name))]
 
 
-def _consume(request: RemotingCommand) -> Iterator[_Need]:
-    yield _Need("group", _field(request, "consumerGroup"), Right.SUB)
-    yield from _read_topic(_field(request, "topic"))
+def _consume(request: RemotingCommand) -> list[_Need]:
+    return [_group(_field(request, "consumerGroup")), _topic(_field(request, "topic"), Right.SUB)]
 
 
-def _look(request: RemotingCommand) -> Iterator[_Need]:
-    topic = _field(request, "topic")
-    if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
-        yield from _read_topic(topic)
-    else:
-        yield _Need("topic", topic, _EITHER)
-
-
-def _query(request: RemotingCommand) -> Iterator[_Need]:
-    yield from _read_topic(_field(request, "topic"))
-
-
-def _end_transaction(request: RemotingCommand) -> Iterator[_Need]:
-    """A client of 4.9 does not say which topic it was; it could not have begun without the right to it."""
+def _end_transaction(request: RemotingCommand) -> list[_Need]:
+    """Clients of 4.9 do not name the topic. They needed the right to it for the half message."""
     topic = request.ext_fields.get("topic")
-    if topic:
-        yield from _write_topic(topic)
+    return [_topic(topic, Right.PUB)] if topic else []
 
 
-def _unregister(request: RemotingCommand) -> Iterator[_Need]:
+def _unregister(request: RemotingCommand) -> list[_Need]:
     group = request.ext_fields.get("consumerGroup")
-    if group:
-        yield _Need("group", group, Right.SUB)
+    return [_group(group)] if group else []
 
 
-def _heartbeat(request: RemotingCommand) -> Iterator[_Need]:
+def _heartbeat(request: RemotingCommand) -> list[_Need]:
+    needs = []
     for consumer in HeartbeatData.decode(request.body).consumer_data_set:
-        yield _Need("group", consumer.group_name, Right.SUB)
-        for subscription in consumer.subscription_data_set:
-            yield from _read_topic(subscription.topic)
+        needs.append(_group(consumer.group_name))
+        needs += [_topic(subscription.topic, Right.SUB) for subscription in consumer.subscription_data_set]
+    return needs
 
 
-def _lock(request: RemotingCommand) -> Iterator[_Need]:
-    yield _Need("group", LockBatchRequestBody.decode(request.body).consumer_group, Right.SUB)
+def _lock(request: RemotingCommand) -> list[_Need]:
+    return [_group(LockBatchRequestBody.decode(request.body).consumer_group)]
 
 
-def _check_client(request: RemotingCommand) -> Iterator[_Need]:
-    asked = CheckClientRequestBody.decode(request.body)
-    yield _Need("group", asked.group, Right.SUB)
-    yield from _read_topic(asked.subscription_data.topic)
+def _check_client(request: RemotingCommand) -> list[_Need]:
+    body = CheckClientRequestBody.decode(request.body)
+    return [_group(body.group), _topic(body.subscription_data.topic, Right.SUB)]
 
 
 _FREE = frozenset(
     {
-        # for whoever has an account: clients ask these before they know what they will do
+        # Any account may send these: a client requests routes before it sends or subscribes.
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         RequestCode.GET_BROKER_CLUSTER_INFO,
-        # a reply goes to whoever asked for it, and nowhere else
+        # A reply is only forwarded to the producer of the request.
         RequestCode.SEND_REPLY_MESSAGE,
         RequestCode.SEND_REPLY_MESSAGE_V2,
     }
 )
 
 _NEEDS: dict[int, _Needs] = {
-    RequestCode.SEND_MESSAGE: _send("topic"),
-    RequestCode.SEND_MESSAGE_V2: _send("b"),
-    RequestCode.SEND_BATCH_MESSAGE: _send("b"),
-    RequestCode.RECALL_MESSAGE: _send("topic"),
+    RequestCode.SEND_MESSAGE: _topic_field("topic", Right.PUB),
+    RequestCode.SEND_MESSAGE_V2: _topic_field("b", Right.PUB),
+    RequestCode.SEND_BATCH_MESSAGE: _topic_field("b", Right.PUB),
+    RequestCode.RECALL_MESSAGE: _topic_field("topic", Right.PUB),
     RequestCode.END_TRANSACTION: _end_transaction,
     RequestCode.PULL_MESSAGE: _consume,
     RequestCode.LITE_PULL_MESSAGE: _consume,
     RequestCode.QUERY_CONSUMER_OFFSET: _consume,
     RequestCode.UPDATE_CONSUMER_OFFSET: _consume,
-    RequestCode.CONSUMER_SEND_MSG_BACK: _group("group"),
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group("consumerGroup"),
+    RequestCode.CONSUMER_SEND_MSG_BACK: _group_field("group"),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group_field("consumerGroup"),
     RequestCode.LOCK_BATCH_MQ: _lock,
     RequestCode.UNLOCK_BATCH_MQ: _lock,
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _unregister,
     RequestCode.CHECK_CLIENT_CONFIG: _check_client,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _look,
-    RequestCode.GET_MAX_OFFSET: _look,
-    RequestCode.GET_MIN_OFFSET: _look,
-    RequestCode.GET_EARLIEST_MSG_STORETIME: _look,
-    RequestCode.QUERY_MESSAGE: _query,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _topic_field("topic", Right.PUB | Right.SUB),
+    RequestCode.GET_MAX_OFFSET: _topic_field("topic", Right.PUB | Right.SUB),
+    RequestCode.GET_MIN_OFFSET: _topic_field("topic", Right.PUB | Right.SUB),
+    RequestCode.GET_EARLIEST_MSG_STORETIME: _topic_field("topic", Right.PUB | Right.SUB),
+    RequestCode.QUERY_MESSAGE: _topic_field("topic", Right.SUB),
 }

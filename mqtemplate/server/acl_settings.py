@@ -1,4 +1,4 @@
-"""Who may do what: accounts with their keys, and their rights on topics and groups."""
+"""Settings of the access control: accounts with their keys, and their rights to topics and groups."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import Flag
 
 from mqtemplate.errors import ConfigurationError
 
-_SHORTEST_KEY = 7
-"""Source: ``PlainPermissionManager``: names and secrets that are shorter are refused."""
+_MIN_KEY_LENGTH = 7
+"""RocketMQ: ``PlainPermissionManager`` refuses shorter access keys and secret keys."""
 
 
 class Right(Flag):
-    """What an account may do with a topic or a group: send to it, read from it."""
+    """Rights of an account to a topic or a group: to send to it (PUB), to read from it (SUB)."""
 
     DENY = 0
     PUB = 1
@@ -21,10 +21,10 @@ class Right(Flag):
 
     @classmethod
     def parse(cls, text: str) -> Right:
-        """Read ``PUB``, ``SUB``, ``PUB|SUB`` or ``DENY``.
+        """Parse ``PUB``, ``SUB``, ``PUB|SUB`` or ``DENY``.
 
         Raises:
-            ValueError: It is none of these.
+            ValueError: The text is none of these.
         """
         right = cls.DENY
         for word in text.upper().split("|"):
@@ -40,13 +40,13 @@ class Right(Flag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """One access key. The names are those of RocketMQ's ``plain_acl.yml``.
+    """One access key and its rights. The names are those of RocketMQ's ``plain_acl.yml``.
 
     Attributes:
-        secret_key: Never sent and never shown; requests are signed with it.
-        admin: May do everything, also what administrators do.
-        default_topic_perm: For topics that *topic_perms* does not name.
-        default_group_perm: Alike.
+        secret_key: Key that requests are signed with. It is neither sent nor shown.
+        admin: True if the account has all rights, administration included.
+        default_topic_perm: Rights to topics that are not in *topic_perms*.
+        default_group_perm: Rights to groups that are not in *group_perms*.
 
     Raises:
         ConfigurationError: A key is too short.
@@ -62,33 +62,37 @@ class Account:
 
     def __post_init__(self) -> None:
         for name, value in (("access-key", self.access_key), ("secret-key", self.secret_key)):
-            if len(value) < _SHORTEST_KEY:
+            if len(value) < _MIN_KEY_LENGTH:
                 raise ConfigurationError(
-                    f"the {name} of an account has {len(value)} characters, at least {_SHORTEST_KEY} are needed"
+                    f"the {name} of an account must have at least {_MIN_KEY_LENGTH} characters, it has {len(value)}"
                 )
 
-    def may(self, kind: str, name: str, wanted: Right) -> bool:
-        """Whether it has the right *wanted* (any of several) on the topic or group *name*; *kind* tells which."""
+    def may(self, kind: str, name: str, needed: Right) -> bool:
+        """Return True if the account has one of the rights in *needed* to a topic or group.
+
+        Args:
+            kind: ``topic`` or ``group``.
+        """
         if kind == "group":
-            return bool(self.group_perms.get(name, self.default_group_perm) & wanted)
-        return bool(self.topic_perms.get(name, self.default_topic_perm) & wanted)
+            return bool(self.group_perms.get(name, self.default_group_perm) & needed)
+        return bool(self.topic_perms.get(name, self.default_topic_perm) & needed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AclSettings:
-    """Access control.
+    """Settings of the access control.
 
     Attributes:
-        accounts: Who may come in. None at all: nobody.
+        accounts: All accounts. Without accounts every request is refused.
 
     Raises:
-        ConfigurationError: Two accounts have one access key.
+        ConfigurationError: Two accounts have the same access key.
     """
 
     accounts: tuple[Account, ...] = ()
 
     def __post_init__(self) -> None:
         names = [account.access_key for account in self.accounts]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigurationError(f"access-key {twice[0]!r} is given twice; keep one account")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ConfigurationError(f"access-key {duplicates[0]!r} has two accounts; keep one")

@@ -1,41 +1,54 @@
-"""The broker as a server: processors for what clients ask, the services behind them, and the door."""
+"""TCP server for the embedded broker: RocketMQ's remoting protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import structlog
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
 from mqtemplate.message import HostAddress, MessageExt
 from mqtemplate.remoting.server import Guard, Processor, RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.server.admin.administration import Administration
-from mqtemplate.server.client_expiry import ClientExpiry
-from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.acl import AclGuard
+from mqtemplate.server.acl_settings import AclSettings
+from mqtemplate.server.admin.broker import BrokerAdmin
+from mqtemplate.server.admin.groups import GroupAdmin
+from mqtemplate.server.admin.offsets import OffsetAdmin
+from mqtemplate.server.admin.queue_statistics import QueueStatistics
+from mqtemplate.server.admin.relay import RelayProcessor
+from mqtemplate.server.admin.topics import TopicAdmin
+from mqtemplate.server.admin.traffic import Traffic
+from mqtemplate.server.clients import ClientExpiry, ClientRegistry
 from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.name_server.kv_config import KVConfig
+from mqtemplate.server.name_server.processor import NameServer
+from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.processors.client import ClientProcessor
-from mqtemplate.server.processors.lock import LockProcessor
 from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.processors.offset import OffsetProcessor
-from mqtemplate.server.processors.pull import PullProcessor, pull_response
+from mqtemplate.server.processors.pull import PullProcessor
+from mqtemplate.server.processors.query import QueryProcessor
+from mqtemplate.server.processors.queue_locks import QueueLocks
+from mqtemplate.server.processors.recall import RecallProcessor
 from mqtemplate.server.processors.reply import ReplyProcessor
 from mqtemplate.server.processors.send import SendProcessor
 from mqtemplate.server.processors.send_back import SendBackProcessor
 from mqtemplate.server.processors.transaction import TransactionProcessor
 from mqtemplate.server.pull_hold import PullHold
-from mqtemplate.server.queue_locks import QueueLocks
 from mqtemplate.server.raw_reader import RawReader
+from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.subscriptions import Subscriptions
 from mqtemplate.server.topic_configs import TopicConfigs
-from mqtemplate.server.topic_creation import TopicMaker
+from mqtemplate.server.topic_creation import TopicCreation
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
@@ -64,25 +77,27 @@ class _RemoteClients:
 
 
 class BrokerServer:
-    """An embedded broker that RocketMQ's clients can use, of any language and of the versions 4.9 and 5.
+    """Server through which RocketMQ's clients use an embedded broker: clients of any language, 4.9 and 5.x.
 
-    - The engine belongs to its owner, who closes it after the server; `start` starts it where that was not done.
-    - Remote clients and consumers of this process see the same topics and offsets. A group has members of one kind
-      only: who comes second with the other kind is refused.
-    - On a virtual clock whoever owns the clock steps ``services()`` too; the door has its thread all the same.
+    - The caller owns the engine and closes it after the server. `start` starts the engine if necessary.
+    - Remote clients and the consumers of this process use the same topics and offsets. All members of a group are of
+      one kind: a consumer of the other kind is refused.
+    - The server answers the requests to a name server too, for clients that know only one address.
+    - On a virtual clock, the owner of the clock steps ``services()``. The sockets have a thread nevertheless.
 
     Args:
-        remoting: Limits of the connections, and TLS.
+        remoting: TLS, and limits of the connections.
         guard: Check of each request before its processor.
 
     Attributes:
-        clients: Who is connected.
-        groups: The settings of consumer groups.
-        topics: The topics in the protocol's words.
-        hold: The pulls that wait.
-        locks: Which client has which queue of an ordered group.
-        processors: Request code -> what answers it, of a broker's daily work.
-        remoting: The door itself.
+        topics: Topics in the types of the protocol.
+        groups: Settings of the consumer groups.
+        clients: Connected clients.
+        locks: Locks of queues for ordered consumers.
+        hold: Held pulls.
+        name_server: The name server.
+        processors: Request code -> processor, of the requests that producers and consumers send.
+        remoting: The listener socket and its connections.
     """
 
     def __init__(
@@ -108,80 +123,100 @@ class BrokerServer:
         )
         self.clients = ClientRegistry(clock)
         self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
-        raw = RawReader(engine.store, engine.reader)
-        self.hold = PullHold(engine.store, engine.reader, raw, clock, pull_response, settings.max_held_pulls)
-        self.administration = Administration(
-            engine, settings, self.topics, self.groups, self.clients, lambda: str(self.address)
+        self._raw = RawReader(engine.store, engine.reader)
+        self.hold = PullHold(self._raw, clock, settings.max_held_pulls)
+        self.name_server = NameServer(
+            self.topics, KVConfig(engine.store.store_files), RegisteredBrokers(engine.name, clock), self._address_text
         )
+        self._traffic = Traffic(engine.store, engine.offsets, clock)
         self._deferred_work = DeferredWork(clock)
         self.remoting = RemotingServer(
             settings.listen, remoting or RemotingServerSettings(), clock, guard=guard, error_response=problem_response
         )
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
-        self.processors = self._make_processors(raw)
-        for code, processor in self.processors.items():
-            self.remoting.register(code, processor, slow=code in OffsetProcessor.slow)
-        self.administration.register(self.remoting)
+        self.processors = self._register_processors()
+        self._register_admin_processors()
+        self.name_server.register(self.remoting)
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms)
-        self._services: list[Service] = [self.hold, expiry, *self.administration.services()]
+        self._services: list[Service] = [self.hold, expiry, self._traffic]
         self._thread: ServiceThread | None = None
 
-    def _make_processors(self, raw: RawReader) -> dict[int, Processor]:
-        engine, settings, groups, later = self.engine, self.settings, self.groups, self._deferred_work
-        writer = MessageWriter(engine.store)
-        topic_maker = TopicMaker(engine.topics, settings)
+    def _register_processors(self) -> dict[int, Processor]:
+        engine, settings, groups, deferred_work = self.engine, self.settings, self.groups, self._deferred_work
+        writer = MessageWriter(engine.store, engine.name)
+        topic_creation = TopicCreation(engine.topics, settings)
         subscriptions = Subscriptions(self.clients, settings)
-        clients = ClientProcessor(engine, self.clients, subscriptions, groups, topic_maker, later)
-        self.clients.on_members_changed(clients.tell_members)
+        clients = ClientProcessor(engine, self.clients, subscriptions, groups, topic_creation, deferred_work)
+        self.clients.on_members_changed(clients.notify_members)
         transactions, replies = TransactionProcessor(engine, self.clients, writer), ReplyProcessor(engine, self.clients)
         self._remote_clients = _RemoteClients(self.clients, transactions, replies)
-        pulls = PullProcessor(engine, settings, self.clients, groups, subscriptions, raw, self.hold, later)
-        return {
-            **SendProcessor(engine, settings, groups, self.locks, topic_maker, writer, later).processors(),
-            **pulls.processors(),
-            **OffsetProcessor(engine, raw, groups, later).processors(),
-            **clients.processors(),
-            **LockProcessor(self.locks).processors(),
-            **SendBackProcessor(engine, groups, topic_maker, writer, later).processors(),
-            **transactions.processors(),
-            **replies.processors(),
-        }
+        return register(
+            self.remoting,
+            SendProcessor(engine, settings, groups, self.locks, topic_creation, writer, deferred_work),
+            PullProcessor(engine, settings, self.clients, groups, subscriptions, self._raw, self.hold, deferred_work),
+            OffsetProcessor(engine, self._raw, groups, deferred_work),
+            clients,
+            self.locks,
+            SendBackProcessor(engine, groups, topic_creation, writer, deferred_work),
+            transactions,
+            replies,
+        )
+
+    def _register_admin_processors(self) -> None:
+        """Register the processors of the requests that administration tools send."""
+        engine, topics, groups, clients = self.engine, self.topics, self.groups, self.clients
+        offsets, now_ms = engine.offsets, engine.clock.now_ms()
+        statistics = QueueStatistics(self._raw, offsets, self._traffic, engine.name)
+        queries = QueryProcessor(engine, clients)
+        register(
+            self.remoting,
+            TopicAdmin(topics, statistics, offsets, clients),
+            GroupAdmin(groups, offsets, clients),
+            OffsetAdmin(topics, groups, offsets, statistics, clients, engine.clock),
+            BrokerAdmin(engine, self.settings, topics, self._traffic, self._address_text, now_ms),
+            queries,
+            RelayProcessor(clients, topics, queries.record_at),
+            RecallProcessor(engine, topics, self.settings),
+        )
 
     @property
     def address(self) -> HostAddress:
-        """What clients are told: the engine's host, at the port that the server really has."""
+        """Address in routes: the engine's host, with the port that the server really listens on."""
         host = self.engine.settings.listen_host
         if host.port in (0, self.settings.listen.port):
             return HostAddress(host.ip, self.remoting.address.port)
         return host
 
-    # --- life ----------------------------------------------------------------------------------
+    def _address_text(self) -> str:
+        return str(self.address)
+
+    # --- start and stop ------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Start the engine, and read what is kept beside its messages; `start` does that too.
+        """Start the engine and read the tables of the server. `start` calls this.
 
         Raises:
             StoreError: The engine cannot be started, or a table cannot be read.
         """
         self.engine.start()
         self.engine.attach(self._remote_clients)
-        self._make_system_topics()
+        self._create_system_topics()
         self.groups.load()
-        self.administration.load()
+        self.name_server.entries.load()
 
-    def _make_system_topics(self) -> None:
-        """Routes tell clients how many queues a topic gets that they make, so the pattern has the settings' number."""
-        self.topics.make_system_topics()
+    def _create_system_topics(self) -> None:
+        """Create the system topics. `AUTO_CREATE_TOPIC` tells clients how many queues a new topic gets."""
+        self.topics.create_system_topics()
         if self.engine.topics.config(AUTO_CREATE_TOPIC) is not None:
             count = self.settings.default_topic_queue_nums
             self.engine.topics.update(AUTO_CREATE_TOPIC, {"readQueueNums": count, "writeQueueNums": count})
 
     def start(self) -> None:
-        """Open the door.
+        """Load, then accept connections.
 
         Raises:
-            BrokerError: The address cannot be listened at.
+            BrokerError: The server cannot listen on its address.
             StoreError: The engine cannot be started; see `EmbeddedBroker.start`.
         """
         self.load()
@@ -190,29 +225,110 @@ class BrokerServer:
             report = self.engine.store.report
             self._thread = ServiceThread("mqtemplate-server", self._services, self.engine.clock, report)
             self._thread.start()
-        told, door = self.address, self.remoting.address
-        if told.port != door.port and told.ip.startswith("127."):
+        listens, advertised = self.remoting.address, self.address
+        if advertised.port != listens.port and advertised.ip.startswith("127."):
             _log.warning(
                 "server.address_differs",
-                told=str(told),
-                listens=str(door),
-                hint="nobody listens where clients are sent; set listen_host of the engine's settings",
+                advertised=str(advertised),
+                listens=str(listens),
+                hint="clients cannot connect to the advertised address; set listen_host in the engine's settings",
             )
-        _log.info("server.started", broker=self.engine.name, address=str(told))
+        _log.info("server.started", broker=self.engine.name, address=str(advertised))
 
     def services(self) -> Sequence[Service]:
-        """What has to be stepped on a virtual clock, beside the engine's services."""
+        """Return the services that the owner of a virtual clock steps, in addition to the engine's."""
         return self._services
 
     def stop(self) -> None:
-        """Close the door; the engine goes on."""
-        self.hold.close()  # first, since the door waits for what is not answered yet
+        """Close all connections. The engine continues to run."""
+        self.hold.close()  # First: `RemotingServer.stop` waits for the responses to all requests.
         self.remoting.stop()
         self._deferred_work.close()
         if self._thread is not None:
             self._thread.stop()
         self.engine.detach()
         _log.info("server.stopped", broker=self.engine.name)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+
+class LocalCluster:
+    """A cluster in one process: an engine, its broker server and a name server.
+
+    - ``python -m mqtemplate broker`` runs it.
+
+    - The engine starts first and the name server last: a route never has the address of a broker that does not listen.
+    - They stop in reverse order. The engine stores all progress when it closes.
+    - Access control and TLS apply to both listener sockets.
+
+    Args:
+        engine: Engine that is started and closed with the cluster.
+        name_server: Address of the name server. None: the broker server answers its requests on its own address.
+        remoting: TLS, and limits of the connections.
+        acl: Access control. None: every client may send every request.
+
+    Attributes:
+        broker: The broker server.
+
+    Raises:
+        ConfigurationError: A file in the TLS settings cannot be used.
+    """
+
+    def __init__(
+        self,
+        engine: EmbeddedBroker,
+        settings: BrokerServerSettings | None = None,
+        name_server: HostAddress | None = None,
+        *,
+        remoting: RemotingServerSettings | None = None,
+        acl: AclSettings | None = None,
+    ) -> None:
+        self.engine = engine
+        guard = None if acl is None else AclGuard(acl)
+        self.broker = BrokerServer(engine, settings, remoting=remoting, guard=guard)
+        self._name_server: RemotingServer | None = None
+        if name_server is not None:
+            limits = remoting or RemotingServerSettings()
+            self._name_server = RemotingServer(
+                name_server, limits, engine.clock, guard=guard, error_response=problem_response
+            )
+            self.broker.name_server.register(self._name_server)
+        self._closing = ExitStack()
+
+    @property
+    def address(self) -> HostAddress:
+        """Address of the broker."""
+        return self.broker.address
+
+    @property
+    def name_server_address(self) -> HostAddress:
+        """Address of the name server."""
+        return self.broker.address if self._name_server is None else self._name_server.address
+
+    def start(self) -> None:
+        """Start everything. If one part fails, stop the others.
+
+        Raises:
+            BrokerError: A server cannot listen on its address.
+            StoreError: The store files cannot be opened.
+        """
+        with ExitStack() as started:
+            started.callback(self.engine.close)
+            started.callback(self.broker.stop)
+            self.broker.start()
+            if self._name_server is not None:
+                self._name_server.start()
+                started.callback(self._name_server.stop)
+            self._closing = started.pop_all()
+
+    def stop(self) -> None:
+        """Stop everything. All acknowledged messages and committed offsets are on disk then. May be called twice."""
+        self._closing.close()
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,28 +1,32 @@
-"""Who is connected, and for which groups: producers, consumers, and what consumers subscribe to."""
+"""Registry of the connected clients: producers and consumers by group, and the subscriptions of each consumer group."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import structlog
 
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import LanguageCode
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.remoting.protocol.codes import LanguageCode
+
+_log = structlog.stdlib.get_logger("mqtemplate.server")
 
 _BROADCASTING = "BROADCASTING"
 
 
 @dataclass(slots=True, eq=False)
 class ClientChannel:
-    """One client over one connection. A process may have several, each with an id of its own.
+    """One client on one connection. A process may have several clients with different IDs.
 
     Attributes:
-        client_id: As the client calls itself; any text.
+        client_id: Any text that the client chose.
         version: The client's `Version`, as a number.
-        last_update_ms: When it was last heard of.
+        last_update_ms: Time of the last heartbeat.
     """
 
     connection: Connection
@@ -34,12 +38,12 @@ class ClientChannel:
 
 @dataclass(slots=True, eq=False)
 class ConsumerGroupInfo:
-    """The members of one group that are connected, and what the group reads.
+    """The connected members of one consumer group, and what the group subscribes to.
 
     Attributes:
-        consume_type, message_model, consume_from_where: RocketMQ's words, as the last heartbeat had them.
-        channels: By the connection's id.
-        subscriptions: By topic. The newest one holds for all members.
+        consume_type, message_model, consume_from_where: RocketMQ's names, from the last heartbeat.
+        channels: Members by connection ID.
+        subscriptions: Subscriptions by topic. The latest one is valid for all members.
     """
 
     group: str
@@ -51,207 +55,234 @@ class ConsumerGroupInfo:
 
     @property
     def is_broadcasting(self) -> bool:
+        """True if each member receives all messages."""
         return self.message_model == _BROADCASTING
 
     def client_ids(self) -> list[str]:
-        """Each member once, sorted."""
+        """Return the sorted IDs of the members, each once."""
         return sorted({channel.client_id for channel in self.channels.values()})
 
     def channel_of(self, client_id: str) -> ClientChannel | None:
-        """The member's connection; its newest where it has several."""
-        mine = [channel for channel in self.channels.values() if channel.client_id == client_id]
-        return max(mine, key=lambda channel: channel.last_update_ms, default=None)
+        """Return the latest channel of a member, or None if it is not connected."""
+        return _latest(channel for channel in self.channels.values() if channel.client_id == client_id)
 
 
 class ClientRegistry:
     """Producers and consumers by group.
 
-    - What it gives is a copy, or is replaced and never changed while others may read it.
-    - A group of which nobody is left is forgotten.
-    - Any thread may ask and tell.
+    - A returned object is a copy, or an object that is replaced instead of changed.
+    - A group without members is removed.
+    - Thread-safe.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._changed: Callable[[ConsumerGroupInfo], None] = lambda info: None
+        self._on_members_changed: Callable[[ConsumerGroupInfo], None] = lambda info: None
         self._lock = threading.Lock()
         self._consumers: dict[str, ConsumerGroupInfo] = {}
         self._producers: dict[str, dict[int, ClientChannel]] = {}
-        self._turn = 0
+        self._next_producer = 0
 
-    def on_members_changed(self, changed: Callable[[ConsumerGroupInfo], None]) -> None:
-        """Call *changed* with each group whose members or topics changed, and who is in it now; in any thread."""
-        self._changed = changed
+    def on_members_changed(self, callback: Callable[[ConsumerGroupInfo], None]) -> None:
+        """Call *callback* with each group whose members or topics changed, in the thread that changed them."""
+        self._on_members_changed = callback
 
-    # --- asking --------------------------------------------------------------------------------
-
-    def consumer_groups(self) -> list[str]:
-        """The groups that somebody consumes for, sorted."""
-        return sorted(self._consumers)
+    # --- queries -------------------------------------------------------------------------------
 
     def consumer_group(self, group: str) -> ConsumerGroupInfo | None:
-        """The group; None if nobody consumes for it."""
+        """Return the members of a consumer group, or None if it has none."""
         return self._consumers.get(group)
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """What *group* wants of *topic*; None if nobody consumes for it, or it does not subscribe to that."""
+        """Return the subscription of *group* to *topic*, or None if there is none."""
         info = self._consumers.get(group)
         return None if info is None else info.subscriptions.get(topic)
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """The groups that subscribe to *topic*, sorted."""
+        """Return the sorted names of the groups that subscribe to *topic*."""
         return sorted(group for group, info in list(self._consumers.items()) if topic in info.subscriptions)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel | None:
-        """One member of a group; None if it is not connected."""
+        """Return the channel of one member of a group, or None if it is not connected."""
         info = self._consumers.get(group)
         return None if info is None else info.channel_of(client_id)
 
     def producer_groups(self) -> dict[str, list[ClientChannel]]:
-        """Who sends for each group."""
+        """Return the connected producers by group."""
         return {group: list(channels.values()) for group, channels in list(self._producers.items())}
 
     def producers(self, group: str) -> list[ClientChannel]:
-        """Who sends for *group*; empty if nobody does."""
+        """Return the connected producers of *group*."""
         return list(self._producers.get(group, {}).values())
 
     def next_producer(self, group: str) -> ClientChannel | None:
-        """One who sends for *group*, each in turn; None if nobody does."""
+        """Return one producer of *group*, in rotation. None if none is connected."""
         channels = [channel for channel in self.producers(group) if channel.connection.is_open]
         if not channels:
             return None
-        self._turn += 1
-        return channels[self._turn % len(channels)]
+        self._next_producer += 1
+        return channels[self._next_producer % len(channels)]
 
     def producer_by_client_id(self, client_id: str) -> ClientChannel | None:
-        """The producer that calls itself so, by its newest connection; None if it is not connected."""
-        mine = [
+        """Return the latest channel of the producer with this ID, or None if it is not connected."""
+        return _latest(
             channel
             for channels in list(self._producers.values())
             for channel in list(channels.values())
             if channel.client_id == client_id and channel.connection.is_open
-        ]
-        return max(mine, key=lambda channel: channel.last_update_ms, default=None)
+        )
 
-    # --- telling -------------------------------------------------------------------------------
+    # --- changes -------------------------------------------------------------------------------
 
     def register_producer(self, group: str, channel: ClientChannel) -> bool:
-        """A client sends for *group*, or still does; gives whether it is the first of its group."""
+        """Add or refresh a producer of *group*. Return True if the group had no other producer."""
         with self._lock:
             others = self._producers.get(group, {})
             self._producers[group] = others | {channel.connection.id: channel}
             return not others
 
     def register_consumer(self, data: ConsumerData, channel: ClientChannel, *, without_sub: bool = False) -> bool:
-        """A client consumes for a group, or still does; gives whether that was news.
+        """Add or refresh a consumer. Return True if the members or the topics of its group changed.
 
         Args:
-            without_sub: *data* leaves the subscriptions out, since they are as they were.
+            without_sub: *data* has no subscriptions because they have not changed.
         """
         with self._lock:
             before = self._consumers.get(data.group_name)
             subscriptions = dict(before.subscriptions) if before is not None else {}
-            has_changed = False if without_sub else _update(subscriptions, data.subscription_data_set)
+            topics_changed = False if without_sub else _update(subscriptions, data.subscription_data_set)
             channels = dict(before.channels) if before is not None else {}
             known = channels.get(channel.connection.id)
-            is_news = has_changed or known is None or known.client_id != channel.client_id
+            is_change = topics_changed or known is None or known.client_id != channel.client_id
             channels[channel.connection.id] = channel
             info = ConsumerGroupInfo(
-                data.group_name,
-                data.consume_type,
-                data.message_model,
-                data.consume_from_where,
-                channels,
-                subscriptions,
+                data.group_name, data.consume_type, data.message_model, data.consume_from_where, channels, subscriptions
             )
             self._consumers[data.group_name] = info
-        if is_news:
-            self._changed(info)
-        return is_news
+        if is_change:
+            self._on_members_changed(info)
+        return is_change
 
     def unregister_producer(self, group: str, connection: Connection) -> None:
-        """A client sends for *group* no more."""
+        """Remove a producer from *group*."""
         with self._lock:
-            self._drop_producer(group, connection)
+            self._remove_producer(group, connection)
 
     def unregister_consumer(self, group: str, connection: Connection) -> None:
-        """A client consumes for *group* no more."""
+        """Remove a consumer from *group*."""
         with self._lock:
-            info = self._drop_consumer(group, connection)
-        self._tell(() if info is None else (info,))
+            changed = self._remove_consumer(group, connection)
+        self._report(changed)
 
     def forget(self, connection: Connection) -> None:
-        """The connection is gone, and with it whoever came over it."""
+        """Remove all clients of a closed connection."""
+        changed: list[ConsumerGroupInfo] = []
         with self._lock:
             for group in list(self._producers):
-                self._drop_producer(group, connection)
-            left = [info for group in list(self._consumers) if (info := self._drop_consumer(group, connection))]
-        self._tell(left)
+                self._remove_producer(group, connection)
+            for group in list(self._consumers):
+                changed += self._remove_consumer(group, connection)
+        self._report(changed)
 
     def expire(self, silent_ms: int) -> list[ClientChannel]:
-        """Take out of each group who was not heard of for it in *silent_ms*; gives those who are in no group now."""
+        """Remove clients that sent no heartbeat for a group in *silent_ms*. Return those that are in no group now."""
         limit = self._clock.now_ms() - silent_ms
-        gone: dict[int, ClientChannel] = {}
-        changed = []
+        expired: dict[int, ClientChannel] = {}
+        changed: list[ConsumerGroupInfo] = []
         with self._lock:
             for group, channels in list(self._producers.items()):
                 for channel in _silent(channels, limit):
-                    self._drop_producer(group, channel.connection)
-                    gone[channel.connection.id] = channel
+                    self._remove_producer(group, channel.connection)
+                    expired[channel.connection.id] = channel
             for group, info in list(self._consumers.items()):
                 for channel in _silent(info.channels, limit):
-                    dropped = self._drop_consumer(group, channel.connection)
-                    changed += [] if dropped is None else [dropped]
-                    gone[channel.connection.id] = channel
+                    changed += self._remove_consumer(group, channel.connection)
+                    expired[channel.connection.id] = channel
             members = set().union(*self._producers.values(), *(info.channels for info in self._consumers.values()))
-        self._tell(changed)
-        return [channel for connection_id, channel in gone.items() if connection_id not in members]
+        self._report(changed)
+        return [channel for connection_id, channel in expired.items() if connection_id not in members]
 
-    # --- inside --------------------------------------------------------------------------------
+    # --- with the lock held --------------------------------------------------------------------
 
-    def _drop_producer(self, group: str, connection: Connection) -> None:
-        channels = self._producers.get(group, {})
-        if connection.id in channels:
-            left = {key: channel for key, channel in channels.items() if key != connection.id}
-            if left:
-                self._producers[group] = left
-            else:
-                del self._producers[group]
+    def _remove_producer(self, group: str, connection: Connection) -> None:
+        channels = _without(self._producers.get(group, {}), connection)
+        if channels:
+            self._producers[group] = channels
+        else:
+            self._producers.pop(group, None)
 
-    def _drop_consumer(self, group: str, connection: Connection) -> ConsumerGroupInfo | None:
-        """The group as it is now; None if nothing changed."""
+    def _remove_consumer(self, group: str, connection: Connection) -> list[ConsumerGroupInfo]:
+        """Return the changed group in a list, which is empty if the connection has no member of the group."""
         info = self._consumers.get(group)
         if info is None or connection.id not in info.channels:
-            return None
-        channels = {key: channel for key, channel in info.channels.items() if key != connection.id}
-        changed = ConsumerGroupInfo(
-            group, info.consume_type, info.message_model, info.consume_from_where, channels, info.subscriptions
-        )
-        if channels:
+            return []
+        changed = replace(info, channels=_without(info.channels, connection))
+        if changed.channels:
             self._consumers[group] = changed
         else:
             del self._consumers[group]
-        return changed
+        return [changed]
 
-    def _tell(self, changed: Iterable[ConsumerGroupInfo]) -> None:
+    # --- without the lock: a callback sends requests -------------------------------------------
+
+    def _report(self, changed: Iterable[ConsumerGroupInfo]) -> None:
         for info in changed:
-            self._changed(info)
+            self._on_members_changed(info)
+
+
+class ClientExpiry:
+    """A `Service` that removes clients without heartbeats and closes their connections.
+
+    Args:
+        expire_ms: Maximum time between two heartbeats. RocketMQ: ``ConsumerManager``, 120 s.
+        interval_ms: Time between two checks.
+    """
+
+    name = "server.client_expiry"
+
+    def __init__(self, clients: ClientRegistry, clock: Clock, expire_ms: int, interval_ms: int) -> None:
+        self._clients = clients
+        self._clock = clock
+        self._expire_ms = expire_ms
+        self._interval_ms = interval_ms
+        self._due_ms = clock.now_ms() + interval_ms
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """Ignore *wake*: the checks are periodic."""
+
+    def step(self) -> int:
+        """Check the clients if a check is due, and return the time of the next check."""
+        now_ms = self._clock.now_ms()
+        if self._due_ms <= now_ms:
+            self._due_ms = now_ms + self._interval_ms
+            for channel in self._clients.expire(self._expire_ms):
+                _log.warning("server.client_expired", client=channel.client_id, address=str(channel.connection.remote))
+                channel.connection.close(f"no heartbeat for {self._expire_ms} ms")
+        return self._due_ms
+
+
+def _latest(channels: Iterable[ClientChannel]) -> ClientChannel | None:
+    return max(channels, key=lambda channel: channel.last_update_ms, default=None)
+
+
+def _without(channels: dict[int, ClientChannel], connection: Connection) -> dict[int, ClientChannel]:
+    return {key: channel for key, channel in channels.items() if key != connection.id}
 
 
 def _silent(channels: dict[int, ClientChannel], limit_ms: int) -> list[ClientChannel]:
     return [channel for channel in channels.values() if channel.last_update_ms < limit_ms]
 
 
-def _update(subscriptions: dict[str, SubscriptionData], told: Iterable[SubscriptionData]) -> bool:
-    """Take over what is newer, and drop what is not told any more; whether a topic came or went.
+def _update(subscriptions: dict[str, SubscriptionData], received: Iterable[SubscriptionData]) -> bool:
+    """Take over newer subscriptions and remove missing ones. Return True if the set of topics changed.
 
-    Source: ``ConsumerGroupInfo.updateSubscription``: another expression for a topic they have is no news to the others.
+    Another expression for the same topic is no such change. Source: ``ConsumerGroupInfo.updateSubscription``.
     """
-    fresh = {subscription.topic: subscription for subscription in told}
-    topics_changed = fresh.keys() != subscriptions.keys()
-    for topic in subscriptions.keys() - fresh.keys():
+    latest = {subscription.topic: subscription for subscription in received}
+    topics_changed = latest.keys() != subscriptions.keys()
+    for topic in subscriptions.keys() - latest.keys():
         del subscriptions[topic]
-    for topic, subscription in fresh.items():
+    for topic, subscription in latest.items():
         known = subscriptions.get(topic)
         if known is None or subscription.sub_version > known.sub_version:
             subscriptions[topic] = subscription

@@ -1,4 +1,4 @@
-"""The consumer groups and their settings: ``config/subscriptionGroup.json``."""
+"""Table of the consumer groups and their settings: ``config/subscriptionGroup.json``."""
 
 from __future__ import annotations
 
@@ -7,34 +7,41 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import RemoteProtocolError
+from mqtemplate.errors import DestinationError, RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion as DataVersionBody
+from mqtemplate.remoting.protocol.codes import ResponseCode, Version
+from mqtemplate.server.response import RefusedError
 from mqtemplate.store.files.json_files import DataVersion, dump_json, format_errors, read_table, write_table
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
-_SYSTEM_GROUPS = (
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_OWNER",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_PULL",
-    "CID_RMQ_SYS_TRANS",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "TOOLS_CONSUMER",
-)
+_SYSTEM_GROUPS = {
+    group: SubscriptionGroupConfig(group_name=group)
+    for group in (
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_PULL",
+        "CID_RMQ_SYS_TRANS",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "TOOLS_CONSUMER",
+    )
+}
 """Source: ``broker: SubscriptionGroupManager.init``."""
 
 
 class SubscriptionGroupTable:
-    """Group -> its settings, in RocketMQ's form. What a newer one keeps beside those that we know stays as found.
+    """Table from group name to settings, in RocketMQ's format.
 
-    - A group that nobody set up has the defaults, and gets them written down with its first heartbeat (`ensure`).
-    - A change is in the file before the call returns.
+    - A new group has the default settings. They are stored by the first request that names the group (`ensure`).
+    - A change is on disk before the call returns.
+    - Settings that only a newer RocketMQ knows are preserved.
 
     Args:
-        auto_create: Whether `ensure` may make a group.
+        auto_create: False if `ensure` may not create groups.
     """
 
     _NAME = "config/subscriptionGroup.json"
@@ -46,70 +53,78 @@ class SubscriptionGroupTable:
         self._lock = threading.Lock()
         self._version = DataVersion()
         self._table: dict[str, SubscriptionGroupConfig] = {}
-        self._found: dict[str, dict[str, Any]] = {}
+        self._stored: dict[str, dict[str, Any]] = {}  # the same as in the file, with settings that are unknown here
         self._other: dict[str, Any] = {}
 
     def load(self) -> None:
         """Read the file.
 
         Raises:
-            StoreFormatError: It cannot be understood.
+            StoreFormatError: The file is no such table.
         """
         table = read_table(self._store_files, self._NAME)
         with format_errors(self._NAME):
             self._version = DataVersion.of(table)
-            self._found = dict(table.pop("subscriptionGroupTable", {}))
-            self._table = {group: _read(config) for group, config in self._found.items()}
+            self._stored = dict(table.pop("subscriptionGroupTable", {}))
+            self._table = {group: _read(config) for group, config in self._stored.items()}
         table.pop("dataVersion", None)
         self._other = table
 
     @property
     def version(self) -> DataVersionBody:
-        """Counts the changes of this table."""
+        """Number of changes of the table, for clients that compare tables."""
         version = self._version
         return DataVersionBody(
             counter=version.counter, state_version=version.state_version, timestamp=version.timestamp
         )
 
     def all(self) -> dict[str, SubscriptionGroupConfig]:
-        """Every group by name, RocketMQ's own last."""
-        return self._table | {
-            group: SubscriptionGroupConfig(group_name=group) for group in _SYSTEM_GROUPS if group not in self._table
-        }
+        """Return all groups by name, RocketMQ's system groups included."""
+        return _SYSTEM_GROUPS | self._table
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The settings of *group*; None if nobody made it. RocketMQ's own groups are always there."""
-        found = self._table.get(group)
-        if found is None and group in _SYSTEM_GROUPS:
-            return SubscriptionGroupConfig(group_name=group)
-        return found
+        """Return the settings of *group*, or None if it does not exist. System groups always exist."""
+        return self._table.get(group) or _SYSTEM_GROUPS.get(group)
 
-    def ensure(self, group: str) -> SubscriptionGroupConfig | None:
-        """The settings of *group*, made if missing; None where groups are only made by an administrator.
+    def ensure(self, group: str) -> SubscriptionGroupConfig:
+        """Return the settings of *group*. Create it if it is missing.
 
         Raises:
+            RefusedError: The group is missing and may not be created, or its name is illegal.
             StoreError: The table could not be written; it is as before.
         """
         found = self.find(group)
-        if found is None and self._auto_create:
-            found = SubscriptionGroupConfig(group_name=group)
-            self.put([found])
-        return found
+        if found is not None:
+            return found
+        try:
+            check_topic(RETRY_TOPIC_PREFIX + group)
+        except DestinationError as exc:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"{group[:40]!r} is no valid group name; use at most 248 letters, digits, '_', '-', '%', '|'",
+            ) from exc
+        if not self._auto_create:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"group {group!r} does not exist; create it first, or set auto-create-subscription-group to true",
+            )
+        created = SubscriptionGroupConfig(group_name=group)
+        self.put([created])
+        return created
 
     def put(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
-        """Make groups, or change them.
+        """Create or change groups.
 
         Raises:
             StoreError: The table could not be written; it is as before.
         """
         with self._lock:
-            fresh = {config.group_name: config for config in configs}
-            if all(self._table.get(group) == config for group, config in fresh.items()):
-                return
-            self._replace(self._table | fresh)
+            changes = {config.group_name: config for config in configs}
+            if any(self._table.get(group) != config for group, config in changes.items()):
+                self._replace(self._table | changes)
 
     def delete(self, group: str) -> bool:
-        """Forget *group*; False if there is none.
+        """Delete *group*. Return False if it does not exist.
 
         Raises:
             StoreError: The table could not be written; it is as before.
@@ -121,12 +136,26 @@ class SubscriptionGroupTable:
             return True
 
     def _replace(self, table: dict[str, SubscriptionGroupConfig]) -> None:
-        found = {group: self._found.get(group, {}) | _written(config) for group, config in table.items()}
+        stored = {group: self._stored.get(group, {}) | _written(config) for group, config in table.items()}
         version = self._version.next(self._clock.now_ms())
         write_table(
-            self._store_files, self._NAME, self._other | {"dataVersion": version, "subscriptionGroupTable": found}
+            self._store_files, self._NAME, self._other | {"dataVersion": version, "subscriptionGroupTable": stored}
         )
-        self._table, self._found = table, found
+        self._table, self._stored = table, stored
+
+
+def max_reconsume_times(group: SubscriptionGroupConfig, requested: int | None, version: int) -> int:
+    """Return how often a message is retried. Clients before 3.4.9 cannot choose the number."""
+    return group.retry_max_times if requested is None or version < Version.V3_4_9 else requested
+
+
+def mixed_group_error(group: str) -> RefusedError:
+    """Return the error for a remote consumer whose group has consumers in the broker's own process."""
+    return RefusedError(
+        ResponseCode.NO_PERMISSION,
+        f"group {group!r} has listeners in the broker's own process, which do not share queues with remote consumers; "
+        "choose another group for the remote consumer",
+    )
 
 
 def _read(config: Mapping[str, Any]) -> SubscriptionGroupConfig:

@@ -1,6 +1,6 @@
-"""Pulls that wait for a message: answered when one comes that they want, or when their time is over.
+"""Held pulls (long polling): a pull without new messages is answered when a message arrives, or at its deadline.
 
-Source: RocketMQ ``broker: PullRequestHoldService``; section 10.3 of the specification.
+Source: RocketMQ ``broker: PullRequestHoldService``.
 """
 
 from __future__ import annotations
@@ -14,182 +14,166 @@ from functools import partial
 
 import structlog
 
-from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
-from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
-from mqtemplate.selectors.tags import Selector
-from mqtemplate.server.raw_reader import RawPull, RawReader, RawStatus
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.server.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store import MessageStore
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
-_FEW = 1_000
-"""So many deadlines of pulls that are answered may stay in the heap, beside as many as there are pulls that wait."""
+_MAX_STALE_DEADLINES = 1_000
+"""The heap may keep this many deadlines of answered pulls, plus as many as there are held pulls."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """A pull, and all that is needed to look again.
+    """One held pull.
 
     Attributes:
-        asked_offset: Where it wants to read from.
-        next_offset: How far was looked; it moves on past messages that are not wanted.
-        deadline_ms: When it is answered in any case.
+        query: The requested messages.
+        requested_offset: Queue offset in the request.
+        next_offset: Queue offset of the first message that was not compared with the selector yet.
+        deadline_ms: Time of the response if no message arrives.
     """
 
     connection: Connection
     request: RemotingCommand
-    queue: MessageQueue
-    asked_offset: int
+    query: RawQuery
+    requested_offset: int
     next_offset: int
-    max_count: int
-    max_bytes: int
-    selector: Selector | None
     deadline_ms: int
     is_done: bool = False
 
 
 class PullHold:
-    """Keeps pulls by topic and queue, and looks again when the store says that messages of the topic became readable.
+    """Holds pulls by topic and queue, and repeats them when the store reports new messages of the topic. A `Service`.
 
-    - Messages that a pull does not want leave it waiting, but not where it was: they are not looked at twice, and its
-      answer at the deadline leads past them.
-    - It looks in its own thread; neither writers nor the I/O thread wait for it.
-    - The pulls of a connection that ended are dropped with it.
+    - A message that does not match the selector is read once: the pull continues after it. The response at the deadline
+      has the next offset.
+    - Pulls are repeated in the service's thread. Neither producers nor the I/O thread wait for it.
+    - The pulls of a closed connection are removed.
 
     Args:
-        answer: Makes the response of what a pull came to.
-        most: So many pulls may wait.
+        max_pulls: Maximum number of held pulls.
     """
 
     name = "server.pull_hold"
 
-    def __init__(
-        self,
-        store: MessageStore,
-        reader: QueueReader,
-        raw: RawReader,
-        clock: Clock,
-        answer: Callable[[RemotingCommand, RawPull], RemotingCommand],
-        most: int,
-    ) -> None:
-        self._store = store
-        self._reader = reader
+    def __init__(self, raw: RawReader, clock: Clock, max_pulls: int) -> None:
         self._raw = raw
         self._clock = clock
-        self._answer = answer
-        self._most = most
+        self._max_pulls = max_pulls
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
-        self._held: dict[str, dict[int, list[HeldPull]]] = {}  # topic -> queue id -> in the order they came
+        self._held: dict[str, dict[int, list[HeldPull]]] = {}  # topic -> queue ID -> in order of arrival
         self._of_connection: dict[int, set[HeldPull]] = {}
         self._deadlines: list[tuple[int, int, HeldPull]] = []
-        self._count = itertools.count()
-        self._rung: set[str] = set()
+        self._sequence = itertools.count()  # orders pulls with equal deadlines in the heap
+        self._changed_topics: set[str] = set()
         self._watched: dict[str, Callable[[], None]] = {}
         self._size = 0
         self._is_closed = False
-        store.metrics.gauge("server.pulls_held", self.__len__)
+        raw.store.metrics.gauge("server.pulls_held", self.__len__)
 
     def __len__(self) -> int:
         return self._size
 
     def on_wake(self, wake: Callable[[], None]) -> None:
+        """Call *wake* when `step` has work to do."""
         self._wake = wake
 
     # --- holding -------------------------------------------------------------------------------
 
     def hold(self, pull: HeldPull) -> None:
-        """Keep a pull that found nothing new.
+        """Hold a pull that found no new message.
 
         Raises:
-            RefusedError: Too many wait, or the server is stopping.
+            RefusedError: Too many pulls are held, or the server is stopping.
         """
-        topic, queue_id = pull.queue.topic, pull.queue.queue_id
+        topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
         with self._lock:
             if self._is_closed:
                 raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "the server is stopping; try again later")
-            if self._size >= self._most:
-                raise RefusedError(
-                    ResponseCode.SYSTEM_BUSY, f"{self._most} pulls wait for messages already; try again later"
-                )
+            if self._size >= self._max_pulls:
+                raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{self._max_pulls} pulls are held; try again later")
             self._size += 1
             self._held.setdefault(topic, {}).setdefault(queue_id, []).append(pull)
             self._of_connection.setdefault(pull.connection.id, set()).add(pull)
             is_first = not self._deadlines or pull.deadline_ms < self._deadlines[0][0]
-            self._push(pull)
+            self._push_deadline(pull)
             self._watch(topic)
         if not pull.connection.is_open:
             self.forget(pull.connection)
-        elif self._reader.max_offset(pull.queue) > pull.next_offset:  # it came between the look and the hold
-            self._ring(topic)
+        elif self._raw.reader.max_offset(pull.query.queue) > pull.next_offset:
+            # The message arrived after the pull and before `_watch`: the store reported it to nobody.
+            self._on_new_messages(topic)
         elif is_first:
             self._wake()
 
-    def _push(self, pull: HeldPull) -> None:
-        heapq.heappush(self._deadlines, (pull.deadline_ms, next(self._count), pull))
-        if len(self._deadlines) > 2 * self._size + _FEW:
+    def _push_deadline(self, pull: HeldPull) -> None:
+        heapq.heappush(self._deadlines, (pull.deadline_ms, next(self._sequence), pull))
+        if len(self._deadlines) > 2 * self._size + _MAX_STALE_DEADLINES:
             self._deadlines = [item for item in self._deadlines if not item[2].is_done]
             heapq.heapify(self._deadlines)
 
     def _watch(self, topic: str) -> None:
         if topic not in self._watched:
-            self._watched[topic] = callback = partial(self._ring, topic)
-            self._store.watch(topic, callback)
+            self._watched[topic] = callback = partial(self._on_new_messages, topic)
+            self._raw.store.watch(topic, callback)
 
-    def _ring(self, topic: str) -> None:
-        """Called by whoever stored something; quick, since many writers may be about."""
-        if topic in self._held and topic not in self._rung:
-            self._rung.add(topic)
+    def _on_new_messages(self, topic: str) -> None:
+        """Note that *topic* has new messages. The store calls this in each producer's thread, so it takes no lock."""
+        if topic in self._held and topic not in self._changed_topics:
+            self._changed_topics.add(topic)
             self._wake()
 
     def forget(self, connection: Connection) -> None:
-        """Drop what a connection had asked for."""
+        """Remove the pulls of a closed connection."""
         with self._lock:
             for pull in list(self._of_connection.get(connection.id, ())):
                 self._remove(pull)
 
     def _remove(self, pull: HeldPull) -> bool:
-        """Take a pull out; False if somebody else did."""
+        """Remove a pull. Return False if another thread removed it before."""
         if pull.is_done:
             return False
         pull.is_done = True
         self._size -= 1
-        queues = self._held[pull.queue.topic]
-        queues[pull.queue.queue_id].remove(pull)
-        if not queues[pull.queue.queue_id]:
-            del queues[pull.queue.queue_id]
+        topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
+        queues = self._held[topic]
+        queues[queue_id].remove(pull)
+        if not queues[queue_id]:
+            del queues[queue_id]
         if not queues:
-            del self._held[pull.queue.topic]
-        mine = self._of_connection[pull.connection.id]
-        mine.discard(pull)
-        if not mine:
+            del self._held[topic]
+        pulls = self._of_connection[pull.connection.id]
+        pulls.discard(pull)
+        if not pulls:
             del self._of_connection[pull.connection.id]
         return True
 
-    # --- looking again -------------------------------------------------------------------------
+    # --- repeating -----------------------------------------------------------------------------
 
     def step(self) -> int | None:
-        """Look again where something came, answer those whose time is over; when the next one's is."""
-        for _ in range(len(self._rung)):  # once each: where more comes all the time, the others have their turn too
-            for pulls in self._waiting(self._rung.pop()):
-                end = self._reader.max_offset(pulls[0].queue)
+        """Repeat pulls of changed topics, answer pulls past their deadline, and return the next deadline."""
+        # Only the topics that are in the set now: a topic with constant traffic must not block the others.
+        for _ in range(len(self._changed_topics)):
+            for pulls in self._pulls_of(self._changed_topics.pop()):
+                end = self._raw.reader.max_offset(pulls[0].query.queue)
                 for pull in pulls:
                     if pull.next_offset != end:
-                        self._look(pull)
+                        self._repeat(pull)
         now_ms = self._clock.now_ms()
-        while (over := self._next_due(now_ms)) is not None:
-            self._look(over, is_last=True)
+        while (expired := self._pop_expired(now_ms)) is not None:
+            self._repeat(expired, is_last=True)
         with self._lock:
             due_ms = self._deadlines[0][0] if self._deadlines else None
-        return now_ms if self._rung else due_ms
+        return now_ms if self._changed_topics else due_ms
 
-    def _next_due(self, now_ms: int) -> HeldPull | None:
-        """Take out one whose time is over."""
+    def _pop_expired(self, now_ms: int) -> HeldPull | None:
         with self._lock:
             while self._deadlines and (self._deadlines[0][2].is_done or self._deadlines[0][0] <= now_ms):
                 pull = heapq.heappop(self._deadlines)[2]
@@ -197,48 +181,50 @@ class PullHold:
                     return pull
         return None
 
-    def _waiting(self, topic: str) -> list[list[HeldPull]]:
-        """Those that wait for messages of *topic*, queue by queue."""
+    def _pulls_of(self, topic: str) -> list[list[HeldPull]]:
+        """Return the held pulls of *topic*, one list for each queue."""
         with self._lock:
             return [list(pulls) for pulls in self._held.get(topic, {}).values()]
 
-    def _look(self, pull: HeldPull, *, is_last: bool = False) -> None:
-        """Answer a pull if something is there that it matches, or if this is its last chance."""
+    def _repeat(self, pull: HeldPull, *, is_last: bool = False) -> None:
+        """Repeat a pull, and reply if it found a message or *is_last* is set."""
         try:
-            found = self._find(pull, is_last=is_last)
-            response = None if found is None else self._answer(pull.request, found)
+            found = self._pull(pull, is_last=is_last)
+            response = None if found is None else found.response_to(pull.request)
         except StoreError as exc:
-            _log.error("pull.failed", topic=pull.queue.topic, queue=pull.queue.queue_id, exc_info=exc)
+            queue = pull.query.queue
+            _log.error("pull.failed", topic=queue.topic, queue=queue.queue_id, exc_info=exc)
             response = pull.request.response(ResponseCode.SYSTEM_ERROR, remark=str(exc))
         if response is not None:
             with self._lock:
-                is_ours = self._remove(pull)
-            if is_ours:
+                is_removed = self._remove(pull)
+            if is_removed:
                 pull.connection.reply(response)
 
-    def _find(self, pull: HeldPull, *, is_last: bool) -> RawPull | None:
-        """What a pull comes to now; None if it may wait on."""
-        found = self._raw.pull(pull.queue, pull.next_offset, pull.max_count, pull.max_bytes, pull.selector)
+    def _pull(self, pull: HeldPull, *, is_last: bool) -> RawPull | None:
+        """Return the result of a pull, or None if the pull remains held."""
+        found = self._raw.pull(pull.query, pull.next_offset)
         if found.status is RawStatus.NO_MATCHED_MSG and not is_last:
             pull.next_offset = found.next_begin_offset
             if found.next_begin_offset < found.max_offset:
-                self._rung.add(pull.queue.topic)  # there is more to look at, next time
+                self._changed_topics.add(pull.query.queue.topic)  # One pull reads a limited number: continue in `step`.
             return None
         if found.status is RawStatus.NO_NEW_MSG:
             if not is_last:
                 return None
-            if pull.next_offset > pull.asked_offset:
-                found.status = RawStatus.NO_MATCHED_MSG  # its reader goes on behind what it does not want
+            if pull.next_offset > pull.requested_offset:
+                # The client would pull the same messages again if the response had the requested offset.
+                found.status = RawStatus.NO_MATCHED_MSG
         return found
 
     def close(self) -> None:
-        """Answer everything that waits, and take no more."""
+        """Answer all held pulls, and refuse more."""
         with self._lock:
             self._is_closed = True
             for topic, callback in self._watched.items():
-                self._store.unwatch(topic, callback)
+                self._raw.store.unwatch(topic, callback)
             self._watched.clear()
         for topic in list(self._held):
-            for pull in itertools.chain.from_iterable(self._waiting(topic)):
-                self._look(pull, is_last=True)
+            for pull in itertools.chain.from_iterable(self._pulls_of(topic)):
+                self._repeat(pull, is_last=True)
         self._deadlines.clear()

@@ -1,10 +1,12 @@
-"""Reading for the server: records as bytes, as a pull's answer carries them."""
+"""Reader of records as bytes: a pull response contains records as they are stored."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import structlog
 
@@ -14,19 +16,25 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record, without_check
 from mqtemplate.record.layout import SMALLEST_RECORD
 from mqtemplate.record.properties import decode_properties
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.selectors.tags import Selector, TagSelector
-from mqtemplate.store import MessageStore
+from mqtemplate.store.message_store import MessageStore
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
-_MOST_UNITS = 4_096
-"""So many units of the consume queue one pull looks at."""
-_MOST_RECORDS = 128
-"""So many records one pull reads to see whether they are wanted."""
+_MAX_UNITS = 4_096
+"""Maximum number of consume queue units that one pull reads."""
+_MAX_RECORDS = 128
+"""Maximum number of records that one pull reads to check them against the selector."""
+
+
+_MASTER_ID = 0
 
 
 class RawStatus(Enum):
-    """What a pull came to."""
+    """Result of a pull. The values are RocketMQ's names, which a response has as its remark."""
 
     FOUND = "FOUND"
     NO_MATCHED_MSG = "NO_MATCHED_MSG"
@@ -34,15 +42,37 @@ class RawStatus(Enum):
     OFFSET_MOVED = "OFFSET_MOVED"
 
 
+_CODES: Mapping[RawStatus, ResponseCode] = {
+    RawStatus.FOUND: ResponseCode.SUCCESS,
+    RawStatus.NO_MATCHED_MSG: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    RawStatus.NO_NEW_MSG: ResponseCode.PULL_NOT_FOUND,
+    RawStatus.OFFSET_MOVED: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+class RawQuery(NamedTuple):
+    """The messages that a pull requests from one queue.
+
+    Attributes:
+        max_bytes: Maximum size of all records. The first record is returned whatever its size.
+        selector: None selects all messages.
+    """
+
+    queue: MessageQueue
+    max_count: int
+    max_bytes: int
+    selector: Selector | None
+
+
 @dataclass(slots=True)
 class RawPull:
     """Records of one queue.
 
     Attributes:
-        next_begin_offset: Where to pull next.
-        min_offset: The first queue offset that is still there.
-        max_offset: One past the last that can be seen.
-        records: Their bytes, one each.
+        next_begin_offset: Queue offset for the next pull.
+        min_offset: First queue offset that is still stored.
+        max_offset: One past the last readable queue offset.
+        records: Bytes of each record.
     """
 
     status: RawStatus
@@ -51,91 +81,90 @@ class RawPull:
     max_offset: int
     records: list[bytes] = field(default_factory=list)
 
+    def response_to(self, request: RemotingCommand) -> RemotingCommand:
+        """Return the response to a pull. Java's consumers fail if one of its four numbers is missing."""
+        header = PullMessageResponseHeader(
+            suggest_which_broker_id=_MASTER_ID,
+            next_begin_offset=self.next_begin_offset,
+            min_offset=self.min_offset,
+            max_offset=self.max_offset,
+        )
+        return request.response(_CODES[self.status], header, b"".join(self.records), remark=self.status.value)
+
 
 class RawReader:
-    """Reads as `QueueReader` does, without making messages of the bytes.
+    """Reads what `QueueReader` reads, as bytes instead of messages.
 
-    - Every record is checked; one that is damaged is logged and passed over, since its bytes would spoil the whole
-      answer for its reader.
-    - The check that our records end with stays here: other brokers' records have none, and applications would see a
-      property that they did not send.
-    - One pull looks at a limited number of records, however few of them are wanted.
+    - Every record is validated. A corrupt record is logged and skipped: a Java client could not decode what follows.
+    - The checksum property of our records is removed. Records of other brokers have none, and applications would see a
+      property that the producer did not send.
+    - One pull reads a limited number of records, however few of them match the selector.
     """
 
     def __init__(self, store: MessageStore, reader: QueueReader) -> None:
-        self._store = store
-        self._reader = reader
+        self.store = store
+        self.reader = reader
         self._count_lock = threading.Lock()
         self._pulled = store.metrics.counter("server.pulled")
 
-    def pull(
-        self, queue: MessageQueue, queue_offset: int, max_count: int, max_bytes: int, selector: Selector | None
-    ) -> RawPull:
-        """What a pull finds now.
-
-        Args:
-            max_bytes: No further record is added once there are so many.
-            selector: None for all.
-        """
-        low, high = self._reader.min_offset(queue), self._reader.max_offset(queue)
+    def pull(self, query: RawQuery, queue_offset: int) -> RawPull:
+        """Return the matching messages from *queue_offset* on."""
+        queue = query.queue
+        low, high = self.reader.min_offset(queue), self.reader.max_offset(queue)
         if not low <= queue_offset <= high:
             return RawPull(RawStatus.OFFSET_MOVED, low if queue_offset < low else high, low, high)
         if queue_offset == high:
             return RawPull(RawStatus.NO_NEW_MSG, queue_offset, low, high)
-        records, at = self._read(queue, queue_offset, high, max_count, max_bytes, selector)
-        if not records and at == queue_offset:  # deleted at this moment
-            return RawPull(RawStatus.OFFSET_MOVED, max(self._reader.first_readable_offset(queue), at), low, high)
+        records, at = self._read(query, queue_offset, high)
+        if not records and at == queue_offset:  # Retention deleted the record after the check above.
+            return RawPull(RawStatus.OFFSET_MOVED, max(self.reader.first_readable_offset(queue), at), low, high)
         with self._count_lock:
             self._pulled.add(len(records))
         return RawPull(RawStatus.FOUND if records else RawStatus.NO_MATCHED_MSG, at, low, high, records)
 
-    def _read(
-        self,
-        queue: MessageQueue,
-        queue_offset: int,
-        end: int,
-        max_count: int,
-        max_bytes: int,
-        selector: Selector | None,
-    ) -> tuple[list[bytes], int]:
-        """Records from *queue_offset* on, and the offset behind the last one looked at."""
-        consume_queue = self._store.consume_queue(queue.topic, queue.queue_id)
+    def _read(self, query: RawQuery, queue_offset: int, end: int) -> tuple[list[bytes], int]:
+        """Return the matching records from *queue_offset* on, and the queue offset after the last record read."""
+        queue, max_count, max_bytes, selector = query
+        consume_queue = self.store.consume_queue(queue.topic, queue.queue_id)
         codes = None if selector is None else selector.codes
         records: list[bytes] = []
-        at, byte_count, looked_at = queue_offset, 0, 0
-        end = min(end, queue_offset + _MOST_UNITS)
+        at, byte_count, read_count = queue_offset, 0, 0
+        end = min(end, queue_offset + _MAX_UNITS)
         while at < end:
-            units = consume_queue.unit_tuples(at, min(end - at, max_count if codes is None else _MOST_UNITS))
+            units = consume_queue.unit_tuples(at, min(end - at, max_count if codes is None else _MAX_UNITS))
             if not units:
                 break
             for physical_offset, size, tags_code in units:
-                if size > SMALLEST_RECORD and (codes is None or tags_code in codes):  # else a mark, and no message
-                    if len(records) >= max_count or looked_at >= _MOST_RECORDS:
+                # A smaller unit is a mark without a message. Hash codes of tags may collide, so `_matches` follows.
+                if size > SMALLEST_RECORD and (codes is None or tags_code in codes):
+                    if len(records) >= max_count or read_count >= _MAX_RECORDS:
                         return records, at
                     if byte_count + size > max_bytes and records:
                         return records, at
-                    data = self._store.read_bytes(physical_offset, size)
-                    if not data and physical_offset < self._store.start_offset:
+                    data = self.store.read_bytes(physical_offset, size)
+                    if not data and physical_offset < self.store.start_offset:  # deleted by retention
                         return records, at
-                    looked_at += 1
-                    record = _check(data, queue, at, physical_offset, size)
-                    if record is not None and (selector is None or _wants(selector, record)):
+                    read_count += 1
+                    record = _validated(data, queue, at, physical_offset, size)
+                    if record is not None and (selector is None or _matches(selector, record)):
                         records.append(without_check(data, record))
                         byte_count += size
                 at += 1
         return records, at
 
     def store_time(self, queue: MessageQueue, queue_offset: int) -> int | None:
-        """When (ms) the message at *queue_offset* was stored; None where none is, or none that can be read."""
+        """Return when (ms) the message at *queue_offset* was stored, or None if there is no readable message."""
         try:
-            unit = self._store.consume_queue(queue.topic, queue.queue_id).unit(queue_offset)
-            return self._store.read(unit.physical_offset, unit.size).store_timestamp
+            unit = self.store.consume_queue(queue.topic, queue.queue_id).unit(queue_offset)
+            return self.store.read(unit.physical_offset, unit.size).store_timestamp
         except (CorruptRecordError, IndexError):
             return None
 
 
-def _check(data: bytes, queue: MessageQueue, queue_offset: int, physical_offset: int, size: int) -> StoredRecord | None:
-    """The record in *data*; None, and a word in the log, if it is not the one that the queue means."""
+def _validated(
+    data: bytes, queue: MessageQueue, queue_offset: int, physical_offset: int, size: int
+) -> StoredRecord | None:
+    """Return the record in *data*, or log it and return None if it is not the record of that queue offset."""
     try:
         record = parse_record(data)
         if (
@@ -146,13 +175,11 @@ def _check(data: bytes, queue: MessageQueue, queue_offset: int, physical_offset:
             and record.topic == queue.topic
         ):
             return record
-        reason = (
-            f"it is the message with queue offset {record.queue_offset} of queue {record.queue_id} of {record.topic}"
-        )
+        reason = f"it is the record of queue offset {record.queue_offset} of queue {record.queue_id} of {record.topic}"
     except BadRecordError as exc:
         reason = str(exc)
     _log.error(
-        "pull.record_damaged",
+        "pull.record_corrupt",
         topic=queue.topic,
         queue=queue.queue_id,
         offset=queue_offset,
@@ -162,7 +189,7 @@ def _check(data: bytes, queue: MessageQueue, queue_offset: int, physical_offset:
     return None
 
 
-def _wants(selector: Selector, record: StoredRecord) -> bool:
+def _matches(selector: Selector, record: StoredRecord) -> bool:
     if isinstance(selector, TagSelector) and selector.selects_all:
         return True
     return selector.matches(decode_properties(record.properties_bytes))

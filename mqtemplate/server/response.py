@@ -1,4 +1,4 @@
-"""From an error to the answer that says it on the wire."""
+"""Responses to requests that cannot be served: an exception becomes a response code and a remark."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from mqtemplate.errors import (
     StoreError,
     StoreFullError,
 )
-from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 
 
 class RefusedError(BrokerError):
-    """A request that is understood and not served; the answer has this code and this text.
+    """A valid request that the broker refuses. The response has this code and this text.
 
     Attributes:
-        code: What clients go by: some they try again at once, some with another broker, some they give up on.
+        code: Decides what the client does next: retry at once, retry with another broker, or fail.
     """
 
     def __init__(self, code: ResponseCode, remark: str) -> None:
@@ -28,7 +29,7 @@ class RefusedError(BrokerError):
 
 
 _CODES: tuple[tuple[type[Exception], ResponseCode], ...] = (
-    # the first that fits; what is a kind of another stands before it
+    # The first match counts, so a subclass stands before its base class.
     (DestinationError, ResponseCode.INVALID_PARAMETER),
     (MessageError, ResponseCode.MESSAGE_ILLEGAL),
     (RemoteProtocolError, ResponseCode.INVALID_PARAMETER),
@@ -40,12 +41,11 @@ _CODES: tuple[tuple[type[Exception], ResponseCode], ...] = (
 
 
 def problem_response(request: RemotingCommand, error: Exception) -> RemotingCommand | None:
-    """The answer to *request*, whose processor raised *error*; None where nothing better can be said than
-    ``SYSTEM_ERROR``, and the log should have it.
+    """Return the response to *request*, whose processor raised *error*.
+
+    None for an unexpected error: the caller logs it and responds with ``SYSTEM_ERROR``.
     """
     if isinstance(error, RefusedError):
         return request.response(error.code, remark=str(error))
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            return request.response(code, remark=str(error))
-    return None
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    return None if code is None else request.response(code, remark=str(error))

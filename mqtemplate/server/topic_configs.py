@@ -1,4 +1,4 @@
-"""The topics of a broker as RocketMQ's clients and tools see them: typed, with those that are the broker's own."""
+"""Topics of a broker as RocketMQ's clients and tools see them: typed, with the system topics."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import Any
 
 from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.errors import DestinationError
+from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
-from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.store import TopicTable
+from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
+from mqtemplate.server.response import RefusedError
+from mqtemplate.store.topics import TopicTable
 from mqtemplate.topics import (
     AUTO_CREATE_TOPIC,
+    DLQ_TOPIC_PREFIX,
     HALF_TOPIC,
     OFFSET_MOVED_TOPIC,
     OP_TOPIC,
+    RETRY_TOPIC_PREFIX,
     SELF_TEST_TOPIC,
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
@@ -22,42 +26,23 @@ from mqtemplate.topics import (
     check_topic,
 )
 
-_ONE_QUEUE_EACH = (OFFSET_MOVED_TOPIC, HALF_TOPIC, OP_TOPIC, SELF_TEST_TOPIC, TRACE_TOPIC)
+_TOPICS_WITH_ONE_QUEUE = (OFFSET_MOVED_TOPIC, HALF_TOPIC, OP_TOPIC, SELF_TEST_TOPIC, TRACE_TOPIC)
 
 _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"),
     "queue.type": ("SimpleCQ",),
     "cleanup.policy": ("DELETE",),
 }
-_MOST_QUEUES = 1_024
-
-
-def reply_topic(cluster_name: str) -> str:
-    """Where replies to requests go: a name only, since the broker hands them to whoever asked."""
-    return f"{cluster_name}_REPLY_TOPIC"
-
-
-def system_configs(cluster_name: str, broker_name: str, *, auto_create: bool) -> list[TopicConfig]:
-    """The topics that clients expect of a broker. Source: ``TopicConfigManager.init``."""
-    usual = Perm.READ | Perm.WRITE
-    configs = [_config(topic, 1, usual) for topic in (*_ONE_QUEUE_EACH, reply_topic(cluster_name))]
-    configs.append(_config(cluster_name, 16, usual | Perm.INHERIT))
-    configs.append(_config(broker_name, 1, usual | Perm.INHERIT))
-    if auto_create:
-        configs.append(_config(AUTO_CREATE_TOPIC, 8, usual | Perm.INHERIT))
-    return configs
-
-
-def _config(topic: str, queue_count: int, perm: int) -> TopicConfig:
-    return TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
+"""Attribute -> allowed values. Source: RocketMQ ``common: TopicAttributes``, less what this broker does not support."""
+_MAX_QUEUES = 1_024
 
 
 class TopicConfigs:
-    """`TopicTable` and the routes made of it, in the protocol's words.
+    """The `TopicTable` and the routes made from it, in the types of the protocol.
 
     Args:
-        auto_create: Whether a first message may make its topic. If not, `AUTO_CREATE_TOPIC` is not to be seen,
-            even where it stands in the folder.
+        auto_create: False if a message may not create its topic. `AUTO_CREATE_TOPIC` is hidden then, even if the store
+            has it.
     """
 
     def __init__(
@@ -68,92 +53,117 @@ class TopicConfigs:
         self.cluster_name = cluster_name
         self.broker_name = broker_name
         self._auto_create = auto_create
-        self._own = SYSTEM_TOPICS | {cluster_name, broker_name, reply_topic(cluster_name)}
+        # A name only: the broker forwards replies to the producer of the request and stores none.
+        self._reply_topic = f"{cluster_name}_REPLY_TOPIC"
+        self._system_topics = SYSTEM_TOPICS | {cluster_name, broker_name, self._reply_topic}
 
-    def make_system_topics(self) -> None:
-        """Add what clients expect and the folder does not have yet.
+    def create_system_topics(self) -> None:
+        """Create the topics that clients expect of a broker, if they are missing.
 
         Raises:
             StoreError: The table could not be written.
         """
-        for config in system_configs(self.cluster_name, self.broker_name, auto_create=self._auto_create):
+        for config in self._expected_topics():
             if self._table.config(config.topic_name) is None:
                 self._table.update(config.topic_name, _written(config))
 
+    def _expected_topics(self) -> list[TopicConfig]:
+        """Return the topics that RocketMQ creates. Source: ``TopicConfigManager.init``."""
+        usual = Perm.READ | Perm.WRITE
+        configs = [_config(topic, 1, usual) for topic in (*_TOPICS_WITH_ONE_QUEUE, self._reply_topic)]
+        configs.append(_config(self.cluster_name, 16, usual | Perm.INHERIT))
+        configs.append(_config(self.broker_name, 1, usual | Perm.INHERIT))
+        if self._auto_create:
+            configs.append(_config(AUTO_CREATE_TOPIC, 8, usual | Perm.INHERIT))
+        return configs
+
     @property
     def version(self) -> DataVersion:
-        """Counts the changes of the table."""
+        """Number of changes of the table, for clients that compare tables."""
         found = self._table.version
         return DataVersion(counter=found.counter, state_version=found.state_version, timestamp=found.timestamp)
 
     def names(self) -> list[str]:
-        """All topics, sorted."""
-        return sorted(name for name in self._table.names() if self._is_seen(name))
+        """Return the names of all topics, sorted."""
+        return sorted(name for name in self._table.names() if self._is_visible(name))
 
     def all(self) -> dict[str, TopicConfig]:
-        """All topics by name, sorted."""
+        """Return all topics by name, sorted."""
         return {name: config for name in self.names() if (config := self.find(name)) is not None}
 
     def find(self, topic: str) -> TopicConfig | None:
-        """What *topic* is on this broker; None if there is no such topic."""
-        config = self._table.config(topic) if self._is_seen(topic) else None
+        """Return the settings of *topic*, or None if it does not exist."""
+        config = self._table.config(topic) if self._is_visible(topic) else None
         return None if config is None else _read(topic, config)
 
-    def is_system(self, topic: str) -> bool:
-        """Whether the broker keeps *topic* for itself."""
-        return topic in self._own or topic.startswith(SYSTEM_TOPIC_PREFIX)
-
-    def put(self, config: TopicConfig) -> None:
-        """Make a topic, or change it as an administrator says.
+    def get(self, topic: str) -> TopicConfig:
+        """Return the settings of *topic*.
 
         Raises:
-            DestinationError: The name is illegal or the broker's own, or the numbers cannot be.
+            RefusedError: It does not exist.
+        """
+        config = self.find(topic)
+        if config is None:
+            of_group = topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+            hint = "it is created when its group needs it" if of_group else "create it with mqadmin updateTopic"
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic!r} does not exist; {hint}")
+        return config
+
+    def is_system(self, topic: str) -> bool:
+        """Return True if *topic* belongs to the broker."""
+        return topic in self._system_topics or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+    def put(self, config: TopicConfig) -> None:
+        """Create a topic, or change its settings.
+
+        Raises:
+            DestinationError: The name is illegal or a system topic's, or a number is out of range.
             StoreError: The table could not be written; it is as before.
         """
         topic = check_topic(config.topic_name)
-        if self.is_system(topic):
-            raise DestinationError(f"topic {topic!r} belongs to the broker itself and cannot be changed")
+        self._check_no_system_topic(topic, "changed")
         for name, count in (("readQueueNums", config.read_queue_nums), ("writeQueueNums", config.write_queue_nums)):
-            if not 1 <= count <= _MOST_QUEUES:
-                raise DestinationError(f"{name} of topic {topic!r} must be 1..{_MOST_QUEUES}, got {count}")
+            if not 1 <= count <= _MAX_QUEUES:
+                raise DestinationError(f"{name} of topic {topic!r} must be 1..{_MAX_QUEUES}, got {count}")
         if not 0 <= config.perm <= (Perm.READ | Perm.WRITE | Perm.INHERIT):
             raise DestinationError(
-                f"perm of topic {topic!r} must be made of 4 (read), 2 (write) and 1 (inherit), got {config.perm}"
+                f"perm of topic {topic!r} must be a sum of 4 (read), 2 (write) and 1 (inherit), got {config.perm}"
             )
         self._table.update(topic, _written(config))
         self._routes.refresh(topic)
 
     def delete(self, topic: str) -> bool:
-        """Forget *topic*; False if there is none.
+        """Delete *topic*. Return False if it does not exist.
 
         Raises:
-            DestinationError: It is the broker's own.
+            DestinationError: It is a system topic.
             StoreError: The table could not be written; it is as before.
         """
-        if self.is_system(topic):
-            raise DestinationError(f"topic {topic!r} belongs to the broker itself and cannot be deleted")
+        self._check_no_system_topic(topic, "deleted")
         deleted = self._table.delete(topic)
         self._routes.refresh(topic)
         return deleted
 
-    def _is_seen(self, topic: str) -> bool:
+    def _check_no_system_topic(self, topic: str, done: str) -> None:
+        if self.is_system(topic):
+            raise DestinationError(f"topic {topic!r} is a system topic and cannot be {done}")
+
+    def _is_visible(self, topic: str) -> bool:
         return self._auto_create or topic != AUTO_CREATE_TOPIC
 
 
 def apply_attributes(attributes: Mapping[str, str], changes: str | None) -> dict[str, str]:
-    """*attributes* after *changes*: ``+name=value`` and ``-name``, separated by commas.
+    """Return *attributes* after *changes*: ``+name=value`` and ``-name``, separated by commas.
 
     Raises:
-        DestinationError: A change cannot be read, or names an attribute or value that there is not.
+        DestinationError: A change has another form, or an unknown attribute or value.
     """
     result = dict(attributes)
-    for change in (changes or "").split(","):
-        sign, (name, equals, value) = change.strip()[:1], change.strip()[1:].partition("=")
-        if not change.strip():
-            continue
+    for change in filter(None, map(str.strip, (changes or "").split(","))):
+        sign, (name, equals, value) = change[0], change[1:].partition("=")
         allowed = _ATTRIBUTES.get(name)
         if allowed is None:
-            raise DestinationError(f"topic attribute {change!r}: known are {', '.join(_ATTRIBUTES)}, as +name=value")
+            raise DestinationError(f"topic attribute {change!r}: allowed are {', '.join(_ATTRIBUTES)}, as +name=value")
         if sign == "-" and not equals:
             result.pop(name, None)
         elif sign == "+" and value in allowed:
@@ -161,6 +171,10 @@ def apply_attributes(attributes: Mapping[str, str], changes: str | None) -> dict
         else:
             raise DestinationError(f"topic attribute {change!r}: write +{name}=… with one of {', '.join(allowed)}")
     return result
+
+
+def _config(topic: str, queue_count: int, perm: int) -> TopicConfig:
+    return TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
 
 
 def _read(topic: str, config: Mapping[str, Any]) -> TopicConfig:
@@ -178,13 +192,5 @@ def _read(topic: str, config: Mapping[str, Any]) -> TopicConfig:
 
 
 def _written(config: TopicConfig) -> dict[str, Any]:
-    return {
-        "attributes": dict(config.attributes),
-        "order": config.order,
-        "perm": config.perm,
-        "readQueueNums": config.read_queue_nums,
-        "topicFilterType": config.topic_filter_type,
-        "topicName": config.topic_name,
-        "topicSysFlag": config.topic_sys_flag,
-        "writeQueueNums": config.write_queue_nums,
-    }
+    written: dict[str, Any] = fastjson.loads(config.encode(standard=True))
+    return written

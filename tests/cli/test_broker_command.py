@@ -1,4 +1,4 @@
-"""``python -m mqtemplate broker``: what it says, how it ends, and how it says that it cannot start."""
+"""``python -m mqtemplate broker``: its output, its end, and its errors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from mqtemplate.cli import main
+from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
-from mqtemplate.cli.say import say
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
@@ -26,11 +27,11 @@ from mqtemplate.remoting.settings import Credentials
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool
 
-SECRET = "a secret that nobody sees"
+SECRET = "a secret that is never shown"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command that is to end by itself."""
+    """Run a command that ends by itself."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "mqtemplate", *arguments],
         capture_output=True,
@@ -41,41 +42,41 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-# --- it runs ----------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------
 
 
-def test_it_says_in_one_line_where_it_listens_and_serves_both_doors(tmp_path: Path) -> None:
+def test_it_prints_its_addresses_in_one_line_and_serves_both(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--broker-name", "b1", "--cluster-name", "c1") as broker:
         with Tool(broker.name_server) as tool:
-            info = ClusterInfo.decode(tool.ask_well(RequestCode.GET_BROKER_CLUSTER_INFO).body)
+            info = ClusterInfo.decode(tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO).body)
         with Tool(broker.address) as tool:
             tool.send("orders")
 
-        assert broker.line.startswith("b1 listens at 127.0.0.1:")
-        assert broker.line.endswith(f", store {tmp_path / 'store'}; Ctrl-C stops it")
+        assert broker.line.startswith("b1 listens on 127.0.0.1:")
+        assert broker.line.endswith(f", store {tmp_path / 'store'}; press Ctrl-C to stop")
     assert info.cluster_addr_table == {"c1": ["b1"]}
     assert info.broker_addr_table["b1"].broker_addrs == {0: str(broker.address)}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly_and_what_was_sent_is_there_next_time(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_stops_it_cleanly_and_messages_survive(tmp_path: Path, number: signal.Signals) -> None:
     with BrokerProcess(tmp_path) as broker, Tool(broker.address) as tool:
         tool.send("orders")
-        code, told, errors = broker.stop(number)
+        code, output, errors = broker.stop(number)
 
     assert code == 0, errors
-    assert told.splitlines() == [
+    assert output.splitlines() == [
         f"stopping ({number.name}) ...",
-        "stopped; all that was acknowledged is in the files",
+        "stopped; all acknowledged messages are on disk",
     ]
-    assert not (tmp_path / "store" / "abort").exists()  # the mark of a store that nobody closed
+    assert not (tmp_path / "store" / "abort").exists()  # It exists until the store is closed.
     with BrokerProcess(tmp_path) as again, Tool(again.address) as tool:
         header = GetMaxOffsetRequestHeader(topic="orders", queue_id=0)
-        assert tool.ask_well(RequestCode.GET_MAX_OFFSET, header).header(OffsetResponseHeader).offset == 1
+        assert tool.request_ok(RequestCode.GET_MAX_OFFSET, header).header(OffsetResponseHeader).offset == 1
 
 
-def test_application_yml_says_the_same_as_options(tmp_path: Path) -> None:
-    """One file may serve the applications and their server: where those send is not the server's business."""
+def test_application_yml_has_the_same_settings_as_the_options(tmp_path: Path) -> None:
+    """Applications and their server may share one file: the server ignores ``rocketmq.name-server``."""
     (tmp_path / "application.yml").write_text(
         f"""
 rocketmq:
@@ -96,20 +97,20 @@ mqtemplate:
 """
     )
 
-    with BrokerProcess(tmp_path) as broker, Tool(broker.address) as nobody:
+    with BrokerProcess(tmp_path) as broker, Tool(broker.address) as anonymous:
         credentials = Credentials(access_key="shop-owner", secret_key=SECRET)
-        with Tool(broker.address, credentials) as somebody:
-            somebody.send("orders")
-        refused = nobody.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
-        _, told, errors = broker.stop()
+        with Tool(broker.address, credentials) as authenticated:
+            authenticated.send("orders")
+        refused = anonymous.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        _, output, errors = broker.stop()
 
-    assert broker.line.startswith("from-the-file listens at ")
-    assert refused.remark == "access is controlled here: give the client an access key and its secret key"
-    assert SECRET not in told + errors
+    assert broker.line.startswith("from-the-file listens on ")
+    assert refused.remark == "access control is enabled: configure the client with an access key and a secret key"
+    assert SECRET not in output + errors
 
 
-def test_message_ids_lead_to_the_broker_also_where_the_system_chose_its_port(tmp_path: Path) -> None:
-    """Tools connect to the address that an id has in it."""
+def test_message_ids_have_the_port_that_the_operating_system_chose(tmp_path: Path) -> None:
+    """Tools connect to the address in a message ID."""
     with BrokerProcess(tmp_path, "--advertise", "127.0.0.1:0") as broker, Tool(broker.address) as tool:
         msg_id = tool.send("orders").header(SendMessageResponseHeader).msg_id
 
@@ -117,7 +118,7 @@ def test_message_ids_lead_to_the_broker_also_where_the_system_chose_its_port(tmp
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-def test_it_listens_at_an_ipv6_address(tmp_path: Path) -> None:
+def test_it_listens_on_an_ipv6_address(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--name-server", "none", listen="[::1]:0") as broker, Tool(broker.address) as tool:
         msg_id = tool.send("orders").header(SendMessageResponseHeader).msg_id
 
@@ -125,48 +126,48 @@ def test_it_listens_at_an_ipv6_address(tmp_path: Path) -> None:
     assert decode_offset_msg_id(msg_id) == (broker.address, 0)
 
 
-def test_without_a_door_of_its_own_the_name_server_is_the_broker(tmp_path: Path) -> None:
+def test_with_the_name_server_none_the_broker_is_the_name_server(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--name-server", "none") as broker, Tool(broker.name_server) as tool:
-        tool.ask_well(RequestCode.GET_BROKER_CLUSTER_INFO)
+        tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO)
 
         assert broker.name_server == broker.address
 
 
-def test_it_warns_when_others_can_reach_it_and_nobody_is_asked_who_he_is(tmp_path: Path) -> None:
+def test_it_warns_if_other_machines_can_connect_without_access_control(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--advertise", "127.0.0.1:0", listen="0.0.0.0:0") as broker:
         _, _, errors = broker.stop()
 
     assert broker.address.ip == "127.0.0.1"
     assert (
-        "warning: 0.0.0.0:0 can be reached from other machines, and access control is off: whoever reaches it may "
-        "read and write everything; set mqtemplate.server.acl, or listen at 127.0.0.1"
+        "warning: other machines can connect to 0.0.0.0:0, and access control is off: every client can read and write "
+        "everything; set mqtemplate.server.acl, or listen on 127.0.0.1"
     ) in errors
 
 
-def test_on_loopback_there_is_nothing_to_warn_of(tmp_path: Path) -> None:
+def test_on_loopback_it_does_not_warn(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         _, _, errors = broker.stop()
 
     assert "warning" not in errors
 
 
-# --- it cannot start --------------------------------------------------------------------------------
+# --- failed starts ----------------------------------------------------------------------------------
 
 
-def test_a_port_that_is_taken_is_named_with_its_owner(tmp_path: Path) -> None:
+def test_the_error_for_a_used_port_names_its_owner(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as first:
-        taken = str(first.address)
-        second = run("broker", "--store", str(tmp_path / "b"), "--listen", taken, "--name-server", "none")
+        used = str(first.address)
+        second = run("broker", "--store", str(tmp_path / "b"), "--listen", used, "--name-server", "none")
 
     assert second.returncode == 1
-    assert f"{taken}" in second.stderr
+    assert f"{used}" in second.stderr
     owner = f"process {first.process.pid} ("
-    assert f"; {taken} is taken by {owner}" in second.stderr
-    assert "): stop that, or choose another address with --listen" in second.stderr
+    assert f"; {used} is used by {owner}" in second.stderr
+    assert "): stop it, or choose another address with --listen" in second.stderr
     assert second.stdout == ""
 
 
-def test_a_folder_that_is_in_use_is_named_with_its_owner(tmp_path: Path) -> None:
+def test_the_error_for_a_used_store_names_its_owner(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as first:
         store = tmp_path / "store"
         second = run("broker", "--store", str(store), "--listen", "127.0.0.1:0", "--name-server", "none")
@@ -192,7 +193,7 @@ def test_a_folder_that_is_in_use_is_named_with_its_owner(tmp_path: Path) -> None
         (["--config", "nowhere"], "config_folder 'nowhere' is no folder; give the one that holds application.yml"),
     ],
 )
-def test_settings_that_cannot_be_are_told_with_exit_code_2(
+def test_invalid_settings_are_reported_with_exit_code_2(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -203,10 +204,10 @@ def test_settings_that_cannot_be_are_told_with_exit_code_2(
 
     code = main(["broker", *arguments])
 
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert code == 2
-    assert told.startswith("error: ")
-    assert text in told
+    assert errors.startswith("error: ")
+    assert text in errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -227,21 +228,21 @@ def test_settings_that_cannot_be_are_told_with_exit_code_2(
         ("cluster: c1", "mqtemplate.server.cluster: no such key; did you mean 'mqtemplate.server.cluster-name'?"),
     ],
 )
-def test_mistakes_in_the_file_are_told_with_their_line(
+def test_errors_in_the_file_are_reported_with_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], section: str, text: str
 ) -> None:
     (tmp_path / "application.yml").write_text(f"mqtemplate:\n  server:\n    {section}\n")
 
     code = main(["broker", "--config", str(tmp_path), "--listen", "127.0.0.1:0", "--name-server", "none"])
 
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert code == 2
-    assert "application.yml:3: " in told
-    assert text in told
-    assert "abcdefgh" not in told
+    assert "application.yml:3: " in errors
+    assert text in errors
+    assert "abcdefgh" not in errors
 
 
-def test_a_certificate_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_certificate_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "application.yml").write_text(
         "mqtemplate:\n  server:\n    tls: {mode: enforcing, cert-path: none.pem, key-path: none.pem}\n"
     )
@@ -253,10 +254,16 @@ def test_a_certificate_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytes
     assert "none.pem" in capsys.readouterr().err
 
 
-# --- help -------------------------------------------------------------------------------------------
+# --- help and output --------------------------------------------------------------------------------
 
 
-def test_help_tells_the_commands_and_their_options() -> None:
+def test_the_version_is_printed() -> None:
+    done = run("--version")
+
+    assert (done.returncode, done.stdout) == (0, f"mqtemplate {version('mqtemplate')}\n")
+
+
+def test_help_lists_the_commands_and_their_options() -> None:
     top, broker = run("--help"), run("broker", "--help")
 
     assert (top.returncode, broker.returncode) == (0, 0)
@@ -267,7 +274,7 @@ def test_help_tells_the_commands_and_their_options() -> None:
     assert "mqtemplate.server.*" in broker.stdout
 
 
-def test_a_command_must_be_given() -> None:
+def test_a_command_is_required() -> None:
     done = run()
 
     assert done.returncode == 2
@@ -284,17 +291,17 @@ def test_the_owner_of_a_port_is_found() -> None:
     assert port_owner(address.port) is None
 
 
-def test_what_a_terminal_cannot_show_is_told_by_its_number() -> None:
+def test_characters_that_a_terminal_cannot_show_are_escaped() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
 
-    say("store /home/jörg", stream)
+    print_line("store /home/jörg", stream)
 
     stream.seek(0)
     assert stream.read() == "store /home/j\\xf6rg\n"
 
 
-def test_it_ends_cleanly_though_nobody_reads_what_it_says(tmp_path: Path) -> None:
-    """As in ``python -m mqtemplate broker | head -1``."""
+def test_it_stops_cleanly_with_a_closed_pipe_as_output(tmp_path: Path) -> None:
+    """For example ``python -m mqtemplate broker | head -1``."""
     with BrokerProcess(tmp_path) as broker:
         assert broker.process.stdout is not None
         broker.process.stdout.close()
@@ -308,5 +315,5 @@ def test_it_ends_cleanly_though_nobody_reads_what_it_says(tmp_path: Path) -> Non
     assert "BrokenPipe" not in errors
 
 
-def test_where_the_machine_does_not_tell_nobody_owns_a_port(tmp_path: Path) -> None:
+def test_without_process_information_a_port_has_no_owner(tmp_path: Path) -> None:
     assert port_owner(10911, proc=tmp_path) is None

@@ -1,4 +1,4 @@
-"""``python -m mqtemplate capabilities``: a line a capability, a column a broker."""
+"""``python -m mqtemplate capabilities``: one line per capability, one column per broker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mqtemplate.cli.capabilities_command import capability_report
 from tests.server.process import BrokerProcess
 
 
-def test_what_not_all_have_is_marked() -> None:
+def test_differences_are_marked() -> None:
     report = capability_report({"here": frozenset(Capability), "there": frozenset({Capability.TIMER})})
 
     lines = report.splitlines()
@@ -22,7 +22,7 @@ def test_what_not_all_have_is_marked() -> None:
     assert [line.startswith("*") for line in lines[1:-1]] == [each is not Capability.TIMER for each in Capability]
 
 
-def test_a_server_is_compared_with_a_folder_that_is_not_opened(
+def test_a_server_is_compared_with_an_embedded_broker_that_is_not_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "data"
@@ -37,7 +37,7 @@ def test_a_server_is_compared_with_a_folder_that_is_not_opened(
     assert not folder.exists()
 
 
-def test_a_name_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_a_missing_name_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["capabilities", "127.0.0.1:1", "--config", str(tmp_path)])
 
     assert code == 1

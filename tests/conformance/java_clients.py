@@ -1,4 +1,4 @@
-"""What the tests with RocketMQ's Java clients share: one case is a version of the client at a server."""
+"""One version of RocketMQ's Java client, connected to one server."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ import time
 from dataclasses import dataclass
 
 from bench.peer.java_client import JavaClient
+from bench.peer.rocketmq import NameServer
 from tests.conformance.servers import Server
-
-__all__ = ["Case", "now_ms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A client at a server.
+    """A client and its server.
 
     Attributes:
-        version: The client's.
-        client: Connected; one JVM for the tests of a module.
-        tools: A client 5.5.0, whose tools look at the server too.
-        early_ms: How much sooner than its time a timer may come: RocketMQ works in slots of a second, we do not.
+        version: Version of the client.
+        client: The connected client. One JVM serves all tests.
+        tools: A client 5.5.0 with RocketMQ's tools.
     """
 
     server: Server
     version: str
     client: JavaClient
     tools: JavaClient
-    early_ms: int
+
+    @property
+    def early_ms(self) -> int:
+        """Maximum time by which a timer is early. RocketMQ's timers have slots of one second."""
+        return 1_000 if isinstance(self.server, NameServer) else 0
 
     def topic(self, name: str) -> str:
-        """A topic of its own for this version."""
+        """Return the name of a topic that only this version uses."""
         return f"{name}-{self.version.replace('.', '_')}"
 
     def group(self, name: str) -> str:
+        """Return the name of a group that only this version uses."""
         return f"{name}-group-{self.version.replace('.', '_')}"
 
 

@@ -1,4 +1,4 @@
-"""A process that takes part in a group through the remote broker, tells what it does, and can be killed.
+"""A process with a consumer of the remote broker. It prints its queues and the consumed messages, and can be killed.
 
 python -m tests.conformance.python_member NAME_SERVER GROUP TOPIC
 """
@@ -21,15 +21,13 @@ from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.selectors.tags import TagSelector
 
-__all__ = ["PythonMember"]
-
 
 class PythonMember:
-    """Runs this module as a process of its own, until the block is left."""
+    """Process that runs this module until the end of the block."""
 
     def __init__(self, name_server: str, group: str, topic: str) -> None:
         self._arguments = [name_server, group, topic]
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._queues: list[int] = []
         self._bodies: list[bytes] = []
 
@@ -47,33 +45,33 @@ class PythonMember:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told = json.loads(line)
-            with self._told:
-                if "queues" in told:
-                    self._queues = told["queues"]
+            printed = json.loads(line)
+            with self._changed:
+                if "queues" in printed:
+                    self._queues = printed["queues"]
                 else:
-                    self._bodies.append(told["body"].encode())
-                self._told.notify_all()
+                    self._bodies.append(printed["body"].encode())
+                self._changed.notify_all()
 
     def queues(self, count: int, timeout_ms: int) -> list[int]:
-        """The ids of its queues, once they are *count* or the time has passed."""
+        """Return the IDs of the assigned queues when there are *count* of them, or after the timeout."""
         return self._wait(lambda: len(self._queues) == count, lambda: self._queues, timeout_ms)
 
-    def handled(self, begins: str, count: int, timeout_ms: int) -> list[bytes]:
-        """The bodies it is done with that begin so, once they are *count* or the time has passed."""
+    def handled(self, prefix: str, count: int, timeout_ms: int) -> list[bytes]:
+        """Return the consumed bodies with *prefix* when there are *count* of them, or after the timeout."""
 
         def found() -> list[bytes]:
-            return [body for body in self._bodies if body.startswith(begins.encode())]
+            return [body for body in self._bodies if body.startswith(prefix.encode())]
 
         return self._wait(lambda: len(found()) >= count, found, timeout_ms)
 
-    def _wait(self, holds: Callable[[], bool], value: Callable[[], list[Any]], timeout_ms: int) -> list[Any]:
-        with self._told:
-            self._told.wait_for(holds, timeout_ms / 1_000)
+    def _wait(self, condition: Callable[[], bool], value: Callable[[], list[Any]], timeout_ms: int) -> list[Any]:
+        with self._changed:
+            self._changed.wait_for(condition, timeout_ms / 1_000)
             return list(value())
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Kill the process with SIGKILL, as in a crash."""
         self._process.kill()
         self._process.wait()
 
@@ -83,12 +81,12 @@ class PythonMember:
         self._process.communicate()
 
 
-def _tell(**what: object) -> None:
-    print(json.dumps(what), flush=True)
+def _print(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
-def _end_with_standard_input() -> None:
-    """So that it does not outlive who started it."""
+def _exit_with_standard_input() -> None:
+    """Exit when standard input is closed, so that this process ends with its parent."""
     sys.stdin.read()
     os._exit(0)
 
@@ -96,7 +94,7 @@ def _end_with_standard_input() -> None:
 def main() -> None:
     name_server, group, topic = sys.argv[1:]
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    # as short as those of the Java members in these tests, for the same reason
+    # The same short intervals as those of the Java members: the default is 20 s or 30 s.
     settings = RemoteSettings(
         name_servers=(name_server,),
         rebalance_interval_ms=1_000,
@@ -109,19 +107,19 @@ def main() -> None:
         subscriptions={topic: TagSelector()},
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     )
-    known: list[int] = []
+    printed: list[int] = []
     with RemoteBroker(settings) as broker:
-        member = broker.subscribe(spec)
+        consumer = broker.subscribe(spec)
         while True:
-            for message in member.poll(32, 100):
-                _tell(body=message.body.decode())
-                member.commit(message.message_queue, message.queue_offset + 1)
-            queues = sorted(queue.queue_id for queue in member.assignment() if queue.topic == topic)
-            if queues != known:
-                known = queues
-                _tell(queues=queues)
+            for message in consumer.poll(32, 100):
+                _print(body=message.body.decode())
+                consumer.commit(message.message_queue, message.queue_offset + 1)
+            queues = sorted(queue.queue_id for queue in consumer.assignment() if queue.topic == topic)
+            if queues != printed:
+                printed = queues
+                _print(queues=queues)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_standard_input, daemon=True).start()
+    threading.Thread(target=_exit_with_standard_input, daemon=True).start()
     main()

@@ -1,4 +1,4 @@
-"""The servers that RocketMQ's clients are run against: ours, in a process of its own, and the real one."""
+"""Servers for RocketMQ's clients: this project's server in its own process, and RocketMQ's."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Protocol, Self
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.store import FlushDiskType
 
-__all__ = ["REAL", "OurServer", "Server", "real_server", "servers"]
-
 REAL = "REAL_ROCKETMQ"
-"""An environment variable. At 1, the client programs are run against RocketMQ's own server too, some minutes more: that
-proves the programs, not our server."""
+"""Environment variable. With the value 1 the client programs run with RocketMQ's server too, which takes some minutes.
+
+That tests the programs, not this project's server.
+"""
 
 _LEVELS = "1s 2s 5s"
 _TRANSACTION_MS = 1_000
@@ -31,66 +31,63 @@ _STOP_SECONDS = 60
 
 
 class Server(Protocol):
-    """A name server with a broker behind it."""
+    """A name server and its broker."""
 
     @property
     def address(self) -> str:
         """``host:port`` of the name server."""
 
 
-def servers() -> list[str]:
-    """Which servers the client programs are run against: "ours", and "rocketmq" if that was asked for."""
-    return ["ours", "rocketmq"] if os.environ.get(REAL) == "1" else ["ours"]
+def server_names() -> list[str]:
+    """Return the servers to test: "mqtemplate", and "rocketmq" if the environment requests it."""
+    return ["mqtemplate", "rocketmq"] if os.environ.get(REAL) == "1" else ["mqtemplate"]
 
 
 @contextmanager
-def real_server(folder: Path) -> Iterator[Server]:
-    """RocketMQ's own, with short times for transactions."""
+def rocketmq_server(folder: Path) -> Iterator[Server]:
+    """Run RocketMQ's server with short intervals for transactions."""
     options = {
         "messageDelayLevel": _LEVELS,
         "transactionTimeOut": _TRANSACTION_MS,
         "transactionCheckInterval": _TRANSACTION_MS,
-        "transactionOpBatchInterval": 100,  # else it asks about what has ended up to 3 s ago
+        "transactionOpBatchInterval": 100,  # The default is 3 s. Until then it may check a transaction that has ended.
     }
-    with NameServer() as names, RocketMQ(folder, names, options):
-        yield names
+    with NameServer() as name_server, RocketMQ(folder, name_server, options):
+        yield name_server
 
 
-class OurServer:
-    """``python -m mqtemplate broker`` over a store folder, at ports that the system chooses.
+class BrokerProcess:
+    """Process of ``python -m mqtemplate broker`` with a store folder and free ports.
 
-    Leaving the block ends it cleanly, unless it was killed.
+    It is stopped cleanly at the end of the block, unless it was killed.
 
     Attributes:
         address: ``host:port`` of its name server, once started.
-        pid: Its process.
     """
 
     def __init__(self, folder: Path, *, flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH) -> None:
         self._folder = folder
         self._flush_disk_type = flush_disk_type
         self.address = ""
-        self.pid = 0
 
     def __enter__(self) -> Self:
         self._home = tempfile.TemporaryDirectory(prefix="mqtemplate-server-")
         self._log = Path(self._home.name, "server.log")
-        self._configure()
-        anywhere = "127.0.0.1:0"
-        places = ["--store", str(self._folder), "--listen", anywhere, "--name-server", anywhere]
+        self._write_settings()
+        any_port = "127.0.0.1:0"
+        options = ["--store", str(self._folder), "--listen", any_port, "--name-server", any_port]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mqtemplate", "broker", *places, "--config", self._home.name],
+                [sys.executable, "-m", "mqtemplate", "broker", *options, "--config", self._home.name],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             )
-        self.pid = self._process.pid
-        self.address = self._told_address()
+        self.address = self._printed_address()
         return self
 
-    def _configure(self) -> None:
+    def _write_settings(self) -> None:
         settings = {
             "message-delay-level": _LEVELS,
             "transaction-timeout-ms": _TRANSACTION_MS,
@@ -101,28 +98,27 @@ class OurServer:
         logging = "  logging:\n    level: WARNING\n"
         Path(self._home.name, "application.yml").write_text(f"mqtemplate:\n{logging}  broker:\n{rows}")
 
-    def _told_address(self) -> str:
-        """What it prints when it serves; read in a thread, so that a server that says nothing is noticed."""
-        told: queue.Queue[str] = queue.Queue()
-        printed = self._process.stdout
-        assert printed is not None
-        threading.Thread(target=lambda: told.put(printed.readline()), daemon=True).start()
+    def _printed_address(self) -> str:
+        """Return the printed address. Read in a thread, so that a command without output is detected."""
+        lines: queue.Queue[str] = queue.Queue()
+        output = self._process.stdout
+        assert output is not None
+        threading.Thread(target=lambda: lines.put(output.readline()), daemon=True).start()
         try:
-            line = told.get(timeout=_START_SECONDS)
+            line = lines.get(timeout=_START_SECONDS)
         except queue.Empty:
             line = ""
-        found = re.search(r"its name server at (\S+?:\d+),", line)
+        found = re.search(r"its name server on (\S+?:\d+),", line)
         if found is None:
             self.kill()
-            raise AssertionError(f"our server did not start; it printed {line!r} and logged:\n{self.tail()}")
+            raise AssertionError(f"the server did not start; it printed {line!r} and logged:\n{self._log_tail()}")
         return found[1]
 
-    def tail(self) -> str:
-        """The end of its log."""
+    def _log_tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-40:])
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Kill the process with SIGKILL, as in a crash."""
         self._process.kill()
         self._process.wait()
 
@@ -134,5 +130,5 @@ class OurServer:
             self._process.kill()
             self._process.communicate()
             if error is not None:
-                error.add_note(f"what our server logged:\n{self.tail()}")
+                error.add_note(f"log of the server:\n{self._log_tail()}")
             self._home.cleanup()

@@ -1,4 +1,4 @@
-"""One folder goes back and forth between the embedded broker and Apache RocketMQ, three times each."""
+"""The embedded broker and Apache RocketMQ open the same store in turns, three times each."""
 
 from __future__ import annotations
 
@@ -11,64 +11,57 @@ from bench.peer.java_client import JavaClient
 from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import Message
-from tests.conformance.story import LATER, ORDERS, Sent, read_all, send, settings
-from tests.conformance.theirs import send_later
+from tests.conformance import rocketmq_writer
+from tests.conformance.store_contents import DELAYED, ORDERS, Sent, read_all, send, send_delayed, settings
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
 
 _ROUNDS = 3
-_LEVEL_MS = (0, 1_000, 2_000, 12_000)
 
 
-def test_everything_is_there_exactly_once_in_the_end(
+def test_in_the_end_every_message_is_stored_exactly_once(
     tmp_path: Path, name_server: NameServer, java: JavaClient, port: int
 ) -> None:
-    """Each owner stores messages, finds others' messages due, and leaves messages that wait: some for the next owner,
-    some for the one after it."""
-    waited: list[Sent] = []
+    """Each owner stores messages, delivers delayed messages of the other, and leaves pending messages.
+
+    Some are due while the next owner has the store, some while the one after it has it.
+    """
+    delayed: list[Sent] = []
     stored: list[bytes] = []
     for number in range(_ROUNDS):
-        with EmbeddedBroker(tmp_path, settings(port)) as ours:
-            stored += [send(ours, Message(ORDERS, b"ours %d %d" % (number, at))).body for at in range(20)]
-            waited += _leave_waiting(ours, number)
-            _let_pass(ours, 2_000)
-        with RocketMQ(tmp_path, name_server, broker_options(settings(port)) | {"listenPort": port}) as theirs:
+        with EmbeddedBroker(tmp_path, settings(port)) as embedded:
+            stored += [send(embedded, Message(ORDERS, b"embedded %d %d" % (number, at))).body for at in range(20)]
+            delayed += [send_delayed(embedded, text, **option) for text, option in _options(f"embedded {number}")]
+            _run_for(embedded, 2_000)
+        with RocketMQ(tmp_path, name_server, broker_options(settings(port)) | {"listenPort": port}) as rocketmq:
             java.connect()
-            orders = [{"topic": ORDERS, "body": b"theirs %d %d" % (number, at)} for at in range(20)]
+            orders = [{"topic": ORDERS, "body": b"rocketmq %d %d" % (number, at)} for at in range(20)]
             java.send(*orders)
             stored += [order["body"] for order in orders]
-            waited += send_later(java, _options(f"theirs {number}"))
+            delayed += rocketmq_writer.send_delayed(java, _options(f"rocketmq {number}"))
             assert len(java.read(ORDERS)) == len(stored)
-            theirs.stop()
+            rocketmq.stop()
 
-    with EmbeddedBroker(tmp_path, settings(port)) as ours:
-        _let_pass(ours, max(sent.due_ms for sent in waited) - ours.clock.now_ms() + 2_000)
-        orders_found = [message.body for message in read_all(ours, ORDERS)]
-        found = read_all(ours, LATER)
+    with EmbeddedBroker(tmp_path, settings(port)) as embedded:
+        _run_for(embedded, max(sent.due_ms for sent in delayed) - embedded.clock.now_ms() + 2_000)
+        orders_found = [message.body for message in read_all(embedded, ORDERS)]
+        found = read_all(embedded, DELAYED)
 
-    due_ms = {sent.body: sent.due_ms for sent in waited}
+    due_ms = {sent.body: sent.due_ms for sent in delayed}
     assert Counter(orders_found) == Counter(stored)
     assert Counter(message.body for message in found if message.body in due_ms) == Counter(due_ms.keys())
     assert [message.body for message in found if message.store_timestamp < due_ms.get(message.body, 0)] == []
 
 
-def _options(whose: str) -> list[tuple[str, dict[str, int]]]:
-    levels = [(f"{whose}, level {level}", {"level": level}) for level in (1, 3)]
-    delays = [(f"{whose}, timer {delay_ms}", {"delay_ms": delay_ms}) for delay_ms in (300, 1_999, 5_432, 9_000, 21_000)]
+def _options(owner: str) -> list[tuple[str, dict[str, int]]]:
+    """Return texts and delays: levels, and timers within the roll window, beyond it and beyond two windows."""
+    levels = [(f"{owner}, level {level}", {"level": level}) for level in (1, 3)]
+    delays = [(f"{owner}, timer {delay_ms}", {"delay_ms": delay_ms}) for delay_ms in (300, 1_999, 3_432, 6_000, 11_000)]
     return levels + delays
 
 
-def _leave_waiting(broker: EmbeddedBroker, number: int) -> list[Sent]:
-    sent = []
-    for text, option in _options(f"ours {number}"):
-        asked = {"DELAY": str(option["level"])} if "level" in option else {"TIMER_DELAY_MS": str(option["delay_ms"])}
-        delay_ms = option.get("delay_ms") or _LEVEL_MS[option["level"]]
-        sent.append(send(broker, Message(LATER, text.encode(), asked), delay_ms=delay_ms))
-    return sent
-
-
-def _let_pass(broker: EmbeddedBroker, time_ms: int) -> None:
-    """Let the broker work until a message that is due after *time_ms* has come."""
+def _run_for(broker: EmbeddedBroker, time_ms: int) -> None:
+    """Let the broker run until it has delivered a message with this delay."""
     topic = "passing"
     queue = broker.queues(topic)[0]
     at = broker.max_offset(queue)

@@ -1,15 +1,13 @@
-"""The ``mqadmin`` of RocketMQ 4.9.7, unmodified, against our server; it asks some things otherwise than 5.5.0's."""
+"""The unmodified ``mqadmin`` of RocketMQ 4.9.7 uses the server. Some of its requests differ from those of 5.5.0."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from bench.peer.jvm import command_line, why_not
+from bench.peer.java_client import OlderTools
 from bench.peer.rocketmq import free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, MessageQueue
@@ -20,16 +18,12 @@ from tests.server.tool import ANY_PORT, Tool
 pytestmark = pytest.mark.conformance
 
 TOPIC, GROUP = "orders", "billing"
-MAIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
 
 RunTool = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+def cluster(rocketmq: None) -> Iterator[LocalCluster]:
     address = HostAddress("127.0.0.1", free_port())
     engine = EmbeddedBroker(settings=EmbeddedSettings(listen_host=address))
     with LocalCluster(engine, BrokerServerSettings(listen=address), ANY_PORT) as cluster, Tool(address) as member:
@@ -40,25 +34,19 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def sent(cluster: LocalCluster) -> SendResult:
-    """One message of two, of which the group has done the first."""
+    """The second of two messages. The group has consumed the first."""
     queue = MessageQueue(TOPIC, "broker-a", 0)
     cluster.engine.send(Message(TOPIC, b"first"), queue)
     cluster.engine.commit_offset(GROUP, queue, 1)
     return cluster.engine.send(Message(TOPIC, b"second", {"KEYS": "A-2"}), queue)
 
 
-@pytest.fixture
-def mqadmin(cluster: LocalCluster, tmp_path: Path) -> RunTool:
-    logging = tmp_path / "conf" / "logback_tools.xml"
-    logging.parent.mkdir()
-    logging.write_text("<configuration/>")
-
-    def run(command: str, *arguments: str) -> str:
-        names = str(cluster.name_server_address)
-        line = command_line("4.9.7", tmp_path, MAIN, command, "-n", names, *arguments, heap_mib=128)
-        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path).stdout
-
-    return run
+@pytest.fixture(scope="module")
+def mqadmin(cluster: LocalCluster) -> Iterator[RunTool]:
+    """One JVM that runs the commands."""
+    with OlderTools() as tools:
+        address = str(cluster.name_server_address)
+        yield lambda command, *arguments: tools.mqadmin(command, "-n", address, *arguments)
 
 
 def test_cluster_list(cluster: LocalCluster, mqadmin: RunTool) -> None:
@@ -77,10 +65,10 @@ def test_topic_route(cluster: LocalCluster, mqadmin: RunTool) -> None:
     assert f'"brokerAddrs":{{0:"{cluster.address}"' in "".join(mqadmin("topicRoute", "-t", TOPIC).split())
 
 
-def test_a_topic_is_made(cluster: LocalCluster, mqadmin: RunTool) -> None:
-    mqadmin("updateTopic", "-c", "DefaultCluster", "-t", "made", "-r", "3", "-w", "3")
+def test_update_topic_creates_a_topic(cluster: LocalCluster, mqadmin: RunTool) -> None:
+    mqadmin("updateTopic", "-c", "DefaultCluster", "-t", "created", "-r", "3", "-w", "3")
 
-    assert len(cluster.engine.queues("made")) == 3
+    assert len(cluster.engine.queues("created")) == 3
 
 
 def test_consumer_progress(sent: SendResult, mqadmin: RunTool) -> None:
@@ -90,7 +78,7 @@ def test_consumer_progress(sent: SendResult, mqadmin: RunTool) -> None:
     assert "Diff Total: 1" in printed
 
 
-def test_a_message_by_the_brokers_id(sent: SendResult, mqadmin: RunTool) -> None:
+def test_a_message_by_its_offset_message_id(sent: SendResult, mqadmin: RunTool) -> None:
     assert sent.msg_id in mqadmin("queryMsgById", "-i", sent.offset_msg_id)
 
 
@@ -98,7 +86,7 @@ def test_a_message_by_its_key(sent: SendResult, mqadmin: RunTool) -> None:
     assert sent.msg_id in mqadmin("queryMsgByKey", "-t", TOPIC, "-k", "A-2")
 
 
-def test_a_message_by_its_senders_id(sent: SendResult, mqadmin: RunTool) -> None:
+def test_a_message_by_its_message_id(sent: SendResult, mqadmin: RunTool) -> None:
     assert "A-2" in mqadmin("queryMsgByUniqueKey", "-t", TOPIC, "-i", sent.msg_id)
 
 
@@ -106,7 +94,7 @@ def test_broker_status(cluster: LocalCluster, mqadmin: RunTool) -> None:
     assert re.search(r"putTps\s*: [\d.]+ [\d.]+ [\d.]+", mqadmin("brokerStatus", "-b", str(cluster.address)))
 
 
-def test_a_group_goes_to_the_end(cluster: LocalCluster, sent: SendResult, mqadmin: RunTool) -> None:
+def test_reset_offset_moves_a_group_to_the_end(cluster: LocalCluster, sent: SendResult, mqadmin: RunTool) -> None:
     cluster.broker.groups.ensure("moved")
 
     mqadmin("resetOffsetByTime", "-g", "moved", "-t", TOPIC, "-s", "-1")

@@ -1,4 +1,4 @@
-"""RocketMQ's own ``mqadmin``, unmodified, against our server."""
+"""The unmodified ``mqadmin`` of RocketMQ 5.5.0 uses the server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from bench.peer.java_client import JavaClient
-from bench.peer.jvm import why_not
-from bench.peer.rocketmq import NameServer, free_port
+from bench.peer.rocketmq import free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.record.codec import parse_record
@@ -32,45 +31,43 @@ GROUP = "billing"
 
 
 class Served:
-    """Our server, a member of a group at it, and a JVM with the tools.
+    """A server, a member of a group, and a JVM with the tools.
 
     Attributes:
-        java: Runs the tools; it is connected.
-        sent: What was sent to queue 0 of ``orders``, in order; the group has done the first two.
+        java: The JVM that runs the tools.
+        sent: The messages of queue 0 of ``orders``. The group has consumed the first two.
     """
 
     def __init__(self, cluster: LocalCluster, java: JavaClient, member: Tool) -> None:
         self.cluster, self.java, self.member = cluster, java, member
-        self.name_server = str(cluster.name_server_address)
+        self.name_server_address = str(cluster.name_server_address)
         self.broker = str(cluster.address)
         self.sent: list[SendResult] = []
 
     def mqadmin(self, command: str, *arguments: str) -> str:
-        return self.java.mqadmin(command, "-n", self.name_server, *arguments)
+        """Return the output of a command."""
+        return self.java.mqadmin(command, "-n", self.name_server_address, *arguments)
 
     def rows(self, command: str, *arguments: str) -> list[list[str]]:
-        """The words of each line that a tool prints."""
+        """Return the words of each line that a command prints."""
         return [line.split() for line in self.mqadmin(command, *arguments).splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+def served(rocketmq: None) -> Iterator[Served]:
     address = HostAddress("127.0.0.1", free_port())
     engine = EmbeddedBroker(settings=EmbeddedSettings(listen_host=address))
     with LocalCluster(engine, BrokerServerSettings(listen=address), ANY_PORT) as cluster:
-        names = cast(NameServer, SimpleNamespace(address=str(cluster.name_server_address)))
-        with JavaClient(names) as java, Tool(cluster.address, on_request=answer_as_a_consumer) as member:
+        name_server = SimpleNamespace(address=str(cluster.name_server_address))
+        with JavaClient(name_server) as java, Tool(cluster.address, on_request=respond_as_consumer) as member:
             java.connect()
             served = Served(cluster, java, member)
             fill(served)
             yield served
 
 
-def answer_as_a_consumer(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-    """What a tool may ask of a member of a group."""
+def respond_as_consumer(connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+    """Respond to the requests that a tool sends to a member of a group."""
     if request.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
         properties = {
             "PROP_CLIENT_VERSION": "V5_3_3",
@@ -109,10 +106,10 @@ def test_cluster_list(served: Served) -> None:
     assert "V5_3_3" in row
 
 
-def test_cluster_list_with_sums(served: Served) -> None:
+def test_cluster_list_with_totals(served: Served) -> None:
     row = next(words for words in served.rows("clusterList", "-m") if "broker-a" in words)
 
-    assert int(row[4]) >= len(served.sent)  # stored today
+    assert int(row[4]) >= len(served.sent)  # Messages stored today.
 
 
 def test_broker_status(served: Served) -> None:
@@ -139,7 +136,7 @@ def test_name_server_config(served: Served) -> None:
     assert re.search(r"^orderMessageEnable\s*=\s*true$", config, re.MULTILINE)
 
 
-def test_the_right_to_write_is_taken_and_given_back(served: Served) -> None:
+def test_write_permission_is_removed_and_restored(served: Served) -> None:
     try:
         wiped = served.mqadmin("wipeWritePerm", "-b", "broker-a")
         route = served.mqadmin("topicRoute", "-t", TOPIC)
@@ -151,18 +148,18 @@ def test_the_right_to_write_is_taken_and_given_back(served: Served) -> None:
     assert "OK" in added
 
 
-def test_entries_are_made_and_deleted(served: Served) -> None:
-    made = served.mqadmin("updateKvConfig", "-s", "shops", "-k", "berlin", "-v", "open")
-    found = served.cluster.broker.administration.entries.get("shops", "berlin")
+def test_kv_config_entries_are_created_and_deleted(served: Served) -> None:
+    created = served.mqadmin("updateKvConfig", "-s", "shops", "-k", "berlin", "-v", "open")
+    found = served.cluster.broker.name_server.entries.get("shops", "berlin")
     deleted = served.mqadmin("deleteKvConfig", "-s", "shops", "-k", "berlin")
 
-    assert "create or update kv config to namespace success" in made
+    assert "create or update kv config to namespace success" in created
     assert found == "open"
     assert "delete kv config from namespace success" in deleted
-    assert served.cluster.broker.administration.entries.get("shops", "berlin") is None
+    assert served.cluster.broker.name_server.entries.get("shops", "berlin") is None
 
 
-def test_everything_is_written_down(served: Served, tmp_path: Path) -> None:
+def test_metadata_and_configs_are_exported(served: Served, tmp_path: Path) -> None:
     served.mqadmin("exportMetadata", "-c", "DefaultCluster", "-f", str(tmp_path))
     served.mqadmin("exportConfigs", "-c", "DefaultCluster", "-f", str(tmp_path))
 
@@ -181,7 +178,7 @@ def test_topic_list(served: Served) -> None:
     assert {TOPIC, "TBW102", f"%RETRY%{GROUP}", "SCHEDULE_TOPIC_XXXX"} <= listed
 
 
-def test_topic_list_of_a_cluster_tells_who_consumes(served: Served) -> None:
+def test_topic_list_of_a_cluster_shows_the_consumer_groups(served: Served) -> None:
     rows = served.rows("topicList", "-c")
 
     assert ["DefaultCluster", TOPIC, GROUP] in rows
@@ -205,21 +202,21 @@ def test_topic_cluster_list(served: Served) -> None:
     assert served.mqadmin("topicClusterList", "-t", TOPIC).split() == ["DefaultCluster"]
 
 
-def test_a_topic_is_made_changed_and_deleted(served: Served) -> None:
-    made = served.mqadmin("updateTopic", "-c", "DefaultCluster", "-t", "made", "-r", "6", "-w", "6")
-    changed = served.mqadmin("updateTopic", "-b", served.broker, "-t", "made", "-r", "6", "-w", "2", "-p", "4")
-    config = served.cluster.broker.topics.find("made")
-    deleted = served.mqadmin("deleteTopic", "-c", "DefaultCluster", "-t", "made")
+def test_a_topic_is_created_changed_and_deleted(served: Served) -> None:
+    created = served.mqadmin("updateTopic", "-c", "DefaultCluster", "-t", "created", "-r", "6", "-w", "6")
+    changed = served.mqadmin("updateTopic", "-b", served.broker, "-t", "created", "-r", "6", "-w", "2", "-p", "4")
+    config = served.cluster.broker.topics.find("created")
+    deleted = served.mqadmin("deleteTopic", "-c", "DefaultCluster", "-t", "created")
 
-    assert f"create topic to {served.broker} success" in made
+    assert f"create topic to {served.broker} success" in created
     assert f"create topic to {served.broker} success" in changed
     assert config is not None
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (6, 2, 4)
-    assert "delete topic [made] from cluster [DefaultCluster] success" in deleted
-    assert served.cluster.broker.topics.find("made") is None
+    assert "delete topic [created] from cluster [DefaultCluster] success" in deleted
+    assert served.cluster.broker.topics.find("created") is None
 
 
-def test_topics_and_groups_are_made_from_a_list(served: Served, tmp_path: Path) -> None:
+def test_topics_and_groups_are_created_from_a_file(served: Served, tmp_path: Path) -> None:
     topics, groups = tmp_path / "topics.json", tmp_path / "groups.json"
     topics.write_text(json.dumps([{"topicName": name, "readQueueNums": 3, "writeQueueNums": 3} for name in "xy"]))
     groups.write_text(json.dumps([{"groupName": name, "retryMaxTimes": 4} for name in "xy"]))
@@ -227,20 +224,20 @@ def test_topics_and_groups_are_made_from_a_list(served: Served, tmp_path: Path) 
     served.mqadmin("updateTopicList", "-b", served.broker, "-f", str(topics))
     served.mqadmin("updateSubGroupList", "-b", served.broker, "-f", str(groups))
 
-    made = [served.cluster.broker.topics.find(name) for name in "xy"]
-    assert [config.read_queue_nums for config in made if config] == [3, 3]
+    topics_created = [served.cluster.broker.topics.find(name) for name in "xy"]
+    assert [config.read_queue_nums for config in topics_created if config] == [3, 3]
     assert [config.retry_max_times for name in "xy" if (config := served.cluster.broker.groups.find(name))] == [4, 4]
 
 
-def test_an_ordered_topic_is_made(served: Served) -> None:
-    """Tools write down at the name server how many queues each broker has of it."""
-    made = served.mqadmin("updateTopic", "-b", served.broker, "-t", "ordered", "-o", "true", "-r", "2", "-w", "2")
+def test_an_ordered_topic_is_created(served: Served) -> None:
+    """The tool stores the number of its queues per broker in the name server."""
+    created = served.mqadmin("updateTopic", "-b", served.broker, "-t", "ordered", "-o", "true", "-r", "2", "-w", "2")
 
-    assert "set broker orderConf" in made
+    assert "set broker orderConf" in created
     assert '"orderTopicConf":"broker-a:2"' in served.mqadmin("topicRoute", "-t", "ordered").replace(" ", "")
 
 
-def test_the_right_on_a_topic_is_changed(served: Served) -> None:
+def test_the_permission_of_a_topic_is_changed(served: Served) -> None:
     served.cluster.engine.create_topic("closing", 1)
 
     served.mqadmin("updateTopicPerm", "-b", served.broker, "-t", "closing", "-p", "4")
@@ -258,14 +255,14 @@ def test_consumer_progress_of_a_group(served: Served) -> None:
 
     row = next(words for words in map(str.split, printed.splitlines()) if words[:3] == [TOPIC, "broker-a", "0"])
     assert row[3:5] == ["5", "2"]
-    assert "3" in row[5:]  # so many are not done
+    assert "3" in row[5:]  # The lag.
     assert re.search(r"Diff Total: 3", printed)
 
 
 def test_consumer_progress_of_all_groups(served: Served) -> None:
     row = next(words for words in served.rows("consumerProgress") if words[0] == GROUP)
 
-    assert row[1:3] == ["1", "V5_3_3"]  # members, and their version
+    assert row[1:3] == ["1", "V5_3_3"]  # Number of members, and their version.
     assert row[-1] == "3"
 
 
@@ -286,34 +283,34 @@ def test_producer(served: Served) -> None:
     assert "python@1" in served.mqadmin("producer", "-b", served.broker)
 
 
-def test_a_group_is_made_and_deleted(served: Served) -> None:
-    made = served.mqadmin("updateSubGroup", "-c", "DefaultCluster", "-g", "made", "-r", "3")
-    config = served.cluster.broker.groups.find("made")
-    deleted = served.mqadmin("deleteSubGroup", "-c", "DefaultCluster", "-g", "made")
+def test_a_group_is_created_and_deleted(served: Served) -> None:
+    created = served.mqadmin("updateSubGroup", "-c", "DefaultCluster", "-g", "created", "-r", "3")
+    config = served.cluster.broker.groups.find("created")
+    deleted = served.mqadmin("deleteSubGroup", "-c", "DefaultCluster", "-g", "created")
 
-    assert f"create subscription group to {served.broker} success" in made
+    assert f"create subscription group to {served.broker} success" in created
     assert config is not None
     assert config.retry_max_times == 3
-    assert "delete subscription group [made]" in deleted
-    assert served.cluster.broker.groups.find("made") is None
+    assert "delete subscription group [created]" in deleted
+    assert served.cluster.broker.groups.find("created") is None
 
 
-def test_a_group_goes_back_in_time(served: Served) -> None:
+def test_offsets_are_reset_to_a_time(served: Served) -> None:
     engine = served.cluster.engine
     queue = MessageQueue(TOPIC, "broker-a", 0)
-    engine.create_topic("back", 1)
-    served.cluster.broker.groups.ensure("going-back")
+    engine.create_topic("reset", 1)
+    served.cluster.broker.groups.ensure("resetting")
     for _ in range(3):
-        engine.send(Message("back", b"x"))
-    engine.commit_offset("going-back", MessageQueue("back", "broker-a", 0), 3)
+        engine.send(Message("reset", b"x"))
+    engine.commit_offset("resetting", MessageQueue("reset", "broker-a", 0), 3)
 
-    served.mqadmin("resetOffsetByTime", "-g", "going-back", "-t", "back", "-s", "1700000000000")
+    served.mqadmin("resetOffsetByTime", "-g", "resetting", "-t", "reset", "-s", "1700000000000")
 
-    assert engine.committed_offset("going-back", MessageQueue("back", "broker-a", 0)) == 0
+    assert engine.committed_offset("resetting", MessageQueue("reset", "broker-a", 0)) == 0
     assert engine.committed_offset(GROUP, queue) == 2
 
 
-def test_a_group_skips_what_waits_for_it(served: Served) -> None:
+def test_a_group_skips_its_unconsumed_messages(served: Served) -> None:
     queue = MessageQueue("skipped", "broker-a", 0)
     served.cluster.engine.create_topic("skipped", 1)
     served.cluster.engine.send(Message("skipped", b"x"), queue)
@@ -324,32 +321,32 @@ def test_a_group_skips_what_waits_for_it(served: Served) -> None:
     assert served.cluster.engine.committed_offset("skipping", queue) == 1
 
 
-def test_a_group_gets_the_offsets_of_another(served: Served) -> None:
+def test_the_offsets_of_a_group_are_cloned(served: Served) -> None:
     printed = served.mqadmin("cloneGroupOffset", "-s", GROUP, "-d", "cloned", "-t", TOPIC)
 
     assert "clone group offset success" in printed
     assert served.cluster.engine.committed_offset("cloned", MessageQueue(TOPIC, "broker-a", 0)) == 2
 
 
-def test_settings_of_a_group(served: Served) -> None:
+def test_consumer_config(served: Served) -> None:
     printed = served.mqadmin("getConsumerConfig", "-g", GROUP)
 
     assert re.search(r"^retryMaxTimes\s+=\s+16$", printed, re.MULTILINE)
 
 
-def test_how_one_member_is(served: Served) -> None:
+def test_consumer_status_of_one_member(served: Served) -> None:
     printed = served.mqadmin("consumerStatus", "-g", GROUP, "-i", "python@1")
 
     assert re.search(r"^PROP_CLIENT_VERSION\s*: V5_3_3$", printed, re.MULTILINE)
 
 
-def test_figures_of_a_broker_by_group(served: Served) -> None:
+def test_statistics_of_a_broker_by_group(served: Served) -> None:
     rows = served.rows("brokerConsumeStats", "-b", served.broker)
 
     assert [TOPIC, GROUP, "broker-a", "0", "5", "2", "3"] in [words[:7] for words in rows]
 
 
-def test_figures_of_all_topics(served: Served) -> None:
+def test_statistics_of_all_topics(served: Served) -> None:
     rows = served.rows("statsAll", "-t", TOPIC)
 
     assert [TOPIC, GROUP] in [words[:2] for words in rows]
@@ -358,7 +355,7 @@ def test_figures_of_all_topics(served: Served) -> None:
 # --- messages ---------------------------------------------------------------------------------------
 
 
-def test_a_message_by_the_brokers_id(served: Served) -> None:
+def test_a_message_by_its_offset_message_id(served: Served) -> None:
     printed = served.mqadmin("queryMsgById", "-i", served.sent[1].offset_msg_id, "-t", TOPIC)
 
     assert value_of(printed, "Topic") == f"[{TOPIC}]" or value_of(printed, "Topic") == TOPIC
@@ -373,20 +370,20 @@ def test_a_message_by_its_key(served: Served) -> None:
     assert served.sent[2].msg_id not in printed
 
 
-def test_a_message_by_its_senders_id(served: Served) -> None:
+def test_a_message_by_its_message_id(served: Served) -> None:
     printed = served.mqadmin("queryMsgByUniqueKey", "-t", TOPIC, "-i", served.sent[4].msg_id)
 
     assert value_of(printed, "Keys") in ("[A-4]", "A-4")
     assert value_of(printed, "Queue Offset") in ("[4]", "4")
 
 
-def test_messages_by_their_place(served: Served) -> None:
+def test_a_message_by_its_queue_offset(served: Served) -> None:
     printed = served.mqadmin("queryMsgByOffset", "-t", TOPIC, "-b", "broker-a", "-i", "0", "-o", "2")
 
     assert served.sent[2].msg_id in printed
 
 
-def test_a_member_is_given_a_message_to_handle_at_once(served: Served) -> None:
+def test_a_member_consumes_a_message_directly(served: Served) -> None:
     msg_id = served.sent[2].offset_msg_id
 
     printed = served.mqadmin("queryMsgById", "-i", msg_id, "-t", TOPIC, "-g", GROUP, "-d", "python@1")
@@ -395,7 +392,7 @@ def test_a_member_is_given_a_message_to_handle_at_once(served: Served) -> None:
     assert handled == [b"order 2"]
 
 
-def test_messages_are_sent_and_printed(served: Served) -> None:
+def test_a_message_is_sent_and_found(served: Served) -> None:
     sent = served.mqadmin("sendMessage", "-t", "sent-by-a-tool", "-p", "hello", "-k", "K-1")
     printed = served.mqadmin("queryMsgByKey", "-t", "sent-by-a-tool", "-k", "K-1")
 
@@ -403,7 +400,7 @@ def test_messages_are_sent_and_printed(served: Served) -> None:
     assert sent.split()[-1] in printed
 
 
-def test_units_of_a_queue(served: Served) -> None:
+def test_entries_of_a_consume_queue(served: Served) -> None:
     printed = served.mqadmin("queryCq", "-t", TOPIC, "-q", "0", "-i", "0", "-c", "2", "-b", served.broker)
 
     assert len(re.findall(r"physicOffset", printed)) >= 2
@@ -412,8 +409,8 @@ def test_units_of_a_queue(served: Served) -> None:
 # --- access control ---------------------------------------------------------------------------------
 
 
-def test_tools_sign_what_they_ask(served: Served) -> None:
-    """Java's signature is ours; and who has another secret, or none, is told so."""
+def test_the_tools_sign_their_requests(served: Served) -> None:
+    """A request with a wrong signature or without one is refused."""
     address = HostAddress("127.0.0.1", free_port())
     account = Account(access_key="administrator", secret_key="a secret of seven words or so", admin=True)
     engine = EmbeddedBroker(settings=EmbeddedSettings(listen_host=address))
@@ -426,20 +423,19 @@ def test_tools_sign_what_they_ask(served: Served) -> None:
         write_credentials(served.java, account.access_key, None)
 
     assert "broker-a" in printed[account.secret_key]
-    assert "V5_3_3" in printed[account.secret_key]  # from the broker's door
+    assert "V5_3_3" in printed[account.secret_key]  # The response of the broker itself.
     assert "broker-a" not in printed["another secret"] + printed[None]
 
 
 def write_credentials(java: JavaClient, access_key: str, secret_key: str | None) -> None:
-    """What the tools are to sign with; None for nothing."""
-    file = java._home / "conf" / "tools.yml"
-    file.parent.mkdir(exist_ok=True)
+    """Set the keys with which the tools sign. Without a secret key they do not sign."""
+    file = java.home / "conf" / "tools.yml"
     file.unlink(missing_ok=True)
     if secret_key is not None:
         file.write_text(f"accessKey: {access_key}\nsecretKey: {secret_key}\n")
 
 
 def value_of(printed: str, name: str) -> Any:
-    """What stands behind a name that a tool prints in a line of its own."""
+    """Return the value of a line ``name: value`` that a tool prints."""
     found = re.search(rf"^{name}:?\s*(.*?)\s*$", printed, re.MULTILINE)
     return found[1] if found else None

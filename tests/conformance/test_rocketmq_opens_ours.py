@@ -1,7 +1,4 @@
-"""Apache RocketMQ opens a folder that the embedded broker wrote, and its own client and tools find everything in it.
-
-The folder was left by a clean close, or by SIGKILL. One RocketMQ a case, and several questions to it.
-"""
+"""Apache RocketMQ opens a store that the embedded broker closed or left after SIGKILL. Its client and tools read it."""
 
 from __future__ import annotations
 
@@ -16,9 +13,20 @@ from bench.peer.java_client import JavaClient, PeerMessage
 from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreLockedError
-from tests.conformance.story import BATCHES, BIG, IPV6, LATER, LONG_TOPIC, ORDERS, READERS, Sent, settings
-from tests.conformance.theirs import PATIENCE_MS, now_ms
-from tests.conformance.writer import Written, write
+from tests.conformance.embedded_writer import Written, write
+from tests.conformance.rocketmq_writer import TIMEOUT_MS
+from tests.conformance.store_contents import (
+    BATCHES,
+    BIG,
+    DELAYED,
+    IPV6,
+    LONG_TOPIC,
+    ORDERS,
+    READERS,
+    Sent,
+    now_ms,
+    settings,
+)
 
 pytestmark = pytest.mark.conformance
 
@@ -26,7 +34,7 @@ _TOPICS = (ORDERS, BATCHES, BIG, IPV6, LONG_TOPIC)
 
 
 class Opened(NamedTuple):
-    """RocketMQ over a folder of ours, which was "closed" or whose owner was "killed"."""
+    """RocketMQ with a store of the embedded broker, which was "closed" or "killed"."""
 
     how: str
     java: JavaClient
@@ -51,8 +59,10 @@ def opened(
 
 
 def test_every_message_is_read_as_it_was_sent(opened: Opened) -> None:
-    """Tags, keys, properties and bodies, in the queue and at the queue offset that the sender was told; V2 topics,
-    IPv6 hosts, batches, and records on both sides of a file's end."""
+    """Compare tags, keys, properties and bodies, and the queue and offset in the send result.
+
+    There are V2 topics, IPv6 hosts, batches, and records before and after the end of a file.
+    """
     found = [message for topic in _TOPICS for message in opened.java.read(topic)]
 
     assert sorted(map(_as_sent, found)) == sorted(map(_comparable, opened.written.stored))
@@ -63,21 +73,23 @@ def _comparable(sent: Sent) -> tuple[object, ...]:
 
 
 def _as_sent(message: PeerMessage) -> tuple[object, ...]:
-    place = message.topic, message.queue_id, message.queue_offset
-    return *place, message.body, message.tags or "", message.keys, message.msg_id, message.properties.get("user")
+    position = message.topic, message.queue_id, message.queue_offset
+    return *position, message.body, message.tags or "", message.keys, message.msg_id, message.properties.get("user")
 
 
-def test_a_message_is_found_by_the_id_the_broker_gave(opened: Opened) -> None:
-    wanted = [sent for sent in opened.written.stored if sent.topic in (ORDERS, BATCHES)]
+def test_a_message_is_found_by_its_offset_message_id(opened: Opened) -> None:
+    stored = [sent for sent in opened.written.stored if sent.topic in (ORDERS, BATCHES)]
 
-    found = [opened.java.by_id(sent.topic, sent.offset_msg_id) for sent in wanted]
+    found = [opened.java.by_id(sent.topic, sent.offset_msg_id) for sent in stored]
 
-    assert [message.body for message in found] == [sent.body for sent in wanted]
+    assert [message.body for message in found] == [sent.body for sent in stored]
 
 
 def test_messages_are_found_by_their_keys(opened: Opened) -> None:
-    """By the client and by the tools. After a crash RocketMQ drops the newest index file, and makes it anew from the
-    newest file of the log only."""
+    """By the client and by the tools.
+
+    After a crash RocketMQ deletes the newest index file, and rebuilds it from the newest commit log file only.
+    """
     newest_file = len(list((opened.folder / "commitlog").iterdir())) - 1 if opened.how == "killed" else 0
     keys = {sent.keys or "": sent for sent in opened.written.stored if _file_of(sent) >= newest_file}
 
@@ -91,11 +103,11 @@ def test_messages_are_found_by_their_keys(opened: Opened) -> None:
 
 
 def _file_of(sent: Sent) -> int:
-    """Which file of the log a message lies in; an offset message id ends with the physical offset."""
+    """Return the number of the commit log file of a message. An offset message ID ends with the physical offset."""
     return int(sent.offset_msg_id[-16:], 16) >> 20
 
 
-def test_a_folder_that_rocketmq_has_open_is_refused(opened: Opened, port: int) -> None:
+def test_a_store_that_rocketmq_has_open_is_refused(opened: Opened, port: int) -> None:
     with pytest.raises(StoreLockedError, match="is in use by process"):
         EmbeddedBroker(opened.folder, settings(port)).start()
 
@@ -110,27 +122,29 @@ def test_the_tools_count_the_messages_of_a_topic(opened: Opened) -> None:
     ]
 
 
-def test_a_group_goes_on_where_it_had_come_to(opened: Opened) -> None:
-    """Four of the ten messages in queue 0 were done; of the queues without an offset all comes."""
+def test_a_group_continues_at_its_offsets(opened: Opened) -> None:
+    """Four of the ten messages in queue 0 were consumed. Queues without an offset are consumed from the start."""
     committed = opened.java.committed(READERS, ORDERS)
 
-    handled = opened.java.consume(READERS, ORDERS, 36, PATIENCE_MS, linger=True)
+    handled = opened.java.consume(READERS, ORDERS, 36, TIMEOUT_MS, linger=True)
 
-    assert committed[0] == opened.written.done
+    assert committed[0] == opened.written.consumed
     assert Counter(message.queue_id for message in handled) == {0: 6, 1: 10, 2: 10, 3: 10}
-    assert min(message.queue_offset for message in handled if message.queue_id == 0) == opened.written.done
+    assert min(message.queue_offset for message in handled if message.queue_id == 0) == opened.written.consumed
 
 
 @pytest.mark.timeout(180)
-def test_what_waited_is_delivered_once_and_never_early(opened: Opened) -> None:
-    """Levels, and timers in near slots, in one slot, and beyond the roll window. What we delivered or cancelled does
-    not come, and what we rescheduled comes at its new time."""
-    expected = opened.written.delivered + opened.written.waiting
-    due_ms = {sent.body: sent.due_ms for sent in expected}
-    # a last message, due behind all others and behind what RocketMQ finds overdue when it starts
-    opened.java.send({"topic": LATER, "body": b"last", "deliver_ms": max(*due_ms.values(), now_ms()) + 3_000})
+def test_pending_messages_are_delivered_once_and_never_early(opened: Opened) -> None:
+    """Levels, and timers in near slots, in one slot, and beyond the roll window.
 
-    found = opened.java.read(LATER, until=b"last", timeout_ms=60_000)
+    Delivered and cancelled messages are not delivered again. Rescheduled messages are delivered at their new time.
+    """
+    expected = opened.written.delivered + opened.written.pending
+    due_ms = {sent.body: sent.due_ms for sent in expected}
+    # A last message, due after all others. A busy machine may deliver a few that were overdue at the start after it.
+    opened.java.send({"topic": DELAYED, "body": b"last", "deliver_ms": max(*due_ms.values(), now_ms()) + 3_000})
+
+    found = opened.java.read(DELAYED, len(expected) + 1, until=b"last", timeout_ms=60_000)
 
     found = [message for message in found if message.body != b"last"]
     assert Counter(message.body for message in found) == Counter(due_ms.keys())

@@ -1,4 +1,4 @@
-"""TLS with RocketMQ's own: our client asks its name server, and its clients send to our server, which enforces TLS."""
+"""TLS with RocketMQ: the remoting client calls RocketMQ's name server, and Java clients send to this server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 
 from bench.peer.java_client import JavaClient
-from bench.peer.jvm import why_not
 from bench.peer.rocketmq import NameServer, free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
@@ -24,7 +23,7 @@ from mqtemplate.remoting import (
     TlsMode,
 )
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.server.local_cluster import LocalCluster
+from mqtemplate.server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings
 from tests.remoting.certificates import Certificates, has_openssl
 
@@ -36,16 +35,16 @@ class Address(NamedTuple):
 
 
 @pytest.fixture
-def enforcing_server(tmp_path: Path) -> Iterator[LocalCluster]:
-    if why_not() or not has_openssl():
-        pytest.skip(why_not() or "there is no openssl command to make certificates with")
+def enforcing_server(rocketmq: None, tmp_path: Path) -> Iterator[LocalCluster]:
+    if not has_openssl():
+        pytest.skip("the openssl command is missing; it creates the certificates")
     cert, key = Certificates(tmp_path / "certificates").issue("server", "IP:127.0.0.1")
     tls = ServerTls(cert_path=str(cert), key_path=str(key), mode=TlsMode.ENFORCING)
     listen = HostAddress("127.0.0.1", free_port())
     engine = EmbeddedBroker(tmp_path / "store", EmbeddedSettings(listen_host=listen))
     settings = BrokerServerSettings(listen=listen)
-    names = HostAddress("127.0.0.1", 0)
-    with LocalCluster(engine, settings, names, remoting=RemotingServerSettings(tls=tls)) as cluster:
+    name_server = HostAddress("127.0.0.1", 0)
+    with LocalCluster(engine, settings, name_server, remoting=RemotingServerSettings(tls=tls)) as cluster:
         yield cluster
 
 
@@ -53,7 +52,7 @@ def enforcing_server(tmp_path: Path) -> Iterator[LocalCluster]:
 def test_rocketmqs_clients_send_under_tls(
     enforcing_server: LocalCluster, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In their test mode, which trusts anybody; one body is larger than a record of TLS."""
+    """Their test mode trusts every certificate. One body is larger than a TLS record."""
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dtls.enable=true")
     bodies = [b"small", b"x" * 300_000]
 
@@ -64,16 +63,17 @@ def test_rocketmqs_clients_send_under_tls(
     assert [result["status"] for result in results] == ["SEND_OK", "SEND_OK"]
 
 
-def test_our_client_asks_rocketmqs_name_server_under_tls(name_server: NameServer) -> None:
-    """It shows a certificate that it signed itself: refused, unless told to trust anybody."""
-    question = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
-    trusting = RemotingClient(RemotingClientSettings(tls=ClientTls(insecure=True)), SystemClock())
-    careful = RemotingClient(RemotingClientSettings(tls=ClientTls()), SystemClock())
+def test_the_remoting_client_calls_rocketmqs_name_server_under_tls(rocketmq: None) -> None:
+    """Its self-signed certificate is refused, unless the settings allow an unverified connection."""
+    request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
+    insecure = RemotingClient(RemotingClientSettings(tls=ClientTls(insecure=True)), SystemClock())
+    verifying = RemotingClient(RemotingClientSettings(tls=ClientTls()), SystemClock())
 
-    answer = trusting.invoke(name_server.address, question, 10_000)
-    with pytest.raises(RemoteConnectError, match=r"is refused \(self-signed certificate\); set trust_cert_path"):
-        careful.invoke(name_server.address, question, 10_000)
-    trusting.close()
-    careful.close()
+    with NameServer(tls=True) as name_server:
+        response = insecure.invoke(name_server.address, request, 10_000)
+        with pytest.raises(RemoteConnectError, match=r"is refused \(self-signed certificate\); set trust_cert_path"):
+            verifying.invoke(name_server.address, request, 10_000)
+    insecure.close()
+    verifying.close()
 
-    assert answer.code == ResponseCode.SUCCESS
+    assert response.code == ResponseCode.SUCCESS

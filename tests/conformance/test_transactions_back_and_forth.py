@@ -1,4 +1,4 @@
-"""A folder with open transactions goes to Apache RocketMQ and back: each owner ends those of the other, once."""
+"""Apache RocketMQ and the embedded broker open a store in turns. Each ends the open transactions of the other once."""
 
 from __future__ import annotations
 
@@ -14,76 +14,79 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import TransactionState
 from mqtemplate.topics import HALF_TOPIC
-from tests.conformance.story import read_all, settings
+from tests.conformance.store_contents import read_all, settings
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
 
 _TOPIC = "transactions"
-_SHORT = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000, "transactionOpBatchInterval": 100}
-_OURS_SHORT = {"transaction_timeout_ms": 1_000, "transaction_check_interval_ms": 1_000}
-_PATIENCE_S = 60
+_ROCKETMQ_OPTIONS = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000, "transactionOpBatchInterval": 100}
+_EMBEDDED_SETTINGS = {"transaction_timeout_ms": 1_000, "transaction_check_interval_ms": 1_000}
+_TIMEOUT_S = 60
 
 
-def test_each_owner_ends_what_the_other_left_open(
+def test_each_owner_ends_the_open_transactions_of_the_other(
     tmp_path: Path, name_server: NameServer, java: JavaClient, port: int
 ) -> None:
-    theirs_options = broker_options(settings(port)) | {"listenPort": port} | _SHORT
+    options = broker_options(settings(port)) | {"listenPort": port} | _ROCKETMQ_OPTIONS
 
-    with RocketMQ(tmp_path, name_server, theirs_options) as theirs:
+    with RocketMQ(tmp_path, name_server, options) as rocketmq:
         java.connect()
-        java.transaction({"topic": _TOPIC, "body": b"theirs, ended"}, "commit")
-        java.transaction({"topic": _TOPIC, "body": b"theirs, dropped"}, "rollback")
-        java.transaction({"topic": _TOPIC, "body": b"theirs, left open"}, "unknown", ["unknown"])
-        theirs.stop()
+        java.transaction({"topic": _TOPIC, "body": b"rocketmq, committed"}, "commit")
+        java.transaction({"topic": _TOPIC, "body": b"rocketmq, rolled back"}, "rollback")
+        java.transaction({"topic": _TOPIC, "body": b"rocketmq, open"}, "unknown", ["unknown"])
+        rocketmq.stop()
 
-    with EmbeddedBroker(tmp_path, settings(port, **_OURS_SHORT)) as ours:
-        group = _group(ours)
-        asked = _answer_one(ours, group)
-        group = _next(group)
-        ours.end_transaction(ours.send_half(Message(_TOPIC, b"ours, ended"), group), TransactionState.COMMIT)
-        ours.end_transaction(ours.send_half(Message(_TOPIC, b"ours, dropped"), group), TransactionState.ROLLBACK)
-        ours.send_half(Message(_TOPIC, b"ours, left open"), group)
+    with EmbeddedBroker(tmp_path, settings(port, **_EMBEDDED_SETTINGS)) as embedded:
+        group = _group(embedded)
+        checked = _commit_one(embedded, group)
+        group = _next_group(group)
+        committed = embedded.send_half(Message(_TOPIC, b"embedded, committed"), group)
+        embedded.end_transaction(committed, TransactionState.COMMIT)
+        rolled_back = embedded.send_half(Message(_TOPIC, b"embedded, rolled back"), group)
+        embedded.end_transaction(rolled_back, TransactionState.ROLLBACK)
+        embedded.send_half(Message(_TOPIC, b"embedded, open"), group)
 
-    with RocketMQ(tmp_path, name_server, theirs_options) as theirs:
+    with RocketMQ(tmp_path, name_server, options) as rocketmq:
         java.connect()
-        java.transaction({"topic": _TOPIC, "body": b"ours, left open"}, "rollback", ["commit"])  # what it answers
-        found = java.read(_TOPIC, 4, _PATIENCE_S * 1_000)
-        theirs.stop()
+        # A rolled back transaction with the same body defines the client's response to the check.
+        java.transaction({"topic": _TOPIC, "body": b"embedded, open"}, "rollback", ["commit"])
+        found = java.read(_TOPIC, 4, _TIMEOUT_S * 1_000)
+        rocketmq.stop()
 
-    with EmbeddedBroker(tmp_path, settings(port, **_OURS_SHORT)) as ours:
-        in_the_end = Counter(message.body for message in read_all(ours, _TOPIC))
-        open_count = ours.transactions.open_count
+    with EmbeddedBroker(tmp_path, settings(port, **_EMBEDDED_SETTINGS)) as embedded:
+        stored = Counter(message.body for message in read_all(embedded, _TOPIC))
+        open_count = embedded.transactions.open_count
 
-    everything = {b"theirs, ended", b"theirs, left open", b"ours, ended", b"ours, left open"}
-    assert [message.body for message in asked] == [b"theirs, left open"]
-    assert {message.body for message in found} == everything
-    assert in_the_end == Counter(everything)
+    expected = {b"rocketmq, committed", b"rocketmq, open", b"embedded, committed", b"embedded, open"}
+    assert [message.body for message in checked] == [b"rocketmq, open"]
+    assert {message.body for message in found} == expected
+    assert stored == Counter(expected)
     assert open_count == 0
 
 
 def _group(broker: EmbeddedBroker) -> str:
-    """The producer group of the Java client, as its half messages name it."""
+    """Return the producer group of the Java client, from one of its half messages."""
     half = broker.pull(MessageQueue(HALF_TOPIC, broker.name, 0), 0, 1).messages[0]
     return half.properties["PGROUP"]
 
 
-def _next(group: str) -> str:
-    """The group of the Java client when it connects again: it counts."""
+def _next_group(group: str) -> str:
+    """Return the group that the Java client has after its next `connect`: it ends with a counter."""
     stem, _, number = group.rpartition("-")
     return f"{stem}-{int(number) + 1}"
 
 
-def _answer_one(broker: EmbeddedBroker, group: str) -> list[MessageExt]:
-    """Answer the first question with COMMIT, and wait until that was done; gives what was asked."""
-    asked: list[MessageExt] = []
-    ended = threading.Event()
+def _commit_one(broker: EmbeddedBroker, group: str) -> list[MessageExt]:
+    """Respond to the first check with COMMIT, wait for the delivery, and return the checked messages."""
+    checked: list[MessageExt] = []
+    delivered = threading.Event()
 
     def check(message: MessageExt) -> TransactionState:
-        asked.append(message)
+        checked.append(message)
         return TransactionState.COMMIT
 
-    broker.store.watch(_TOPIC, ended.set)
+    broker.store.watch(_TOPIC, delivered.set)
     registration = broker.check_transactions(group, check)
-    assert ended.wait(_PATIENCE_S)
+    assert delivered.wait(_TIMEOUT_S)
     registration.close()
-    return asked
+    return checked

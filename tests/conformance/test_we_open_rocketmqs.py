@@ -1,4 +1,4 @@
-"""The embedded broker opens a folder that Apache RocketMQ wrote: a clean stop, or SIGKILL."""
+"""The embedded broker opens a store that Apache RocketMQ wrote and closed, or left after SIGKILL."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.pending import PendingQuery
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store.files.json_files import load_json
-from tests.conformance.story import (
+from tests.conformance.rocketmq_writer import Written, write
+from tests.conformance.store_contents import (
     BATCHES,
     BIG,
-    LATER,
+    DELAYED,
+    FAR_DELAYED,
     LONG_TOPIC,
-    MUCH_LATER,
     ORDERS,
     READERS,
     Sent,
     read_all,
     settings,
 )
-from tests.conformance.theirs import Written, write
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(180)]
 
@@ -38,10 +38,10 @@ _TOPICS = (ORDERS, BATCHES, BIG, LONG_TOPIC)
 
 
 class Opened(NamedTuple):
-    """The embedded broker over a folder of RocketMQ's.
+    """The embedded broker with a store of RocketMQ.
 
     Attributes:
-        groups: What ``subscriptionGroup.json`` held before.
+        groups: Contents of ``subscriptionGroup.json`` before the store was opened.
     """
 
     broker: EmbeddedBroker
@@ -65,11 +65,11 @@ def opened(
         yield Opened(broker, folder, written, groups)
 
 
-def test_what_waits_is_listed(opened: Opened) -> None:
-    """With its time, which RocketMQ's files tell to the second. What was recalled does not wait."""
+def test_pending_messages_are_listed(opened: Opened) -> None:
+    """The due times of RocketMQ's files have a resolution of a second. A recalled message is not pending."""
     due_ms = {sent.keys: sent.due_ms for sent in opened.written.far}
 
-    page = opened.broker.pending(PendingQuery(topic=MUCH_LATER))
+    page = opened.broker.pending(PendingQuery(topic=FAR_DELAYED))
 
     listed = {message.keys: message.deliver_ms for message in page.messages}
     assert set(listed) == set(due_ms)
@@ -78,7 +78,7 @@ def test_what_waits_is_listed(opened: Opened) -> None:
 
 
 def test_every_message_is_read_as_it_was_sent(opened: Opened) -> None:
-    """Tags, keys, properties and bodies, compressed ones too, in the queue and at the offset the sender was told."""
+    """Compare tags, keys, properties and bodies, compressed ones too, and the queue and offset in the send result."""
     found = [message for topic in _TOPICS for message in read_all(opened.broker, topic)]
 
     assert sorted(map(_as_sent, found)) == sorted(map(_comparable, opened.written.stored))
@@ -98,21 +98,21 @@ def _comparable(sent: Sent) -> tuple[object, ...]:
 
 
 def _as_sent(message: MessageExt) -> tuple[object, ...]:
-    place = message.topic, message.queue_id, message.queue_offset
+    position = message.topic, message.queue_id, message.queue_offset
     user = message.properties.get("user", "")
-    return *place, message.body, message.tags or "", message.keys, message.msg_id, user
+    return *position, message.body, message.tags or "", message.keys, message.msg_id, user
 
 
-def test_a_message_is_found_by_the_id_the_broker_gave(opened: Opened) -> None:
-    wanted = [sent for sent in opened.written.stored if sent.topic in (ORDERS, BATCHES)]
+def test_a_message_is_found_by_its_offset_message_id(opened: Opened) -> None:
+    stored = [sent for sent in opened.written.stored if sent.topic in (ORDERS, BATCHES)]
 
-    found = [opened.broker.message_by_id(sent.offset_msg_id) for sent in wanted]
+    found = [opened.broker.message_by_id(sent.offset_msg_id) for sent in stored]
 
-    assert [message and message.body for message in found] == [sent.body for sent in wanted]
+    assert [message and message.body for message in found] == [sent.body for sent in stored]
 
 
 def test_a_message_is_found_by_its_key(opened: Opened) -> None:
-    """Through the index files that RocketMQ wrote."""
+    """RocketMQ wrote the index files."""
     found = {sent.keys: opened.broker.messages_by_key(BATCHES, sent.keys or "") for sent in _batch(opened.written)}
 
     assert {keys: [message.body for message in messages] for keys, messages in found.items()} == {
@@ -124,8 +124,8 @@ def _batch(written: Written) -> list[Sent]:
     return [sent for sent in written.stored if sent.topic == BATCHES]
 
 
-def test_a_group_goes_on_where_it_had_come_to(opened: Opened) -> None:
-    """All orders are handled but the one that was given back, which comes through the retry topic when it is due."""
+def test_a_group_continues_at_its_offsets(opened: Opened) -> None:
+    """All orders were consumed except the one that was sent back: it is delivered to the retry topic when it is due."""
     spec = ConsumerSpec(
         group=READERS,
         subscriptions={ORDERS: TagSelector()},
@@ -145,9 +145,9 @@ def test_a_group_goes_on_where_it_had_come_to(opened: Opened) -> None:
     ]
 
 
-def test_what_waited_is_delivered_once_and_never_early(opened: Opened) -> None:
-    """Levels, timers near and beyond the roll window. What RocketMQ delivered or recalled does not come."""
-    expected = opened.written.delivered + opened.written.waiting
+def test_pending_messages_are_delivered_once_and_never_early(opened: Opened) -> None:
+    """Levels, and timers within and beyond the roll window. Delivered and recalled messages are not delivered again."""
+    expected = opened.written.delivered + opened.written.pending
     due_ms = {sent.body: sent.due_ms for sent in expected}
 
     found = _read_to_the_end(opened.broker)
@@ -158,22 +158,22 @@ def test_what_waited_is_delivered_once_and_never_early(opened: Opened) -> None:
 
 
 def _read_to_the_end(broker: EmbeddedBroker) -> list[MessageExt]:
-    """All of `LATER`, once nothing waits for it any more."""
+    """Return all messages of `DELAYED` when none is pending any more."""
     spec = ConsumerSpec(
         group="to-the-end",
-        subscriptions={LATER: TagSelector()},
+        subscriptions={DELAYED: TagSelector()},
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     )
     member = broker.subscribe(spec)
-    while broker.count_pending(PendingQuery(topic=LATER)).total:
+    while broker.count_pending(PendingQuery(topic=DELAYED)).total:
         member.poll(32, 1_000)
     member.close()
-    return read_all(broker, LATER)
+    return read_all(broker, DELAYED)
 
 
-def test_tables_keep_what_only_rocketmq_knows(opened: Opened) -> None:
-    """Groups are not ours to write; topics keep their version and what stands beside them."""
-    opened.broker.create_topic("made-by-us", 3)
+def test_tables_preserve_values_that_only_rocketmq_knows(opened: Opened) -> None:
+    """The embedded broker does not write groups. In the topic table it preserves versions and unknown values."""
+    opened.broker.create_topic("created-by-embedded", 3)
 
     topics = json.loads((opened.folder / "config/topics.json").read_text())
     before = load_json((opened.folder / "config/topics.json.bak").read_text())

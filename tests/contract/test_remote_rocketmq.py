@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.jvm import why_not
+from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
@@ -32,8 +32,8 @@ EARLY_MS = 1_000
 
 @contextmanager
 def cluster(folder: Path, version: str) -> Iterator[str]:
-    """Start a cluster of one broker, and return the address of its name server."""
-    if reason := why_not():
+    """A cluster of one broker; gives the address of its name server."""
+    if reason := unavailable_reason():
         pytest.skip(reason)
     options = OPTIONS | {"haListenPort": free_port()}  # 4.x has a fixed default
     with NameServer(version) as names, RocketMQ(folder, names, options):

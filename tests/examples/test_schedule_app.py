@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from bench.peer.jvm import why_not
+from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from examples.schedule_app.app import COMPONENTS, DELAY_LEVEL, TIMEOUT_MS, report
 from examples.schedule_app.schedule_listener import ArrivalBook
@@ -137,7 +137,7 @@ def test_the_program_runs_unchanged_on_our_server(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.conformance
 def test_the_program_runs_unchanged_on_rocketmq(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    if reason := why_not():
+    if reason := unavailable_reason():
         pytest.skip(reason)
     with NameServer() as names, RocketMQ(tmp_path_factory.mktemp("rocketmq"), names):
         until_registered(names.address)

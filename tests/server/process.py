@@ -1,4 +1,4 @@
-"""``python -m mqtemplate broker`` as a process of its own, on loopback, at ports that the system chooses."""
+"""``python -m mqtemplate broker`` in a process, on loopback, on ports that the operating system chooses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Self
 from mqtemplate.message import HostAddress
 
 _ADDRESS = r"\[?([\d.:a-f]+?)\]?:(\d+)"
-_READY = re.compile(rf"\S+ listens at {_ADDRESS}, its name server at {_ADDRESS}, store .*; Ctrl-C stops it")
-_END_S = 30
+_READY = re.compile(rf"\S+ listens on {_ADDRESS}, its name server on {_ADDRESS}, store .*; press Ctrl-C to stop")
+_STOP_S = 30
 
 
 class BrokerProcess:
-    """Started and ready inside the block; killed at its end, if it still runs.
+    """A broker process that is ready inside the ``with`` block. At the end of the block it is killed if it still runs.
 
     Attributes:
-        line: What it said when it was ready.
-        address: Where the broker listens.
-        name_server: Where its name server does.
+        line: The line that it printed when it was ready.
+        address: Address of the broker.
+        name_server: Address of the name server.
     """
 
     def __init__(self, folder: Path, *options: str, listen: str = "127.0.0.1:0") -> None:
@@ -52,13 +52,13 @@ class BrokerProcess:
         self.name_server = HostAddress(found[3], int(found[4]))
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
-        """Its exit code, what it said since it was ready, and what it said on standard error."""
+        """Send a signal. Return the exit code, the output since the process was ready, and the error output."""
         self.process.send_signal(number)
-        told, errors = self.process.communicate(timeout=_END_S)
-        return self.process.returncode, told, errors
+        output, errors = self.process.communicate(timeout=_STOP_S)
+        return self.process.returncode, output, errors
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Kill the process with SIGKILL: a crash."""
         self.process.kill()
         if self.process.stdout is not None and not self.process.stdout.closed:
             self.process.communicate()

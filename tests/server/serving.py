@@ -1,4 +1,4 @@
-"""A broker server without sockets: its processors, asked one by one, on a virtual clock."""
+"""A broker server without sockets on a virtual clock: tests call its processors directly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ids = itertools.count(1)
 
 
 class RecordingConnection:
-    """Keeps what is sent over it. The interface of `mqtemplate.remoting.connection.Connection`."""
+    """Records what is sent. It has the interface of `mqtemplate.remoting.connection.Connection`."""
 
     def __init__(self, remote: HostAddress = HostAddress("127.0.0.1", 54321)) -> None:
         self.id = next(_ids)
@@ -51,10 +51,7 @@ class RecordingConnection:
 
 
 class Serving:
-    """A server over an engine in memory.
-
-    ``ask`` gives the answer as a client would get it, errors included; None while there is none.
-    """
+    """A server over an engine in memory."""
 
     def __init__(
         self,
@@ -74,9 +71,9 @@ class Serving:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.engine.close()
 
-    # --- asking --------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
-    def ask(
+    def request(
         self,
         code: int,
         header: Any = None,
@@ -86,35 +83,36 @@ class Serving:
         version: int = Version.V5_5_0,
         one_way: bool = False,
     ) -> RemotingCommand | None:
+        """Return the response that a client would receive, errors included. None if there is none yet."""
         request = RemotingCommand.request(code, header, body, opaque=7, one_way=one_way)
         request.version, request.language = version, LanguageCode.JAVA
         connection = over or self.connection
         before = len(connection.replies)
         processor = self.server.processors[code]
         try:
-            answer = processor(connection, request)  # type: ignore[arg-type]
+            response = processor(connection, request)  # type: ignore[arg-type]
         except Exception as exc:
-            answer = problem_response(request, exc)
-            if answer is None:
+            response = problem_response(request, exc)
+            if response is None:
                 raise
-        if answer is None and len(connection.replies) > before:
-            answer = connection.replies[-1]
-        return answer
+        if response is None and len(connection.replies) > before:
+            response = connection.replies[-1]
+        return None if one_way else response
 
     def step(self) -> None:
-        """Let everything happen that is due."""
+        """Step all services until no work is due."""
         for _ in range(20):
             for service in [*self.engine.services(), *self.server.services()]:
                 service.step()
 
     def advance(self, milliseconds: int) -> None:
-        """Let time pass, in steps of a second at most."""
+        """Advance the clock, in steps of at most a second."""
         end = self.clock.now_ms() + milliseconds
         while self.clock.now_ms() < end:
             self.clock.move_ms(min(1_000, end - self.clock.now_ms()))
             self.step()
 
-    # --- what clients ask most -----------------------------------------------------------------
+    # --- frequent requests ---------------------------------------------------------------------
 
     def send(
         self,
@@ -141,7 +139,7 @@ class Serving:
             **header,
         }
         sent = SendMessageRequestHeaderV2(**fields)
-        return self.ask(code, sent, body, over=over, one_way=one_way, version=version)
+        return self.request(code, sent, body, over=over, one_way=one_way, version=version)
 
     def send_batch(self, topic: str, *messages: Message, **header: Any) -> RemotingCommand | None:
         body = encode_batch(messages)
@@ -160,18 +158,18 @@ class Serving:
         producers: Sequence[str] = (),
         without_sub: bool = False,
     ) -> RemotingCommand:
-        wanted = [subscription(topic, expression, kind, sub_version) for topic in topics]
-        wanted.append(subscription(RETRY_TOPIC_PREFIX + group, "*", "TAG", sub_version))
-        consumer = ConsumerData(group_name=group, message_model=model, subscription_data_set=wanted)
-        beat = HeartbeatData(
+        subscriptions = [subscription(topic, expression, kind, sub_version) for topic in topics]
+        subscriptions.append(subscription(RETRY_TOPIC_PREFIX + group, "*", "TAG", sub_version))
+        consumer = ConsumerData(group_name=group, message_model=model, subscription_data_set=subscriptions)
+        heartbeat = HeartbeatData(
             client_id=client_id,
             consumer_data_set=[consumer] if topics else [],
             producer_data_set=[ProducerData(group_name=name) for name in producers],
             without_sub=without_sub,
         )
-        answer = self.ask(RequestCode.HEART_BEAT, None, beat.encode(), over=over)
-        assert answer is not None
-        return answer
+        response = self.request(RequestCode.HEART_BEAT, None, heartbeat.encode(), over=over)
+        assert response is not None
+        return response
 
     def pull(
         self,
@@ -196,25 +194,25 @@ class Serving:
             "sub_version": 1,
             **header,
         }
-        return self.ask(RequestCode.PULL_MESSAGE, PullMessageRequestHeader(**fields), over=over)
+        return self.request(RequestCode.PULL_MESSAGE, PullMessageRequestHeader(**fields), over=over)
 
     def pull_all(self, topic: str, queue_offset: int = 0, *, queue_id: int = 0) -> RemotingCommand:
-        """A pull with a subscription of its own, that does not wait."""
-        answer = self.pull("reader", topic, queue_offset, queue_id=queue_id, sys_flag=PullSysFlag.SUBSCRIPTION)
-        assert answer is not None
-        return answer
+        """Pull all messages with a subscription in the request. The pull is not held."""
+        response = self.pull("reader", topic, queue_offset, queue_id=queue_id, sys_flag=PullSysFlag.SUBSCRIPTION)
+        assert response is not None
+        return response
 
     def read(self, topic: str, *, queue_id: int = 0) -> list[MessageExt]:
-        """The messages of one queue, as a client decodes them."""
-        answer = self.pull_all(topic, queue_id=queue_id)
-        if answer.code == ResponseCode.PULL_NOT_FOUND:
+        """Return the messages of one queue, as a client decodes them."""
+        response = self.pull_all(topic, queue_id=queue_id)
+        if response.code == ResponseCode.PULL_NOT_FOUND:
             return []
-        assert answer.code == ResponseCode.SUCCESS, answer
-        return decode_messages(answer.body, self.engine.name)
+        assert response.code == ResponseCode.SUCCESS, response
+        return decode_messages(response.body, self.engine.name)
 
 
 def subscription(topic: str, expression: str = "*", kind: str = "TAG", sub_version: int = 1) -> SubscriptionData:
-    """As Java's ``FilterAPI`` makes it."""
+    """Return the subscription that Java's ``FilterAPI`` creates."""
     tags = [tag.strip() for tag in expression.split("||")] if kind == "TAG" and expression != "*" else []
     return SubscriptionData(
         topic=topic,

@@ -1,4 +1,4 @@
-"""Access control: who may come in, and what he may do."""
+"""Access control: authentication, and the rights of accounts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mqtemplate.remoting.settings import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
-SECRET = "a secret that nobody sees"
+SECRET = "a secret that is never shown"
 ACCOUNTS = (
     Account(access_key="administrator", secret_key=SECRET, admin=True),
     Account(
@@ -42,7 +42,7 @@ ACCOUNTS = (
         group_perms={"billing": Right.SUB},
     ),
     Account(
-        access_key="everything-but",
+        access_key="all-but-orders",
         secret_key=SECRET,
         default_topic_perm=Right.PUB | Right.SUB,
         default_group_perm=Right.SUB,
@@ -104,60 +104,61 @@ def heartbeat_of(group: str, *topics: str) -> bytes:
     return HeartbeatData(client_id="me@1", consumer_data_set=[data]).encode()
 
 
-def is_refused(answer: RemotingCommand) -> bool:
-    return answer.code == ResponseCode.NO_PERMISSION
+def is_refused(response: RemotingCommand) -> bool:
+    return response.code == ResponseCode.NO_PERMISSION
 
 
-# --- who --------------------------------------------------------------------------------------------
+# --- authentication ---------------------------------------------------------------------------------
 
 
-def test_both_doors_ask_who_it_is(cluster: LocalCluster) -> None:
+def test_broker_and_name_server_require_an_access_key(cluster: LocalCluster) -> None:
     header = GetRouteInfoRequestHeader(topic="orders")
-    for door in (cluster.address, cluster.name_server_address):
-        with Tool(door) as nobody, Tool(door, credentials("shop-owner")) as somebody:
-            refused = nobody.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-            served = somebody.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+    for address in (cluster.address, cluster.name_server_address):
+        with Tool(address) as anonymous, Tool(address, credentials("shop-owner")) as authenticated:
+            refused = anonymous.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+            permitted = authenticated.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
 
         assert refused.code == ResponseCode.NO_PERMISSION
-        assert refused.remark == "access is controlled here: give the client an access key and its secret key"
-        assert served.code == ResponseCode.SUCCESS
+        assert refused.remark == ("access control is enabled: configure the client with an access key and a secret key")
+        assert permitted.code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize(("access_key", "secret_key"), [("shop-owner", "wrong secret"), ("nobody-here", SECRET)])
-def test_a_wrong_secret_and_a_wrong_name_are_told_alike(
+def test_a_wrong_secret_key_and_an_unknown_access_key_have_the_same_response(
     cluster: LocalCluster, access_key: str, secret_key: str
 ) -> None:
-    """Who guesses does not learn which of the two was right."""
+    """An attacker does not learn which of the two is wrong."""
     with Tool(cluster.address, credentials(access_key, secret_key)) as tool:
-        answer = tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
+        response = tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
 
-    assert answer.code == ResponseCode.NO_PERMISSION
-    assert answer.remark == f"access key '{access_key}' is not known here, or its secret key is another"
+    assert response.code == ResponseCode.NO_PERMISSION
+    assert response.remark == f"access key '{access_key}' is unknown, or its secret key is wrong"
 
 
-def test_older_clients_are_told_as_acl_1_does(cluster: LocalCluster) -> None:
+def test_older_clients_receive_the_code_of_acl_1(cluster: LocalCluster) -> None:
     with Tool(cluster.address) as tool:
-        answer = tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x", version=409)
+        response = tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x", version=409)
 
-    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert response.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_what_was_changed_on_its_way_is_refused(cluster: LocalCluster) -> None:
-    """The signature is over the fields and the body."""
+def test_a_request_that_was_changed_after_signing_is_refused(cluster: LocalCluster) -> None:
+    """The signature is computed from the fields and the body."""
 
-    def asked(body: bytes = b"x", **changes: str) -> bool:
+    def is_refused_after(body: bytes = b"x", **changes: str) -> bool:
         request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x")
         sign_command(request, "shop-owner", SECRET)
         request.body = body
         request.ext_fields |= changes
         with Tool(cluster.address) as tool:
-            return is_refused(tool.pass_on(request))
+            return is_refused(tool.send_request(request))
 
-    assert [asked(), asked(b"y"), asked(e="1"), asked(more="field")] == [False, True, True, True]
+    refused = [is_refused_after(), is_refused_after(b"y"), is_refused_after(e="1"), is_refused_after(more="field")]
+    assert refused == [False, True, True, True]
 
 
 def test_a_request_of_4_9_3_may_leave_one_field_unsigned(cluster: LocalCluster) -> None:
-    """Up to that version the flag of a question for a sender's id was added after signing."""
+    """Up to that version the client added the flag for a query by unique key after signing."""
     header = QueryMessageRequestHeader(topic="invoices", key="k", max_num=1, begin_timestamp=0, end_timestamp=1)
     codes = []
     for version in (399, 401):
@@ -166,21 +167,21 @@ def test_a_request_of_4_9_3_may_leave_one_field_unsigned(cluster: LocalCluster) 
         sign_command(request, "shop-owner", SECRET)
         request.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
         with Tool(cluster.address) as tool:
-            codes.append(tool.pass_on(request).code)
+            codes.append(tool.send_request(request).code)
 
     assert codes == [ResponseCode.QUERY_NOT_FOUND, ResponseCode.SYSTEM_ERROR]
 
 
-def test_a_client_that_goes_on_asking_is_logged_once(cluster: LocalCluster) -> None:
+def test_repeated_refusals_of_a_client_are_logged_once_as_a_warning(cluster: LocalCluster) -> None:
     with structlog.testing.capture_logs() as logged, Tool(cluster.address) as first, Tool(cluster.address) as second:
         for tool in (first, first, first, second):
-            tool.ask(RequestCode.GET_BROKER_CONFIG)
+            tool.request(RequestCode.GET_BROKER_CONFIG)
 
     levels = [event["log_level"] for event in logged if event["event"] == "acl.refused"]
     assert levels == ["warning", "debug", "debug", "warning"]
 
 
-# --- what -------------------------------------------------------------------------------------------
+# --- rights -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -199,10 +200,10 @@ def test_a_client_that_goes_on_asking_is_logged_once(cluster: LocalCluster) -> N
         (RequestCode.UNREGISTER_CLIENT, UnregisterClientRequestHeader(client_id="me@1", consumer_group="billing"), b""),
     ],
 )
-def test_what_an_account_has_the_right_to_is_served(
+def test_a_request_with_the_needed_right_is_permitted(
     owner: Tool, code: RequestCode, header: CommandHeader | None, body: bytes
 ) -> None:
-    assert owner.ask(code, header, body).code == ResponseCode.SUCCESS
+    assert owner.request(code, header, body).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize(
@@ -252,47 +253,47 @@ def test_what_an_account_has_the_right_to_is_served(
             RequestCode.VIEW_MESSAGE_BY_ID,
             ViewMessageRequestHeader(offset=0),
             b"",
-            "may not ask VIEW_MESSAGE_BY_ID: that is for accounts with admin: true",
+            "may not request VIEW_MESSAGE_BY_ID: only an account with admin: true may",
         ),
-        (RequestCode.GET_BROKER_CONFIG, None, b"", "may not ask GET_BROKER_CONFIG"),
+        (RequestCode.GET_BROKER_CONFIG, None, b"", "may not request GET_BROKER_CONFIG"),
     ],
 )
-def test_what_an_account_has_no_right_to_is_refused_with_the_right_that_is_missing(
+def test_a_refusal_names_the_missing_right(
     owner: Tool, code: int, header: CommandHeader | None, body: bytes, text: str
 ) -> None:
-    answer = owner.ask(code, header, body)
+    response = owner.request(code, header, body)
 
-    assert answer.code == ResponseCode.NO_PERMISSION
-    assert answer.remark is not None
-    assert answer.remark.startswith("access key 'shop-owner' ")
-    assert text in answer.remark
-
-
-def test_defaults_hold_for_what_is_not_named(cluster: LocalCluster) -> None:
-    with Tool(cluster.address, credentials("everything-but")) as tool:
-        assert tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("both"), b"x").code == ResponseCode.SUCCESS
-        assert is_refused(tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x"))
-        assert tool.ask(RequestCode.HEART_BEAT, body=heartbeat_of("any", "invoices")).code == ResponseCode.SUCCESS
+    assert response.code == ResponseCode.NO_PERMISSION
+    assert response.remark is not None
+    assert response.remark.startswith("access key 'shop-owner' ")
+    assert text in response.remark
 
 
-def test_an_administrator_may_do_everything(cluster: LocalCluster) -> None:
+def test_the_default_rights_apply_to_topics_and_groups_that_are_not_listed(cluster: LocalCluster) -> None:
+    with Tool(cluster.address, credentials("all-but-orders")) as tool:
+        assert tool.request(RequestCode.SEND_MESSAGE_V2, send_to("both"), b"x").code == ResponseCode.SUCCESS
+        assert is_refused(tool.request(RequestCode.SEND_MESSAGE_V2, send_to("orders"), b"x"))
+        assert tool.request(RequestCode.HEART_BEAT, body=heartbeat_of("any", "invoices")).code == ResponseCode.SUCCESS
+
+
+def test_an_administrator_has_all_rights(cluster: LocalCluster) -> None:
     with Tool(cluster.address, credentials("administrator")) as tool:
-        assert tool.ask(RequestCode.GET_BROKER_CONFIG).code == ResponseCode.SUCCESS
-        assert tool.ask(RequestCode.SEND_MESSAGE_V2, send_to("new"), b"x").code == ResponseCode.SUCCESS
+        assert tool.request(RequestCode.GET_BROKER_CONFIG).code == ResponseCode.SUCCESS
+        assert tool.request(RequestCode.SEND_MESSAGE_V2, send_to("new"), b"x").code == ResponseCode.SUCCESS
 
 
-def test_a_request_that_cannot_be_read_is_no_way_around(owner: Tool) -> None:
-    answer = owner.ask(RequestCode.SEND_MESSAGE_V2, None, b"x")
+def test_a_malformed_request_does_not_bypass_the_check(owner: Tool) -> None:
+    response = owner.request(RequestCode.SEND_MESSAGE_V2, None, b"x")
 
-    assert answer.code == ResponseCode.INVALID_PARAMETER
-    assert answer.remark is not None
-    assert "needs the field b" in answer.remark
+    assert response.code == ResponseCode.INVALID_PARAMETER
+    assert response.remark is not None
+    assert "needs the field b" in response.remark
 
 
 # --- settings ---------------------------------------------------------------------------------------
 
 
-def test_secrets_are_not_shown() -> None:
+def test_secret_keys_are_not_shown() -> None:
     assert SECRET not in repr(AclSettings(accounts=ACCOUNTS))
 
 
@@ -305,24 +306,25 @@ def test_secrets_are_not_shown() -> None:
         ("DENY", Right.DENY, "DENY"),
     ],
 )
-def test_rights_are_read_as_rocketmq_writes_them(text: str, right: Right, shown: str) -> None:
+def test_rights_are_parsed_from_rocketmqs_names(text: str, right: Right, shown: str) -> None:
     assert (Right.parse(text), str(right)) == (right, shown)
 
 
-def test_what_is_no_right_is_refused() -> None:
+def test_an_unknown_right_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'READ' is no right; allowed are PUB, SUB, PUB\|SUB and DENY"):
         Right.parse("READ")
 
 
-def test_keys_that_are_too_short_are_refused_without_being_shown() -> None:
-    with pytest.raises(ConfigurationError, match="the secret-key of an account has 6 characters, at least 7") as told:
+def test_a_short_key_is_refused_without_being_shown() -> None:
+    text = "the secret-key of an account must have at least 7 characters, it has 6"
+    with pytest.raises(ConfigurationError, match=text) as refused:
         Account(access_key="long enough", secret_key="sssssh")
 
-    assert "sssssh" not in str(told.value)
+    assert "sssssh" not in str(refused.value)
 
 
-def test_two_accounts_with_one_name_are_refused() -> None:
+def test_two_accounts_with_the_same_access_key_are_refused() -> None:
     account = Account(access_key="shop-owner", secret_key=SECRET)
 
-    with pytest.raises(ConfigurationError, match="access-key 'shop-owner' is given twice; keep one account"):
+    with pytest.raises(ConfigurationError, match="access-key 'shop-owner' has two accounts; keep one"):
         AclSettings(accounts=(account, account))

@@ -1,4 +1,4 @@
-"""An application of ours at a server with access control."""
+"""An application of mqtemplate as the client of a server with access control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqtemplate.results import SendStatus
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from tests.server.tool import ANY_PORT
 
-SECRET = "a secret that nobody sees"
+SECRET = "a secret that is never shown"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def application(cluster: LocalCluster, folder: Path, secret: str) -> MQApplicati
     return MQApplication(config_folder=folder, settings=settings)
 
 
-def test_it_comes_in_with_its_key_and_does_what_it_may(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_an_application_can_use_the_rights_of_its_account(cluster: LocalCluster, tmp_path: Path) -> None:
     with application(cluster, tmp_path, SECRET) as app:
         result = app.template.sync_send("orders", "hello")
         with pytest.raises(SendError, match="access key 'shop-owner' has no right PUB on topic 'invoices'"):
@@ -48,8 +48,8 @@ def test_it_comes_in_with_its_key_and_does_what_it_may(cluster: LocalCluster, tm
     assert result.send_status is SendStatus.SEND_OK
 
 
-def test_with_another_secret_it_does_not_start(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_an_application_with_a_wrong_secret_key_does_not_start(cluster: LocalCluster, tmp_path: Path) -> None:
     app = application(cluster, tmp_path, "another secret")
 
-    with pytest.raises(BrokerError, match="access key 'shop-owner' is not known here, or its secret key is another"):
+    with pytest.raises(BrokerError, match="access key 'shop-owner' is unknown, or its secret key is wrong"):
         app.start()

@@ -1,4 +1,4 @@
-"""Whatever stands in a request: each is answered, with a reason that somebody can act on, and nothing breaks."""
+"""Requests with wrong fields and bodies over real sockets: each response has a reason, and no error is unexpected."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.server.tool import ANY_PORT, Tool, make_engine
 
-MAY_WAIT = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
-CODES = sorted(set(map(int, RequestCode)) - MAY_WAIT)
+MAY_BE_HELD = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
+CODES = sorted(set(map(int, RequestCode)) - MAY_BE_HELD)
 TEXTS = [
     "",
     "x",
@@ -37,7 +37,7 @@ BODIES = [b"", b"x", b"{}", b"[]", b"null", b'{"groupName":1}', b'{"mqSet":{}}',
 
 
 def wire_names(code: int) -> list[str]:
-    """The fields that a request of this code may have."""
+    """Return the names of the header fields of a request code."""
     header = REQUEST_HEADERS.get(code)
     if header is None:
         return []
@@ -66,19 +66,19 @@ def tool() -> Iterator[Tool]:
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=requests())
-def test_each_request_is_answered_and_none_is_a_surprise(tool: Tool, request: RemotingCommand) -> None:
-    """An exception that nobody thought of would be in the log, with a traceback."""
+def test_no_request_causes_an_unexpected_error(tool: Tool, request: RemotingCommand) -> None:
+    """An unexpected exception would be in the log, with a traceback."""
     with structlog.testing.capture_logs() as logged:
-        answer = tool.pass_on(request)
+        response = tool.send_request(request)
 
     assert [event for event in logged if "exc_info" in event] == []
-    assert answer.code == ResponseCode.SUCCESS or answer.remark
+    assert response.code == ResponseCode.SUCCESS or response.remark
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_request_without_anything_in_it_is_answered(tool: Tool, code: int) -> None:
+def test_a_request_without_fields_and_body_gets_a_response(tool: Tool, code: int) -> None:
     with structlog.testing.capture_logs() as logged:
-        answer = tool.ask(code)
+        response = tool.request(code)
 
     assert [event for event in logged if "exc_info" in event] == []
-    assert answer.code == ResponseCode.SUCCESS or answer.remark
+    assert response.code == ResponseCode.SUCCESS or response.remark

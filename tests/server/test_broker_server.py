@@ -1,4 +1,4 @@
-"""The server with its door open: real sockets, the real clock."""
+"""The server with real sockets and the real clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG = 10_000
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[BrokerServer]:
-    """On a disk, with sync flush: answers come when it has the message."""
+    """A server on disk with SYNC_FLUSH: it responds when the message is on disk."""
     settings = BrokerServerSettings(listen=ANY_PORT)
     with EmbeddedBroker(tmp_path, ENGINE) as engine, BrokerServer(engine, settings) as server:
         yield server
@@ -79,25 +79,25 @@ def pull_request(topic: str, queue_offset: int) -> RemotingCommand:
     return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
 
 
-def bodies(answer: RemotingCommand) -> list[bytes]:
-    assert answer.code == ResponseCode.SUCCESS, answer
-    return [message.body for message in decode_messages(answer.body, "broker-a")]
+def bodies(response: RemotingCommand) -> list[bytes]:
+    assert response.code == ResponseCode.SUCCESS, response
+    return [message.body for message in decode_messages(response.body, "broker-a")]
 
 
-def test_a_message_goes_in_and_comes_out(server: BrokerServer, client: RemotingClient) -> None:
+def test_messages_are_sent_and_pulled(server: BrokerServer, client: RemotingClient) -> None:
     address = str(server.address)
 
-    answers = [client.invoke(address, send_request("orders", body), LONG) for body in (b"one", b"two")]
+    responses = [client.invoke(address, send_request("orders", body), LONG) for body in (b"one", b"two")]
     read = client.invoke(address, pull_request("orders", 0), LONG)
 
-    assert [answer.header(SendMessageResponseHeader).queue_offset for answer in answers] == [0, 1]
+    assert [response.header(SendMessageResponseHeader).queue_offset for response in responses] == [0, 1]
     assert bodies(read) == [b"one", b"two"]
     (message, _) = decode_messages(read.body, "broker-a")
     assert message.born_host.ip == "127.0.0.1"
     assert message.born_host.port != 0
 
 
-def test_a_pull_that_waits_holds_up_nobody_on_its_connection(server: BrokerServer, client: RemotingClient) -> None:
+def test_a_held_pull_does_not_block_its_connection(server: BrokerServer, client: RemotingClient) -> None:
     address = str(server.address)
     client.invoke(address, send_request("orders", b"one"), LONG)
     pulled: queue.Queue[object] = queue.Queue()
@@ -105,45 +105,45 @@ def test_a_pull_that_waits_holds_up_nobody_on_its_connection(server: BrokerServe
     client.invoke_async(address, pull_request("orders", 1), 2 * LONG, pulled.put)
     client.invoke(address, send_request("orders", b"two"), LONG)
 
-    answer = pulled.get(timeout=LONG / 1_000)
-    assert isinstance(answer, RemotingCommand)
-    assert bodies(answer) == [b"two"]
+    response = pulled.get(timeout=LONG / 1_000)
+    assert isinstance(response, RemotingCommand)
+    assert bodies(response) == [b"two"]
 
 
-def test_many_senders_at_once_each_get_their_own_answer(server: BrokerServer, client: RemotingClient) -> None:
+def test_each_of_many_concurrent_requests_gets_its_own_response(server: BrokerServer, client: RemotingClient) -> None:
     address = str(server.address)
     client.invoke(address, send_request("orders", b"first"), LONG)
-    answered: queue.Queue[object] = queue.Queue()
+    received: queue.Queue[object] = queue.Queue()
 
     for number in range(200):
-        client.invoke_async(address, send_request("orders", b"%d" % number, number % 4), LONG, answered.put)
+        client.invoke_async(address, send_request("orders", b"%d" % number, number % 4), LONG, received.put)
 
-    answers = [answered.get(timeout=LONG / 1_000) for _ in range(200)]
-    assert {answer.code for answer in answers if isinstance(answer, RemotingCommand)} == {ResponseCode.SUCCESS}
-    places = {
+    responses = [received.get(timeout=LONG / 1_000) for _ in range(200)]
+    assert {response.code for response in responses if isinstance(response, RemotingCommand)} == {ResponseCode.SUCCESS}
+    offsets = {
         (header.queue_id, header.queue_offset)
-        for answer in answers
-        if isinstance(answer, RemotingCommand)
-        for header in [answer.header(SendMessageResponseHeader)]
+        for response in responses
+        if isinstance(response, RemotingCommand)
+        for header in [response.header(SendMessageResponseHeader)]
     }
-    assert len(places) == 200
+    assert len(offsets) == 200
 
 
-def test_clients_are_told_where_the_server_really_is(server: BrokerServer, client: RemotingClient) -> None:
-    """The port was the system's choice."""
+def test_routes_have_the_port_that_the_server_listens_on(server: BrokerServer, client: RemotingClient) -> None:
+    """The operating system chose the port."""
     address = str(server.address)
     client.invoke(address, send_request("orders", b"one"), LONG)
 
     header = GetRouteInfoRequestHeader(topic="orders")
-    answer = client.invoke(address, RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), LONG)
+    response = client.invoke(address, RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), LONG)
 
-    route = TopicRouteData.decode(answer.body)
+    route = TopicRouteData.decode(response.body)
     assert route.broker_datas[0].broker_addrs == {0: address}
     assert server.address.port != 0
 
 
-def test_a_member_that_hangs_up_is_no_member_any_more(server: BrokerServer, client: RemotingClient) -> None:
-    """The one that is left hears of it at once."""
+def test_a_member_that_disconnects_is_removed(server: BrokerServer, client: RemotingClient) -> None:
+    """The other member is notified at once."""
     address = str(server.address)
     pushed: queue.Queue[RemotingCommand] = queue.Queue()
     stays = RemotingClient(RemotingClientSettings(), SystemClock(), lambda channel, request: pushed.put(request))
@@ -152,42 +152,42 @@ def test_a_member_that_hangs_up_is_no_member_any_more(server: BrokerServer, clie
         client.invoke(address, heartbeat("leaves"), LONG)
         client.close()
 
-        heard = [pushed.get(timeout=LONG / 1_000).header(ConsumerGroupRequestHeader) for _ in range(3)]
+        notified = [pushed.get(timeout=LONG / 1_000).header(ConsumerGroupRequestHeader) for _ in range(3)]
         info = server.clients.consumer_group("billing")
     finally:
         stays.close()
 
-    assert {header.consumer_group for header in heard} == {"billing"}
+    assert {header.consumer_group for header in notified} == {"billing"}
     assert info is not None
     assert info.client_ids() == ["stays"]
 
 
 def heartbeat(client_id: str) -> RemotingCommand:
     consumer = ConsumerData(group_name="billing", subscription_data_set=[subscription("orders")])
-    beat = HeartbeatData(client_id=client_id, consumer_data_set=[consumer])
-    return RemotingCommand.request(RequestCode.HEART_BEAT, None, beat.encode())
+    body = HeartbeatData(client_id=client_id, consumer_data_set=[consumer]).encode()
+    return RemotingCommand.request(RequestCode.HEART_BEAT, None, body)
 
 
-def test_the_end_of_the_server_answers_pulls_that_wait(tmp_path: Path, client: RemotingClient) -> None:
-    """Nobody waits for a time-out, neither the client nor the server."""
+def test_when_the_server_stops_it_answers_held_pulls(tmp_path: Path, client: RemotingClient) -> None:
+    """Neither the client nor the server waits for a timeout."""
     pulled: queue.Queue[object] = queue.Queue()
     with EmbeddedBroker(tmp_path, ENGINE) as engine:
         server = BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT))
         server.start()
         address = str(server.address)
         client.invoke(address, send_request("orders", b"one"), LONG)
-        client.invoke(address, pull_request("orders", 0), LONG)  # the group is there from now on
+        client.invoke(address, pull_request("orders", 0), LONG)  # creates the group
         client.invoke_async(address, pull_request("orders", 1), 10 * LONG, pulled.put)
-        client.invoke(address, send_request("orders", b"elsewhere", queue_id=1), LONG)  # by now the pull waits
+        client.invoke(address, send_request("orders", b"elsewhere", queue_id=1), LONG)  # After this the pull is held.
 
         server.stop()
 
-        answer = pulled.get(timeout=LONG / 1_000)
-    assert isinstance(answer, RemotingCommand)
-    assert answer.code == ResponseCode.PULL_NOT_FOUND
+        response = pulled.get(timeout=LONG / 1_000)
+    assert isinstance(response, RemotingCommand)
+    assert response.code == ResponseCode.PULL_NOT_FOUND
 
 
-def test_the_engine_goes_on_when_the_door_is_closed(tmp_path: Path, client: RemotingClient) -> None:
+def test_the_engine_continues_to_run_after_the_server_stopped(tmp_path: Path, client: RemotingClient) -> None:
     with EmbeddedBroker(tmp_path, ENGINE) as engine:
         with BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT)) as server:
             client.invoke(str(server.address), send_request("orders", b"remote"), LONG)
@@ -198,7 +198,7 @@ def test_the_engine_goes_on_when_the_door_is_closed(tmp_path: Path, client: Remo
     assert [message.body for message in found] == [b"remote", b"here"]
 
 
-def test_a_port_that_is_taken_is_told_and_its_owner_goes_on(server: BrokerServer, client: RemotingClient) -> None:
+def test_a_server_does_not_start_on_a_used_port(server: BrokerServer, client: RemotingClient) -> None:
     address = server.remoting.address
     with EmbeddedBroker(None, ENGINE) as engine:
         second = BrokerServer(engine, BrokerServerSettings(listen=address))
@@ -207,4 +207,4 @@ def test_a_port_that_is_taken_is_told_and_its_owner_goes_on(server: BrokerServer
             second.start()
 
         assert engine.queues("orders")
-    assert client.invoke(str(address), send_request("orders", b"first come"), LONG).code == ResponseCode.SUCCESS
+    assert client.invoke(str(address), send_request("orders", b"first server"), LONG).code == ResponseCode.SUCCESS

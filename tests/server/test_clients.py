@@ -1,4 +1,4 @@
-"""The registry of clients, against a model of it: whatever comes and goes, in whatever order."""
+"""The registry of clients is compared with a model while clients register, leave and expire in any order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPIRE_MS = 120_000
 
 
 class Clients(RuleBasedStateMachine):
-    """The model: (group, connection) -> when it was heard of; and the topics of the last heartbeat of a group."""
+    """The model: (group, connection) -> time of the last heartbeat, and group -> topics of the last heartbeat."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,49 +29,49 @@ class Clients(RuleBasedStateMachine):
         self.consumers: dict[tuple[str, int], int] = {}
         self.producers: dict[tuple[str, int], int] = {}
         self.topics: dict[str, frozenset[str]] = {}
-        self.told: list[ConsumerGroupInfo] = []
-        self.registry.on_members_changed(self.told.append)
+        self.reported: list[ConsumerGroupInfo] = []
+        self.registry.on_members_changed(self.reported.append)
 
     def channel(self, number: int) -> ClientChannel:
         now_ms = self.clock.now_ms()
         return ClientChannel(self.connections[number], f"client-{number}", LanguageCode.JAVA, 1, now_ms)  # type: ignore[arg-type]
 
     @rule(group=GROUPS, number=CONNECTIONS, topics=TOPICS)
-    def consumer_beats(self, group: str, number: int, topics: frozenset[str]) -> None:
-        is_news = (group, number) not in self.consumers or self.topics.get(group) != topics
-        self.told.clear()
+    def register_consumer(self, group: str, number: int, topics: frozenset[str]) -> None:
+        is_change = (group, number) not in self.consumers or self.topics.get(group) != topics
+        self.reported.clear()
 
-        wanted = [subscription(topic) for topic in sorted(topics)]
-        data = ConsumerData(group_name=group, subscription_data_set=wanted)
-        said = self.registry.register_consumer(data, self.channel(number))
+        subscriptions = [subscription(topic) for topic in sorted(topics)]
+        data = ConsumerData(group_name=group, subscription_data_set=subscriptions)
+        changed = self.registry.register_consumer(data, self.channel(number))
 
         self.consumers[group, number] = self.clock.now_ms()
         self.topics[group] = topics
-        assert said == is_news
-        assert [info.group for info in self.told] == ([group] if is_news else [])
+        assert changed == is_change
+        assert [info.group for info in self.reported] == ([group] if is_change else [])
 
     @rule(group=GROUPS, number=CONNECTIONS)
-    def producer_beats(self, group: str, number: int) -> None:
+    def register_producer(self, group: str, number: int) -> None:
         self.registry.register_producer(group, self.channel(number))
         self.producers[group, number] = self.clock.now_ms()
 
     @rule(group=GROUPS, number=CONNECTIONS)
-    def consumer_leaves(self, group: str, number: int) -> None:
-        self.told.clear()
-        was_there = self.consumers.pop((group, number), None) is not None
+    def unregister_consumer(self, group: str, number: int) -> None:
+        self.reported.clear()
+        was_member = self.consumers.pop((group, number), None) is not None
 
         self.registry.unregister_consumer(group, self.connections[number])  # type: ignore[arg-type]
 
-        assert [info.group for info in self.told] == ([group] if was_there else [])
+        assert [info.group for info in self.reported] == ([group] if was_member else [])
         self.forget_empty_groups()
 
     @rule(group=GROUPS, number=CONNECTIONS)
-    def producer_leaves(self, group: str, number: int) -> None:
+    def unregister_producer(self, group: str, number: int) -> None:
         self.registry.unregister_producer(group, self.connections[number])  # type: ignore[arg-type]
         self.producers.pop((group, number), None)
 
     @rule(number=CONNECTIONS)
-    def connection_ends(self, number: int) -> None:
+    def close_connection(self, number: int) -> None:
         self.registry.forget(self.connections[number])  # type: ignore[arg-type]
         for table in (self.consumers, self.producers):
             for key in [key for key in table if key[1] == number]:
@@ -79,9 +79,9 @@ class Clients(RuleBasedStateMachine):
         self.forget_empty_groups()
 
     @rule(seconds=st.integers(0, 100))
-    def time_passes(self, seconds: int) -> None:
+    def advance(self, seconds: int) -> None:
         self.clock.move_ms(1_000 * seconds)
-        gone = self.registry.expire(EXPIRE_MS)
+        expired = self.registry.expire(EXPIRE_MS)
 
         limit = self.clock.now_ms() - EXPIRE_MS
         silent = {key[1] for table in (self.consumers, self.producers) for key, at in table.items() if at < limit}
@@ -89,16 +89,16 @@ class Clients(RuleBasedStateMachine):
             for key in [key for key, at in table.items() if at < limit]:
                 del table[key]
         left = {number for _, number in [*self.consumers, *self.producers]}
-        assert {channel.client_id for channel in gone} == {f"client-{number}" for number in silent - left}
+        assert {channel.client_id for channel in expired} == {f"client-{number}" for number in silent - left}
         self.forget_empty_groups()
 
     def forget_empty_groups(self) -> None:
-        there = {group for group, _ in self.consumers}
-        self.topics = {group: topics for group, topics in self.topics.items() if group in there}
+        groups = {group for group, _ in self.consumers}
+        self.topics = {group: topics for group, topics in self.topics.items() if group in groups}
 
     @invariant()
-    def both_agree(self) -> None:
-        assert self.registry.consumer_groups() == sorted(self.topics)
+    def registry_equals_model(self) -> None:
+        assert {group for group in ("g1", "g2") if self.registry.consumer_group(group)} == self.topics.keys()
         for group, topics in self.topics.items():
             info = self.registry.consumer_group(group)
             assert info is not None

@@ -1,4 +1,4 @@
-"""RocketMQ's own Java client, unmodified, at our server: the judge of what the other tests here take for right."""
+"""RocketMQ's own Java client, unmodified, with our server: it confirms what the other tests assume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.peer.java_client import JavaClient
-from bench.peer.jvm import why_not
+from bench.peer.jvm import unavailable_reason
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message
 from mqtemplate.remoting.protocol import SerializeType
@@ -23,15 +23,15 @@ LONG = 40_000
 
 
 @dataclass(frozen=True)
-class At:
-    """Where the client finds its name server."""
+class NameServerAddress:
+    """The name server of a `JavaClient`."""
 
     address: str
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
-    reason = why_not()
+    reason = unavailable_reason()
     if reason:
         pytest.skip(reason)
     folder: Path = tmp_path_factory.mktemp("server")
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerServer]:
 
 @pytest.fixture(scope="module")
 def java(server: BrokerServer) -> Iterator[JavaClient]:
-    with JavaClient(At(str(server.address))) as client:  # type: ignore[arg-type]
+    with JavaClient(NameServerAddress(str(server.address))) as client:  # type: ignore[arg-type]
         client.connect()
         yield client
 
@@ -52,7 +52,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def test_it_sends_to_a_new_topic_and_reads_back(java: JavaClient) -> None:
+def test_it_sends_to_a_new_topic_and_reads_it(java: JavaClient) -> None:
     sent = java.send(
         {"topic": "orders", "body": b"paid", "tags": "t", "keys": "k", "flag": 3, "properties": {"own": "x"}},
         {"topic": "orders", "body": b"big " * 5_000},
@@ -78,7 +78,7 @@ def test_it_sends_a_batch(java: JavaClient) -> None:
 def test_it_consumes_with_a_retry_and_commits(java: JavaClient, server: BrokerServer) -> None:
     java.send(*[{"topic": "jobs", "body": b"job %d" % number} for number in range(4)])
 
-    handled = java.consume("workers", "jobs", 4, LONG, fail=[b"job 2"])  # the failed attempt is not told
+    handled = java.consume("workers", "jobs", 4, LONG, fail=[b"job 2"])  # without the failed attempt
 
     assert {message.body: message.reconsume_times for message in handled} == {
         b"job 0": 0,
@@ -90,8 +90,8 @@ def test_it_consumes_with_a_retry_and_commits(java: JavaClient, server: BrokerSe
     assert server.groups.find("workers") is not None
 
 
-def test_levels_and_timers_come_in_time_and_never_early(java: JavaClient) -> None:
-    begin = now_ms()
+def test_delayed_messages_are_delivered_and_never_early(java: JavaClient) -> None:
+    start = now_ms()
     java.send(
         {"topic": "delays", "body": b"level", "level": 2},
         {"topic": "delays", "body": b"timer", "delay_ms": 1_500},
@@ -100,12 +100,12 @@ def test_levels_and_timers_come_in_time_and_never_early(java: JavaClient) -> Non
 
     found = {message.body: message for message in java.read("delays", 3, LONG)}
 
-    assert found[b"level"].store_timestamp >= begin + 2_000
-    assert found[b"timer"].store_timestamp >= begin + 1_500
-    assert found[b"now"].store_timestamp < begin + 1_500
+    assert found[b"level"].store_timestamp >= start + 2_000
+    assert found[b"timer"].store_timestamp >= start + 1_500
+    assert found[b"now"].store_timestamp < start + 1_500
 
 
-def test_what_this_process_sends_it_reads(java: JavaClient, server: BrokerServer) -> None:
+def test_it_reads_messages_of_the_embedded_broker(java: JavaClient, server: BrokerServer) -> None:
     server.engine.send(Message("mixed", b"from here", {"TAGS": "t"}))
 
     (message,) = java.read("mixed", 1, LONG)
@@ -132,8 +132,8 @@ def test_it_selects_by_tag_and_by_sql92(java: JavaClient) -> None:
     assert found == {by_tag: {b"dear"}, by_sql: {b"dear", b"untagged"}}
 
 
-def test_its_members_share_the_queues_out_as_they_come_and_go(java: JavaClient) -> None:
-    """By notice (40), not by their timers of 20 seconds."""
+def test_its_members_rebalance_when_members_join_and_leave(java: JavaClient) -> None:
+    """They rebalance because of a notification (code 40), not because of their interval."""
     java.send({"topic": "shared", "body": b"first"})
     one = java.join("sharers", "shared")
     alone = java.assigned(one, "shared", 4, LONG)
@@ -146,7 +146,7 @@ def test_its_members_share_the_queues_out_as_they_come_and_go(java: JavaClient) 
     assert (sorted(alone), sorted(halves), sorted(again)) == ([0, 1, 2, 3],) * 3
 
 
-def test_what_an_ordered_group_gives_up_is_a_dead_letter(java: JavaClient, server: BrokerServer) -> None:
+def test_a_message_that_an_ordered_group_cannot_handle_is_a_dead_letter(java: JavaClient, server: BrokerServer) -> None:
     bodies = [b"step %d" % number for number in range(4)]
     java.send(*[{"topic": "steps", "body": body, "hash_key": "one queue"} for body in bodies])
 
@@ -159,12 +159,12 @@ def test_what_an_ordered_group_gives_up_is_a_dead_letter(java: JavaClient, serve
     assert [message.body for message in dead] == [bodies[1]]
 
 
-def test_it_may_write_its_headers_in_binary(server: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_write_its_headers_in_binary(server: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCKETMQ_SERIALIZE_TYPE", "ROCKETMQ")
     seen: set[SerializeType] = set()
     monkeypatch.setattr(server.remoting, "_guard", lambda connection, request: seen.add(request.serialize_type))
 
-    with JavaClient(At(str(server.address))) as java:  # type: ignore[arg-type]
+    with JavaClient(NameServerAddress(str(server.address))) as java:  # type: ignore[arg-type]
         java.connect()
         java.send({"topic": "binary", "body": b"short headers", "tags": "t"})
         handled = java.consume("binary-readers", "binary", 1, LONG)

@@ -1,4 +1,4 @@
-"""A server that is killed loses nothing that a client was told is stored."""
+"""A killed server loses no acknowledged message."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from mqtemplate.remoting.protocol.messages import decode_messages
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool
 
-SENDERS = 4
-ENOUGH = 200
+PRODUCERS = 4
+MIN_MESSAGES = 200
 
 
-def send_until_it_is_gone(tool: Tool, name: int, acknowledged: list[bytes], enough: threading.Semaphore) -> None:
-    """Each of the senders has a queue of its own."""
+def send_until_killed(tool: Tool, queue_id: int, acknowledged: list[bytes], count: threading.Semaphore) -> None:
+    """Send messages to one queue until the server is gone."""
     number = 0
     while True:
-        body = b"%d-%d" % (name, number)
+        body = b"%d-%d" % (queue_id, number)
         try:
-            tool.send("orders", body, queue_id=name)
+            tool.send("orders", body, queue_id=queue_id)
         except BrokerError:
             return
         acknowledged.append(body)
-        enough.release()
+        count.release()
         number += 1
 
 
 def read_all(tool: Tool, queue_id: int) -> list[bytes]:
-    """Every message of a queue."""
+    """Return the bodies of all messages of a queue."""
     bodies: list[bytes] = []
     at = 0
     while True:
@@ -50,30 +50,30 @@ def read_all(tool: Tool, queue_id: int) -> list[bytes]:
             subscription="*",
             sub_version=0,
         )
-        answer = tool.ask(RequestCode.PULL_MESSAGE, header)
-        if answer.code != ResponseCode.SUCCESS:
-            assert answer.code == ResponseCode.PULL_NOT_FOUND, str(answer)
+        response = tool.request(RequestCode.PULL_MESSAGE, header)
+        if response.code != ResponseCode.SUCCESS:
+            assert response.code == ResponseCode.PULL_NOT_FOUND, str(response)
             return bodies
-        bodies += [message.body for message in decode_messages(answer.body, "broker-a")]
-        at = answer.header(PullMessageResponseHeader).next_begin_offset
+        bodies += [message.body for message in decode_messages(response.body, "broker-a")]
+        at = response.header(PullMessageResponseHeader).next_begin_offset
 
 
 @pytest.mark.slow
-def test_every_acknowledged_message_is_there_after_sigkill(tmp_path: Path) -> None:
-    """Four clients send without a pause; after some hundred answers the server dies, and starts again."""
-    acknowledged: list[list[bytes]] = [[] for _ in range(SENDERS)]
-    enough = threading.Semaphore(0)
+def test_every_acknowledged_message_survives_sigkill(tmp_path: Path) -> None:
+    """Four producers send without a pause. After some hundred responses the server is killed and started again."""
+    acknowledged: list[list[bytes]] = [[] for _ in range(PRODUCERS)]
+    count = threading.Semaphore(0)
     with BrokerProcess(tmp_path) as broker:
-        tools = [Tool(broker.address) for _ in range(SENDERS)]
-        tools[0].send("made", b"first")
+        tools = [Tool(broker.address) for _ in range(PRODUCERS)]
+        tools[0].send("created", b"first")
         threads = [
-            threading.Thread(target=send_until_it_is_gone, args=(tool, name, acknowledged[name], enough))
-            for name, tool in enumerate(tools)
+            threading.Thread(target=send_until_killed, args=(tool, queue_id, acknowledged[queue_id], count))
+            for queue_id, tool in enumerate(tools)
         ]
         for thread in threads:
             thread.start()
-        for _ in range(ENOUGH):
-            assert enough.acquire(timeout=30)
+        for _ in range(MIN_MESSAGES):
+            assert count.acquire(timeout=30)
 
         broker.kill()
         for thread in threads:
@@ -82,9 +82,9 @@ def test_every_acknowledged_message_is_there_after_sigkill(tmp_path: Path) -> No
             tool.close()
 
     with BrokerProcess(tmp_path) as again, Tool(again.address) as tool:
-        found = [read_all(tool, queue_id) for queue_id in range(SENDERS)]
+        found = [read_all(tool, queue_id) for queue_id in range(PRODUCERS)]
 
-    assert sum(map(len, acknowledged)) >= ENOUGH
-    for sent, kept in zip(acknowledged, found, strict=True):
-        assert kept[: len(sent)] == sent  # in order; and at most one more, whose answer did not arrive
-        assert len(kept) <= len(sent) + 1
+    assert sum(map(len, acknowledged)) >= MIN_MESSAGES
+    for sent, stored in zip(acknowledged, found, strict=True):
+        assert stored[: len(sent)] == sent  # in order
+        assert len(stored) <= len(sent) + 1  # The response to one more message may have been lost.

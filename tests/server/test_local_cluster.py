@@ -1,4 +1,4 @@
-"""One process that is a whole cluster: it opens from the inside out, and closes the other way round."""
+"""A cluster in one process: start, stop and failed starts."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SETTINGS = BrokerServerSettings(listen=ANY_PORT)
 
 @pytest.fixture
 def taken() -> Iterator[HostAddress]:
-    """A port that somebody else has."""
+    """A port that is in use."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         yield HostAddress(*listening.getsockname())
 
 
-def test_what_was_sent_and_committed_is_there_after_the_stop(tmp_path: Path) -> None:
+def test_messages_and_offsets_survive_a_restart(tmp_path: Path) -> None:
     queue = MessageQueue("orders", "broker-a", 0)
     with LocalCluster(make_engine(VirtualClock(), tmp_path), SETTINGS, ANY_PORT) as cluster:
         with Tool(cluster.address) as tool:
@@ -43,36 +43,36 @@ def test_what_was_sent_and_committed_is_there_after_the_stop(tmp_path: Path) -> 
         assert engine.committed_offset("billing", queue) == 1
 
 
-def test_stopping_twice_is_harmless_and_both_doors_are_closed() -> None:
+def test_a_cluster_can_be_stopped_twice_and_closes_both_ports() -> None:
     cluster = LocalCluster(make_engine(VirtualClock()), SETTINGS, ANY_PORT)
     cluster.start()
-    doors = [cluster.address, cluster.name_server_address]
-    assert doors[0] != doors[1]
+    addresses = [cluster.address, cluster.name_server_address]
+    assert addresses[0] != addresses[1]
 
     cluster.stop()
     cluster.stop()
 
-    for door in doors:
-        with Tool(door) as tool, pytest.raises(RemoteConnectError):
-            tool.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+    for address in addresses:
+        with Tool(address) as tool, pytest.raises(RemoteConnectError):
+            tool.request(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 @pytest.mark.parametrize("which", ["broker", "name server"])
-def test_a_door_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path, taken: HostAddress, which: str) -> None:
+def test_if_one_port_is_in_use_everything_is_closed_again(tmp_path: Path, taken: HostAddress, which: str) -> None:
     listen, name_server = (taken, ANY_PORT) if which == "broker" else (ANY_PORT, taken)
     cluster = LocalCluster(make_engine(VirtualClock(), tmp_path), BrokerServerSettings(listen=listen), name_server)
 
     with pytest.raises(BrokerError, match=f"{taken}"):
         cluster.start()
 
-    with make_engine(VirtualClock(), tmp_path) as engine:  # else the folder would be in use
+    with make_engine(VirtualClock(), tmp_path) as engine:  # raises if the cluster still owned the store
         assert engine.topics.names()
     if which == "name server":
         with Tool(cluster.address) as tool, pytest.raises(RemoteConnectError):
-            tool.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+            tool.request(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
-def test_a_folder_that_is_in_use_opens_no_door(tmp_path: Path) -> None:
+def test_a_store_that_is_in_use_is_refused(tmp_path: Path) -> None:
     with make_engine(VirtualClock(), tmp_path):
         cluster = LocalCluster(make_engine(VirtualClock(), tmp_path), SETTINGS, ANY_PORT)
 
@@ -80,7 +80,7 @@ def test_a_folder_that_is_in_use_opens_no_door(tmp_path: Path) -> None:
             cluster.start()
 
 
-def test_a_table_that_cannot_be_understood_opens_no_door(tmp_path: Path) -> None:
+def test_after_a_malformed_table_everything_is_closed_again(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "kvConfig.json").write_text('{"configTable": [1]}')
     cluster = LocalCluster(make_engine(VirtualClock(), tmp_path), SETTINGS, ANY_PORT)
@@ -92,27 +92,27 @@ def test_a_table_that_cannot_be_understood_opens_no_door(tmp_path: Path) -> None
         assert engine.topics.names()
 
 
-@pytest.mark.skipif(not has_openssl(), reason="openssl, which makes the certificates, is not here")
-def test_tls_holds_at_both_doors(tmp_path: Path) -> None:
+@pytest.mark.skipif(not has_openssl(), reason="openssl is missing: it creates the certificates")
+def test_tls_applies_to_broker_and_name_server(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     cert, key = certificates.issue("server")
     remoting = RemotingServerSettings(tls=ServerTls(cert_path=str(cert), key_path=str(key), mode=TlsMode.ENFORCING))
     trusting = RemotingClientSettings(tls=ClientTls(trust_cert_path=str(certificates.authority), check_host_name=False))
     with LocalCluster(make_engine(VirtualClock()), SETTINGS, ANY_PORT, remoting=remoting) as cluster:
-        for door in map(str, (cluster.address, cluster.name_server_address)):
+        for address in map(str, (cluster.address, cluster.name_server_address)):
             request = RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO)
             client = RemotingClient(trusting, SystemClock())
-            answer = client.invoke(door, request, 10_000)
+            response = client.invoke(address, request, 10_000)
             client.close()
             plain = RemotingClient(RemotingClientSettings(), SystemClock())
             with pytest.raises(RemoteConnectError):
-                plain.invoke(door, RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO), 10_000)
+                plain.invoke(address, RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO), 10_000)
             plain.close()
 
-            assert answer.code == ResponseCode.SUCCESS
+            assert response.code == ResponseCode.SUCCESS
 
 
-def test_a_certificate_that_is_not_there_opens_nothing(tmp_path: Path) -> None:
+def test_a_missing_certificate_is_reported_before_anything_is_created(tmp_path: Path) -> None:
     tls = ServerTls(cert_path=str(tmp_path / "none.pem"), key_path=str(tmp_path / "none.pem"))
     remoting = RemotingServerSettings(tls=tls)
 

@@ -1,4 +1,4 @@
-"""Records as bytes: nothing is lost, nothing comes twice, and what travels is a record of RocketMQ's."""
+"""Records as bytes: none is lost or duplicated, and each is a valid record of RocketMQ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mqtemplate.record.codec import RecordDraft, pack_host, parse_record, withou
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.server.raw_reader import RawReader, RawStatus
+from mqtemplate.server.raw_reader import RawQuery, RawReader, RawStatus
 from tests.server.serving import Serving
 
 TAGS = st.sampled_from(["a", "b", "Aa", "BB", ""])
@@ -23,15 +23,15 @@ SELECTORS = st.one_of(
 
 @settings(max_examples=50, deadline=None)
 @given(tags=st.lists(TAGS, max_size=40), selector=SELECTORS, max_count=st.integers(1, 8), max_bytes=st.integers(1, 900))
-def test_pulls_that_follow_each_other_give_each_wanted_message_once_and_in_order(
+def test_successive_pulls_return_each_matching_message_once_and_in_order(
     tags: list[str], selector: TagSelector | Sql92Selector | None, max_count: int, max_bytes: int
 ) -> None:
     with Serving() as serving:
         for number, tag in enumerate(tags):
             serving.send("orders", b"%d" % number, {"number": str(number)} | ({"TAGS": tag} if tag else {}))
         raw = RawReader(serving.engine.store, serving.engine.reader)
-        queue, at, found = MessageQueue("orders", "broker-a", 0), 0, []
-        while (pull := raw.pull(queue, at, max_count, max_bytes, selector)).status is not RawStatus.NO_NEW_MSG:
+        query, at, found = RawQuery(MessageQueue("orders", "broker-a", 0), max_count, max_bytes, selector), 0, []
+        while (pull := raw.pull(query, at)).status is not RawStatus.NO_NEW_MSG:
             assert len(pull.records) <= max_count
             assert pull.next_begin_offset > at
             found += [int(parse_record(record).body) for record in pull.records]
@@ -54,7 +54,7 @@ def test_pulls_that_follow_each_other_give_each_wanted_message_once_and_in_order
     topic=st.sampled_from(["t", "%RETRY%" + "g" * 150]),
     born=st.sampled_from([HostAddress("10.0.0.1", 1), HostAddress("2001:db8::1", 2)]),
 )
-def test_a_record_without_its_check_is_the_same_record(
+def test_a_record_without_its_checksum_is_otherwise_unchanged(
     body: bytes, properties: dict[str, str], topic: str, born: HostAddress
 ) -> None:
     draft = RecordDraft(topic, 3, body, encode_properties(properties), born_host=pack_host(born), born_timestamp=9)

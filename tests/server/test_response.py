@@ -1,4 +1,4 @@
-"""What clients are told of an error: the code decides what they do next."""
+"""Response codes of errors: the code decides what a client does next."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=9)
         (StoreError("broken"), ResponseCode.SYSTEM_ERROR),
     ],
 )
-def test_an_error_is_told_by_its_code_and_its_own_words(error: Exception, code: ResponseCode) -> None:
-    answer = problem_response(REQUEST, error)
+def test_the_response_has_the_code_and_the_text_of_the_error(error: Exception, code: ResponseCode) -> None:
+    response = problem_response(REQUEST, error)
 
-    assert answer is not None
-    assert (answer.code, answer.remark, answer.opaque, answer.is_response) == (code, str(error), 9, True)
+    assert response is not None
+    assert (response.code, response.remark, response.opaque, response.is_response) == (code, str(error), 9, True)
 
 
-def test_what_nobody_expected_is_left_to_the_log() -> None:
+def test_an_unexpected_error_has_no_response() -> None:
     assert problem_response(REQUEST, ZeroDivisionError("division by zero")) is None
 
 
@@ -56,7 +56,7 @@ def test_what_nobody_expected_is_left_to_the_log() -> None:
         ({"cluster_name": ""}, "cluster-name is empty; give a name such as DefaultCluster"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told_so(setting: dict[str, object], text: str) -> None:
+def test_an_invalid_setting_is_refused(setting: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         BrokerServerSettings(**setting)  # type: ignore[arg-type]
 

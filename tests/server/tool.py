@@ -1,4 +1,4 @@
-"""A tool beside a server: asks it as ``mqadmin`` does, and takes part as a client does."""
+"""A client of a server: it sends the requests of ``mqadmin``, and those of producers and consumers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANY_PORT = HostAddress("127.0.0.1", 0)
 
 
 def make_engine(clock: VirtualClock, path: Path | None = None) -> EmbeddedBroker:
-    """An engine whose server tells the port that the system chose; its index files are small."""
+    """Return an engine with small index files. Its server reports the port that the operating system chose."""
     settings = EmbeddedSettings(listen_host=ANY_PORT, max_hash_slot_num=1_000, max_index_num=4_000)
     return EmbeddedBroker(path, settings, clock)
 
@@ -34,7 +34,7 @@ class Tool:
     """One connection to one address.
 
     Args:
-        on_request: Answers what the server asks.
+        on_request: Responds to requests of the server.
     """
 
     def __init__(
@@ -46,36 +46,36 @@ class Tool:
         self.address = str(address)
         self._client = RemotingClient(RemotingClientSettings(credentials=credentials), SystemClock(), on_request)
 
-    def ask(
+    def request(
         self, code: int, header: CommandHeader | None = None, body: bytes = b"", *, version: int = CURRENT_VERSION
     ) -> RemotingCommand:
-        """The answer, whatever it says."""
+        """Return the response, of any code."""
         request = RemotingCommand.request(code, header, body)
         request.version = version
-        return self.pass_on(request)
+        return self.send_request(request)
 
-    def pass_on(self, request: RemotingCommand) -> RemotingCommand:
-        """The answer to a request that is made already."""
+    def send_request(self, request: RemotingCommand) -> RemotingCommand:
+        """Return the response to a prepared request."""
         return self._client.invoke(self.address, request, TIMEOUT_MS)
 
-    def ask_well(self, code: int, header: CommandHeader | None = None, body: bytes = b"") -> RemotingCommand:
-        """The answer, which must be SUCCESS."""
-        answer = self.ask(code, header, body)
-        assert answer.code == ResponseCode.SUCCESS, f"{answer}"
-        return answer
+    def request_ok(self, code: int, header: CommandHeader | None = None, body: bytes = b"") -> RemotingCommand:
+        """Return the response, which must be SUCCESS."""
+        response = self.request(code, header, body)
+        assert response.code == ResponseCode.SUCCESS, f"{response}"
+        return response
 
     def send(
         self, topic: str, body: bytes = b"hello", queue_id: int = 0, *, keys: str = "", delay_level: int = 0
     ) -> RemotingCommand:
-        """Send one message, as Java's producer does; it must be taken."""
-        answer = self.send_any(topic, body, queue_id, keys=keys, delay_level=delay_level)
-        assert answer.code == ResponseCode.SUCCESS, f"{answer}"
-        return answer
+        """Send one message, as Java's producer does. The response must be SUCCESS."""
+        response = self.send_any(topic, body, queue_id, keys=keys, delay_level=delay_level)
+        assert response.code == ResponseCode.SUCCESS, f"{response}"
+        return response
 
     def send_any(
         self, topic: str, body: bytes = b"hello", queue_id: int = 0, *, keys: str = "", delay_level: int = 0
     ) -> RemotingCommand:
-        """The answer to a send, whatever it says."""
+        """Send one message, and return the response, of any code."""
         properties = {"KEYS": keys, "DELAY": str(delay_level) if delay_level else ""}
         header = SendMessageRequestHeaderV2(
             producer_group="tool-producer",
@@ -88,19 +88,19 @@ class Tool:
             flag=0,
             properties=encode_properties_text({name: value for name, value in properties.items() if value}),
         )
-        return self.ask(RequestCode.SEND_MESSAGE_V2, header, body)
+        return self.request(RequestCode.SEND_MESSAGE_V2, header, body)
 
     def consume(self, group: str, *topics: str, client_id: str = "consumer-1") -> None:
         """Join a group."""
         subscriptions = [SubscriptionData(topic=topic, sub_version=1) for topic in topics]
         data = ConsumerData(group_name=group, subscription_data_set=subscriptions)
         heartbeat = HeartbeatData(client_id=client_id, consumer_data_set=[data])
-        self.ask_well(RequestCode.HEART_BEAT, body=heartbeat.encode())
+        self.request_ok(RequestCode.HEART_BEAT, body=heartbeat.encode())
 
     def produce(self, group: str, client_id: str = "producer-1") -> None:
-        """Be a producer of a group."""
+        """Register as a producer of a group."""
         heartbeat = HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(group_name=group)])
-        self.ask_well(RequestCode.HEART_BEAT, body=heartbeat.encode())
+        self.request_ok(RequestCode.HEART_BEAT, body=heartbeat.encode())
 
     def close(self) -> None:
         self._client.close()

@@ -1,9 +1,9 @@
-"""How many messages a second RocketMQ's Python client sends synchronously. Prints one line a round: messages a second.
+"""Measure how many messages per second RocketMQ's Python client sends synchronously. Print one line per round.
 
-Arguments: the proxy, topic, bytes of a body, seconds of a round, rounds. The first round warms up and is not printed.
+Arguments: proxy, topic, bytes per body, seconds per round, rounds. The first round is a warm-up and is not printed.
 
-It runs in the environment of `bench.peer.python_client`, not in ours. It ends when standard input ends, so nothing
-outlives whoever started it; and when it takes half a minute longer than it was told to.
+It runs in the environment of `bench.peer.python_client`. It exits when standard input is closed, so that it ends with
+its parent process, and 30 s after the expected end.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import time
 
 from rocketmq import ClientConfiguration, Credentials, Message, Producer  # type: ignore[import-not-found]
 
-_PATIENCE_SECONDS = 30
+_EXTRA_SECONDS = 30
 
 
-def _guard() -> None:
+def _exit_with_standard_input() -> None:
     while os.read(0, 1_024):
         pass
     os._exit(1)
 
 
 def main(proxy: str, topic: str, body_bytes: int, seconds: float, rounds: int) -> None:
-    threading.Thread(target=_guard, daemon=True).start()
-    faulthandler.dump_traceback_later(seconds * (rounds + 1) + _PATIENCE_SECONDS, exit=True)
+    threading.Thread(target=_exit_with_standard_input, daemon=True).start()
+    faulthandler.dump_traceback_later(seconds * (rounds + 1) + _EXTRA_SECONDS, exit=True)
     body = b"x" * body_bytes
     producer = Producer(ClientConfiguration(proxy, Credentials()), (topic,))
     producer.startup()
@@ -36,7 +36,7 @@ def main(proxy: str, topic: str, body_bytes: int, seconds: float, rounds: int) -
         message = Message()
         message.topic = topic
         message.body = body
-        producer.send(message)  # raises unless the broker has stored it
+        producer.send(message)  # Raises an error unless the broker has stored the message.
 
     for number in range(rounds + 1):
         count, start = 0, time.perf_counter()
@@ -51,4 +51,4 @@ def main(proxy: str, topic: str, body_bytes: int, seconds: float, rounds: int) -
 if __name__ == "__main__":
     _proxy, _topic, _body_bytes, _seconds, _rounds = sys.argv[1:]
     main(_proxy, _topic, int(_body_bytes), float(_seconds), int(_rounds))
-    os._exit(0)  # the client's threads may still run
+    os._exit(0)  # The client's threads may still run.

@@ -1,1 +1,1 @@
-"""Requests of administration tools such as mqadmin."""
+"""Processors of the requests of administration tools such as ``mqadmin`` and the dashboard."""

@@ -1,13 +1,13 @@
-"""What administrators ask of offsets: how far groups are, from when their messages are, and to go somewhere else.
+"""Requests of administrators about offsets: consume statistics, times of messages, reset and clone.
 
-Source: RocketMQ ``broker: AdminBrokerProcessor``, ``Broker2Client``; section 18 of the specification.
+Source: RocketMQ ``broker: AdminBrokerProcessor``, ``Broker2Client``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import structlog
 
@@ -15,7 +15,6 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerOffsetSerializeWrapper,
     ConsumeStats,
@@ -28,6 +27,8 @@ from mqtemplate.remoting.protocol.bodies.group import (
     ResetOffsetForC,
 )
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig
+from mqtemplate.remoting.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import (
     CloneGroupOffsetRequestHeader,
     GetConsumerStatusRequestHeader,
@@ -37,238 +38,192 @@ from mqtemplate.remoting.protocol.headers.group import (
     QueryCorrectionOffsetHeader,
     ResetOffsetRequestHeader,
 )
-from mqtemplate.remoting.server import Processor
-from mqtemplate.server.admin.consume_stats import QueueFigures
+from mqtemplate.server.admin.queue_statistics import QueueStatistics
 from mqtemplate.server.clients import ClientChannel, ClientRegistry
 from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import TopicConfigs
-from mqtemplate.store import ConsumerOffsets
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
+from mqtemplate.server.topic_creation import queue_id_error
+from mqtemplate.store.consumer_offsets import ConsumerOffsets
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
 
 _CLIENT_TIMEOUT_MS = 5_000
-_LAST_OF_ALL = (1 << 63) - 1
+_MAX_LONG = (1 << 63) - 1
 
 
+@dataclass(frozen=True, slots=True)
 class OffsetAdmin:
-    """Answers about how far groups are, and moves them.
+    """Processors of requests that read or change the offsets of groups.
 
-    A group that is moved has the new offsets at once; the members that are connected are told too, since each keeps a
-    read position of its own and would write the old one over.
-
-    Attributes:
-        slow: Codes whose answers read messages.
+    The new offsets of a group are valid at once. Connected members are notified: each has read positions of its own,
+    and would commit its old offset over the new one.
     """
 
-    slow: ClassVar[frozenset[int]] = frozenset(
-        {
-            RequestCode.GET_CONSUME_STATS,
-            RequestCode.GET_BROKER_CONSUME_STATS,
-            RequestCode.QUERY_CONSUME_TIME_SPAN,
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-        }
-    )
+    topics: TopicConfigs
+    groups: SubscriptionGroupTable
+    offsets: ConsumerOffsets
+    statistics: QueueStatistics
+    clients: ClientRegistry
+    clock: Clock
 
-    def __init__(
-        self,
-        topics: TopicConfigs,
-        groups: SubscriptionGroupTable,
-        offsets: ConsumerOffsets,
-        figures: QueueFigures,
-        clients: ClientRegistry,
-        clock: Clock,
-    ) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._figures = figures
-        self._clients = clients
-        self._clock = clock
+    # --- statistics ----------------------------------------------------------------------------
 
-    def processors(self) -> dict[int, Processor]:
-        """Request code -> what answers it."""
-        return {
-            RequestCode.GET_CONSUME_STATS: self._consume_stats,
-            RequestCode.GET_BROKER_CONSUME_STATS: self._all_consume_stats,
-            RequestCode.QUERY_CONSUME_TIME_SPAN: self._time_span,
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._reset,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self._consumer_status,
-            RequestCode.QUERY_CORRECTION_OFFSET: self._correction,
-            RequestCode.CLONE_GROUP_OFFSET: self._clone,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
-        }
-
-    # --- how far -------------------------------------------------------------------------------
-
+    @handles(RequestCode.GET_CONSUME_STATS, slow=True)
     def _consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        asked = request.header(GetConsumeStatsRequestHeader)
-        if asked.topic_list:
-            topics = sorted(filter(None, asked.topic_list.split(";")))
+        header = request.header(GetConsumeStatsRequestHeader)
+        group = header.consumer_group
+        if header.topic_list:
+            topics = sorted(filter(None, header.topic_list.split(";")))
         else:
-            every = {asked.topic} if asked.topic else self._offsets.topics_of(asked.consumer_group)
-            topics = self._subscribed(asked.consumer_group, every)
-        return request.response(body=self._figures.consume_stats(asked.consumer_group, topics).encode())
+            topics = self._subscribed(group, {header.topic} if header.topic else self.offsets.topics_of(group))
+        return request.response(body=self.statistics.consume_stats(group, self._existing(topics)).encode())
 
     def _subscribed(self, group: str, topics: Iterable[str]) -> list[str]:
-        """Those of *topics* that the group still reads, sorted: all, while nobody of it is connected."""
-        info = self._clients.consumer_group(group)
+        """Return those of *topics* that the group subscribes to, sorted; all of them if it has no connected member."""
+        info = self.clients.consumer_group(group)
         return sorted(topic for topic in topics if info is None or topic in info.subscriptions)
 
+    def _existing(self, topics: Iterable[str]) -> list[TopicConfig]:
+        return [config for topic in topics if (config := self.topics.find(topic)) is not None]
+
+    @handles(RequestCode.GET_BROKER_CONSUME_STATS, slow=True)
     def _all_consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         only_ordered = request.header(GetConsumeStatsInBrokerHeader).is_order
-        stats, behind = [], 0
-        for group in sorted(self._groups.all()):
-            found = self._stats_by_topic(group, only_ordered=only_ordered)
-            behind += sum(map(_behind, found))
-            stats.append({group: found})
-        return request.response(body=ConsumeStatsList(consume_stats_list=stats, total_diff=behind).encode())
+        stats = []
+        for group in sorted(self.groups.all()):
+            configs = self._existing(self._subscribed(group, self.offsets.topics_of(group)))
+            by_topic = [
+                self.statistics.consume_stats(group, [config]) for config in configs if config.order or not only_ordered
+            ]
+            stats.append({group: by_topic})
+        lag = sum(_lag(each) for by_group in stats for by_topic in by_group.values() for each in by_topic)
+        return request.response(body=ConsumeStatsList(consume_stats_list=stats, total_diff=lag).encode())
 
-    def _stats_by_topic(self, group: str, *, only_ordered: bool) -> list[ConsumeStats]:
-        configs = map(self._topics.find, self._subscribed(group, self._offsets.topics_of(group)))
-        return [
-            self._figures.consume_stats(group, [config.topic_name])
-            for config in configs
-            if config is not None and (config.order or not only_ordered)
-        ]
-
+    @handles(RequestCode.QUERY_CONSUME_TIME_SPAN, slow=True)
     def _time_span(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        asked = request.header(QueryConsumeTimeSpanRequestHeader)
-        config = self._topics.find(asked.topic)
-        if config is None:
-            return _no_topic(request, asked.topic)
-        spans = self._figures.time_spans(asked.group, config, self._clock.now_ms())
+        header = request.header(QueryConsumeTimeSpanRequestHeader)
+        config = self.topics.get(header.topic)
+        spans = self.statistics.time_spans(header.group, config, self.clock.now_ms())
         return request.response(body=QueryConsumeTimeSpanBody(consume_time_span_set=spans).encode())
 
+    @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def _all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        table = {f"{topic}@{group}": offsets for (group, topic), offsets in sorted(self._offsets.all().items())}
+        table = {f"{topic}@{group}": offsets for (group, topic), offsets in sorted(self.offsets.all().items())}
         return request.response(body=ConsumerOffsetSerializeWrapper(offset_table=table).encode())
 
+    @handles(RequestCode.QUERY_CORRECTION_OFFSET)
     def _correction(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Where the slowest of the groups is in each queue; the end of all numbers where the one that asks is slower.
+        """Return the minimum offset of all groups for each queue.
 
-        Source: ``ConsumerOffsetManager.queryMinOffsetInAllGroup``.
+        The maximum long stands for a queue in which the compared group is slower than all others. Source:
+        ``ConsumerOffsetManager.queryMinOffsetInAllGroup``.
         """
-        asked = request.header(QueryCorrectionOffsetHeader)
-        left_out = set(filter(None, (asked.filter_groups or "").split(",")))
-        slowest: dict[int, int] = {}
-        for group in self._offsets.groups_of(asked.topic) - left_out:
-            for queue_id, offset in self._offsets.offsets(group, asked.topic).items():
-                slowest[queue_id] = min(offset, slowest.get(queue_id, offset))
-        for queue_id, offset in self._offsets.offsets(asked.compare_group, asked.topic).items():
-            if slowest.get(queue_id, _LAST_OF_ALL) > offset:
-                slowest[queue_id] = _LAST_OF_ALL
-        return request.response(body=QueryCorrectionOffsetBody(correction_offsets=slowest).encode())
+        header = request.header(QueryCorrectionOffsetHeader)
+        filtered = set(filter(None, (header.filter_groups or "").split(",")))
+        minimum: dict[int, int] = {}
+        for group in self.offsets.groups_of(header.topic) - filtered:
+            for queue_id, offset in self.offsets.offsets(group, header.topic).items():
+                minimum[queue_id] = min(offset, minimum.get(queue_id, offset))
+        for queue_id, offset in self.offsets.offsets(header.compare_group, header.topic).items():
+            if minimum.get(queue_id, _MAX_LONG) > offset:
+                minimum[queue_id] = _MAX_LONG
+        return request.response(body=QueryCorrectionOffsetBody(correction_offsets=minimum).encode())
 
-    # --- elsewhere -----------------------------------------------------------------------------
+    # --- changes -------------------------------------------------------------------------------
 
+    @handles(RequestCode.CLONE_GROUP_OFFSET)
     def _clone(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        asked = request.header(CloneGroupOffsetRequestHeader)
-        topics = [asked.topic] if asked.topic else sorted(self._offsets.topics_of(asked.src_group))
-        if not asked.offline:
-            topics = self._subscribed(asked.src_group, topics)
+        header = request.header(CloneGroupOffsetRequestHeader)
+        topics = [header.topic] if header.topic else sorted(self.offsets.topics_of(header.src_group))
+        if not header.offline:
+            topics = self._subscribed(header.src_group, topics)
         for topic in topics:
-            for queue_id, offset in self._offsets.offsets(asked.src_group, topic).items():
-                self._offsets.commit(asked.dest_group, topic, queue_id, offset)
-        _log.info("admin.offsets_cloned", group=asked.dest_group, of=asked.src_group, topics=topics)
+            for queue_id, offset in self.offsets.offsets(header.src_group, topic).items():
+                self.offsets.commit(header.dest_group, topic, queue_id, offset)
+        _log.info("admin.offsets_cloned", group=header.dest_group, of=header.src_group, topics=topics)
         return request.response()
 
+    @handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, slow=True)
     def _reset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        asked = request.header(ResetOffsetRequestHeader)
-        config = self._topics.find(asked.topic)
-        if config is None:
-            return _no_topic(request, asked.topic)
-        if not self._is_known(asked.group):
-            remark = f"there is no group {asked.group!r} that could be moved"
-            return request.response(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark=remark)
-        if asked.queue_id >= max(config.read_queue_nums, config.write_queue_nums):
-            remark = f"topic {asked.topic!r} has queues 0..{config.read_queue_nums - 1}, got {asked.queue_id}"
-            return request.response(ResponseCode.INVALID_PARAMETER, remark=remark)
-        table = self._targets(asked, config)
+        header = request.header(ResetOffsetRequestHeader)
+        config = self.topics.get(header.topic)
+        if self.groups.find(header.group) is None and header.group not in self.offsets.groups():
+            raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {header.group!r} does not exist")
+        count = max(config.read_queue_nums, config.write_queue_nums)
+        if header.queue_id >= count:  # A negative ID stands for all queues.
+            raise queue_id_error(header.topic, header.queue_id, count)
+        table = self._new_offsets(header, config)
         for queue, offset in table.items():
-            self._offsets.commit(asked.group, queue.topic, queue.queue_id, offset)
-        info = self._clients.consumer_group(asked.group)
-        for channel in [] if info is None else list(info.channels.values()):
-            channel.connection.send_one_way(_reset_request(asked, table, channel))
-        _log.info("admin.offsets_reset", group=asked.group, topic=asked.topic, by=str(connection.remote))
+            self.offsets.commit(header.group, queue.topic, queue.queue_id, offset)
+        for channel in self._members(header.group):
+            channel.connection.send_one_way(_reset_request(header, table, channel))
+        _log.info("admin.offsets_reset", group=header.group, topic=header.topic, by=str(connection.remote))
         return request.response(body=ResetOffsetBody(offset_table=table).encode())
 
-    def _is_known(self, group: str) -> bool:
-        return self._groups.find(group) is not None or group in self._offsets.groups()
+    def _members(self, group: str) -> list[ClientChannel]:
+        info = self.clients.consumer_group(group)
+        return [] if info is None else list(info.channels.values())
 
-    def _targets(self, asked: ResetOffsetRequestHeader, config: TopicConfig) -> dict[MessageQueue, int]:
-        """Where each queue goes on; without force a group goes back, and never forward."""
+    def _new_offsets(self, header: ResetOffsetRequestHeader, config: TopicConfig) -> dict[MessageQueue, int]:
+        """Return the new offset of each queue. Without *is_force* an offset is only decreased."""
         table = {}
-        queue_ids = [asked.queue_id] if asked.queue_id >= 0 else range(config.read_queue_nums)
+        queue_ids = [header.queue_id] if header.queue_id >= 0 else range(config.read_queue_nums)
         for queue_id in queue_ids:
-            queue = self._figures.queue(asked.topic, queue_id)
-            if asked.queue_id >= 0 and asked.offset is not None and asked.offset >= 0:
-                target = self._within(queue, asked.offset)
+            queue = self.statistics.queue(header.topic, queue_id)
+            if header.queue_id >= 0 and header.offset is not None and header.offset >= 0:
+                target = self._checked_offset(queue, header.offset)
             else:
-                target = self._figures.offset_at(queue, asked.timestamp)
-            committed = self._offsets.offset(asked.group, asked.topic, queue_id)
-            keeps = not asked.is_force and committed is not None and committed < target
-            table[queue] = committed if keeps and committed is not None else target
+                target = self.statistics.offset_at(queue, header.timestamp)
+            committed = self.offsets.offset(header.group, header.topic, queue_id)
+            table[queue] = target if header.is_force or committed is None else min(committed, target)
         return table
 
-    def _within(self, queue: MessageQueue, queue_offset: int) -> int:
-        low, high = self._figures.span(queue)
+    def _checked_offset(self, queue: MessageQueue, queue_offset: int) -> int:
+        low, high = self.statistics.span(queue)
         if not low <= queue_offset <= high:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
-                f"queue {queue.queue_id} of {queue.topic} can be read from {low} to {high}, got {queue_offset}",
+                f"the offset in queue {queue.queue_id} of {queue.topic} must be {low}..{high}, got {queue_offset}",
             )
         return queue_offset
 
-    # --- what members say ----------------------------------------------------------------------
+    # --- offsets of connected members ----------------------------------------------------------
 
-    def _consumer_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        """Ask the members where they are, and answer when the last one has."""
-        asked = request.header(GetConsumerStatusRequestHeader)
-        info = self._clients.consumer_group(asked.group)
-        members = [] if info is None else list(info.channels.values())
-        if asked.client_addr:
-            members = [member for member in members if member.client_id == asked.client_addr]
+    @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
+    def _consumer_status(self, connection: Connection, request: RemotingCommand) -> None:
+        """Request the read positions of the members, and respond when all members have responded."""
+        header = request.header(GetConsumerStatusRequestHeader)
+        members = [each for each in self._members(header.group) if header.client_addr in (None, "", each.client_id)]
         if not members:
-            remark = f"nobody consumes for group {asked.group!r} now"
-            return request.response(ResponseCode.SYSTEM_ERROR, remark=remark)
-        question = GetConsumerStatusRequestHeader(topic=asked.topic, group=asked.group)
-        _StatusRound(connection, request, len(members)).ask(members, question)
-        return None
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {header.group!r} has no connected consumer")
+        positions: dict[str, dict[MessageQueue, int]] = {}
+        pending = len(members)
 
+        def on_response(client_id: str, response: RemotingCommand | BrokerError) -> None:
+            # The responses arrive in the I/O thread one after the other, so no lock is needed.
+            nonlocal pending
+            if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS and response.body:
+                try:
+                    positions[client_id] = GetConsumerStatusBody.decode(response.body).message_queue_table
+                except RemoteProtocolError as exc:
+                    _log.warning("admin.status_unreadable", client_id=client_id, reason=str(exc))
+            pending -= 1
+            if pending == 0:
+                connection.reply(request.response(body=GetConsumerStatusBody(consumer_table=positions).encode()))
 
-class _StatusRound:
-    """One question to several members. The answers come in the server's I/O thread, one after the other."""
-
-    def __init__(self, connection: Connection, request: RemotingCommand, awaited: int) -> None:
-        self._connection = connection
-        self._request = request
-        self._awaited = awaited
-        self._table: dict[str, dict[MessageQueue, int]] = {}
-
-    def ask(self, members: Iterable[ClientChannel], question: GetConsumerStatusRequestHeader) -> None:
+        member_header = GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
         for member in members:
-            request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
-            member.connection.request(request, _CLIENT_TIMEOUT_MS, partial(self._take, member.client_id))
-
-    def _take(self, client_id: str, answer: RemotingCommand | BrokerError) -> None:
-        if isinstance(answer, RemotingCommand) and answer.code == ResponseCode.SUCCESS and answer.body:
-            try:
-                self._table[client_id] = GetConsumerStatusBody.decode(answer.body).message_queue_table
-            except RemoteProtocolError as exc:
-                _log.warning("admin.status_unreadable", client_id=client_id, reason=str(exc))
-        self._awaited -= 1
-        if self._awaited == 0:
-            body = GetConsumerStatusBody(consumer_table=self._table).encode()
-            self._connection.reply(self._request.response(body=body))
+            member_request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, member_header)
+            member.connection.request(member_request, _CLIENT_TIMEOUT_MS, partial(on_response, member.client_id))
 
 
 def _reset_request(
-    asked: ResetOffsetRequestHeader, table: dict[MessageQueue, int], channel: ClientChannel
+    header: ResetOffsetRequestHeader, table: dict[MessageQueue, int], channel: ClientChannel
 ) -> RemotingCommand:
-    header = ResetOffsetRequestHeader(
-        topic=asked.topic, group=asked.group, timestamp=asked.timestamp, is_force=asked.is_force
+    notified = ResetOffsetRequestHeader(
+        topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=header.is_force
     )
     if channel.language is LanguageCode.CPP:
         offsets = [
@@ -278,13 +233,8 @@ def _reset_request(
         body = ResetOffsetBodyForC(offset_table=offsets).encode()
     else:
         body = ResetOffsetBody(offset_table=table).encode()
-    return RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body, one_way=True)
+    return RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, notified, body, one_way=True)
 
 
-def _behind(stats: ConsumeStats) -> int:
+def _lag(stats: ConsumeStats) -> int:
     return sum(each.broker_offset - each.consumer_offset for each in stats.offset_table.values())
-
-
-def _no_topic(request: RemotingCommand, topic: str) -> RemotingCommand:
-    kind = "it is made when its group needs it" if topic.startswith(RETRY_TOPIC_PREFIX) else "name one of topicList"
-    return request.response(ResponseCode.TOPIC_NOT_EXIST, remark=f"there is no topic {topic!r}; {kind}")

@@ -1,123 +1,103 @@
-"""What tools ask of one consumer: the broker hands the question on, and the answer back.
+"""Requests that the broker relays from an administration tool to one consumer.
 
-Source: RocketMQ ``broker: AdminBrokerProcessor.callConsumer``; section 18.4 of the specification.
+Source: RocketMQ ``broker: AdminBrokerProcessor.callConsumer``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import dataclass
 
 from mqtemplate.errors import BrokerError, RemoteTimeoutError
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
-from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumeMessageDirectlyResultRequestHeader
-from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import TopicConfigs
 
+_Header = GetConsumerRunningInfoRequestHeader | ConsumeMessageDirectlyResultRequestHeader
+
 _TIMEOUT_MS = 10_000
-_WHO_ASKED = (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
+_ACL_FIELDS = (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
 _OFFSET_DIGITS = 16
-_ID_LENGTHS = (32, 56)
+_MSG_ID_LENGTHS = (32, 56)
 
 
+@dataclass(frozen=True, slots=True)
 class RelayProcessor:
-    """Carries requests between a tool and a consumer, which each know the broker only.
+    """Relays requests between a tool and a consumer, which both know the broker's address only.
 
-    Who asked is not handed on: a signature is for the one it was made for.
-
-    Args:
-        record_at: The record that begins at a physical offset; see `QueryProcessor.record_at`.
+    The signature of the tool is not relayed: it is valid for the broker only.
 
     Attributes:
-        slow: Codes whose answers read a message.
+        record_at: Returns the record that starts at a physical offset; see `QueryProcessor.record_at`.
     """
 
-    slow: ClassVar[frozenset[int]] = frozenset({RequestCode.CONSUME_MESSAGE_DIRECTLY})
+    clients: ClientRegistry
+    topics: TopicConfigs
+    record_at: Callable[[int], bytes | None]
 
-    def __init__(self, clients: ClientRegistry, topics: TopicConfigs, record_at: Callable[[int], bytes | None]) -> None:
-        self._clients = clients
-        self._topics = topics
-        self._record_at = record_at
-
-    def processors(self) -> dict[int, Processor]:
-        """Request code -> what answers it."""
-        return {
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
-        }
-
+    @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     def _running_info(self, connection: Connection, request: RemotingCommand) -> None:
-        asked = request.header(GetConsumerRunningInfoRequestHeader)
-        self._hand_on(connection, request, asked.consumer_group, asked.client_id, {}, request.body)
+        header = request.header(GetConsumerRunningInfoRequestHeader)
+        self._relay(connection, request, header, request.body)
 
+    @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY, slow=True)
     def _consume_directly(self, connection: Connection, request: RemotingCommand) -> None:
-        asked = request.header(ConsumeMessageDirectlyResultRequestHeader)
-        record = self._record_at(_physical_offset(asked.msg_id or ""))
+        header = request.header(ConsumeMessageDirectlyResultRequestHeader)
+        record = self.record_at(_physical_offset(header.msg_id or ""))
         if record is None:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"there is no message {asked.msg_id} any more")
-        more = {"brokerName": self._topics.broker_name}
-        config = self._topics.find(asked.topic) if asked.topic else None
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"message {header.msg_id} does not exist")
+        added_fields = {"brokerName": self.topics.broker_name}
+        config = self.topics.find(header.topic) if header.topic else None
         if config is not None:
-            more["topicSysFlag"] = str(config.topic_sys_flag)
-        self._hand_on(connection, request, asked.consumer_group, asked.client_id or "", more, record)
+            added_fields["topicSysFlag"] = str(config.topic_sys_flag)
+        self._relay(connection, request, header, record, **added_fields)
 
-    def _hand_on(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        group: str,
-        client_id: str,
-        more: dict[str, str],
-        body: bytes,
+    def _relay(
+        self, connection: Connection, request: RemotingCommand, header: _Header, body: bytes, **added_fields: str
     ) -> None:
-        consumer = self._clients.consumer(group, client_id)
+        group, client_id = header.consumer_group, header.client_id or ""
+        consumer = self.clients.consumer(group, client_id)
         if consumer is None:
-            raise RefusedError(
-                ResponseCode.SYSTEM_ERROR, f"client {client_id!r} does not consume for group {group!r} now"
-            )
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected consumer {client_id!r}")
         if consumer.version < Version.V3_1_8_SNAPSHOT:
-            raise RefusedError(
-                ResponseCode.SYSTEM_ERROR, f"client {client_id!r} is too old to be asked; 3.1.8 or newer can be"
-            )
-        question = RemotingCommand.request(request.code, body=body)
-        fields = {name: value for name, value in request.ext_fields.items() if name not in _WHO_ASKED}
-        question.ext_fields = fields | more
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {client_id!r} is older than 3.1.8")
+        relayed = RemotingCommand.request(request.code, body=body)
+        fields = {name: value for name, value in request.ext_fields.items() if name not in _ACL_FIELDS}
+        relayed.ext_fields = fields | added_fields
 
-        def hand_back(answer: RemotingCommand | BrokerError) -> None:
-            connection.reply(_answer(request, client_id, answer))
+        def on_response(response: RemotingCommand | BrokerError) -> None:
+            connection.reply(_relayed_response(request, client_id, response))
 
-        consumer.connection.request(question, _TIMEOUT_MS, hand_back)
+        consumer.connection.request(relayed, _TIMEOUT_MS, on_response)
 
 
-def _answer(request: RemotingCommand, client_id: str, answer: RemotingCommand | BrokerError) -> RemotingCommand:
-    if isinstance(answer, RemotingCommand):
-        return RemotingCommand(
-            answer.code,
-            request.opaque,
-            FLAG_RESPONSE,
-            remark=answer.remark,
-            ext_fields=answer.ext_fields,
-            body=answer.body,
-        )
-    late = isinstance(answer, RemoteTimeoutError)
-    code = ResponseCode.CONSUME_MSG_TIMEOUT if late else ResponseCode.SYSTEM_ERROR
-    return request.response(code, remark=f"client {client_id!r} did not answer: {answer}")
+def _relayed_response(
+    request: RemotingCommand, client_id: str, response: RemotingCommand | BrokerError
+) -> RemotingCommand:
+    """Return the consumer's response as the response to *request*, or one that tells why there is none."""
+    if isinstance(response, RemotingCommand):
+        relayed = request.response(response.code, body=response.body, remark=response.remark)
+        relayed.ext_fields = response.ext_fields
+        return relayed
+    code = ResponseCode.CONSUME_MSG_TIMEOUT if isinstance(response, RemoteTimeoutError) else ResponseCode.SYSTEM_ERROR
+    return request.response(code, remark=f"client {client_id!r} did not respond: {response}")
 
 
 def _physical_offset(msg_id: str) -> int:
-    """The place in the log that an id of the broker's names."""
+    """Return the physical offset in an offset message ID."""
     try:
-        if len(msg_id) not in _ID_LENGTHS:
+        if len(msg_id) not in _MSG_ID_LENGTHS:
             raise ValueError(f"{len(msg_id)} characters")
         return int(msg_id[-_OFFSET_DIGITS:], 16)
     except ValueError as exc:
         raise RefusedError(
             ResponseCode.INVALID_PARAMETER,
-            f"{msg_id!r} is no offset message id ({exc}): those are 32 hex digits, or 56 with an IPv6 address",
+            f"{msg_id!r} is no offset message ID ({exc}): it must have 32 hex digits, or 56 for an IPv6 address",
         ) from exc

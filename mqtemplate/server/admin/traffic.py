@@ -1,4 +1,4 @@
-"""How much goes in and out: rates and sums for tools, from counts that are looked at now and then."""
+"""Traffic statistics for administration tools: message rates and totals, from periodic samples of counters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, BrokerStatsItem
-from mqtemplate.server.topic_configs import TopicConfigs
-from mqtemplate.store import ConsumerOffsets, MessageStore
+from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.store.message_store import MessageStore
 
 _SECOND = 1_000
 _MINUTE = 60 * _SECOND
@@ -19,98 +19,94 @@ _HOUR = 60 * _MINUTE
 _Key = tuple[str, ...]
 _Counts = dict[_Key, int]
 
-_IN: _Key = ("in",)
-_OUT: _Key = ("out",)
+IN: _Key = ("in",)
+"""Messages stored since the server started."""
+OUT: _Key = ("out",)
+"""Messages sent to consumers since the server started."""
 
 
 class DayTotals(NamedTuple):
-    """A count at the begin of yesterday, at the begin of today, and now; local time."""
+    """A count at the start of yesterday, at the start of today (local time), and now."""
 
     yesterday_morning: int
     today_morning: int
     now: int
 
 
-class _Ring:
-    """Counts at equal distances in time, the newest last."""
+class _Samples:
+    """Samples of all counts at a fixed interval, the newest last."""
 
-    def __init__(self, every_ms: int, length: int) -> None:
-        self._every_ms = every_ms
+    def __init__(self, interval_ms: int, length: int) -> None:
+        self._interval_ms = interval_ms
         self._samples: deque[tuple[int, _Counts]] = deque(maxlen=length)
 
-    def take(self, now_ms: int, counts: _Counts) -> None:
-        if not self._samples or now_ms >= self._samples[-1][0] + self._every_ms:
+    def add(self, now_ms: int, counts: _Counts) -> None:
+        """Add a sample if the interval since the last one has passed."""
+        if not self._samples or now_ms >= self._samples[-1][0] + self._interval_ms:
             self._samples.append((now_ms, counts))
 
     def growth(self, key: _Key, now_ms: int, count: int, span_ms: int) -> tuple[int, float]:
-        """How much *key* grew in the last *span_ms*, and how much of it in a second; less long if it began later."""
-        kept = [sample for sample in self._samples if sample[0] >= now_ms - span_ms - self._every_ms // 2]
+        """Return the growth of a count in the last *span_ms*, in total and per second.
+
+        The span is shorter if the first sample is younger.
+        """
+        kept = [sample for sample in self._samples if sample[0] >= now_ms - span_ms - self._interval_ms // 2]
         since_ms, before = kept[0] if kept else (now_ms, {})
         if now_ms <= since_ms:
             return 0, 0.0
-        grown = max(count - before.get(key, 0), 0)
-        return grown, grown * _SECOND / (now_ms - since_ms)
+        growth = max(count - before.get(key, 0), 0)
+        return growth, growth * _SECOND / (now_ms - since_ms)
 
 
 class Traffic:
-    """A service that looks at counts every ten seconds; no sender and no consumer pays for it.
+    """A `Service` that samples counts every ten seconds, so that no producer and no consumer pays for the statistics.
 
-    What a topic takes is read off its queues, what a group gets off the offsets that it commits, so nothing is counted
-    message by message.
-
-    Args:
-        sent_out: How many messages consumers were given so far.
+    The count of a topic is the sum of its queue lengths, and the count of a group is the sum of its offsets: nothing is
+    counted for each message.
     """
 
     name = "server.traffic"
-    _EVERY_MS = 10 * _SECOND
+    _INTERVAL_MS = 10 * _SECOND
 
-    def __init__(
-        self,
-        store: MessageStore,
-        topics: TopicConfigs,
-        offsets: ConsumerOffsets,
-        clock: Clock,
-        sent_out: Callable[[], int] = lambda: 0,
-    ) -> None:
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsets, clock: Clock) -> None:
         self._store = store
-        self._topics = topics
         self._offsets = offsets
         self._clock = clock
-        self._sent_out = sent_out
         self._appended = store.metrics.counter("store.appended")
-        self._minute = _Ring(self._EVERY_MS, 7)
-        self._hour = _Ring(10 * _MINUTE, 7)
-        self._day = _Ring(4 * _HOUR, 7)
+        self._pulled = store.metrics.counter("server.pulled")
+        self._minute = _Samples(self._INTERVAL_MS, 7)
+        self._hour = _Samples(10 * _MINUTE, 7)
+        self._day = _Samples(4 * _HOUR, 7)
         self._keys: dict[_Key, _Key] = {}
         self._today: date | None = None
         self._mornings: tuple[_Counts, _Counts] = ({}, {})
         self._due_ms = 0
 
     def on_wake(self, wake: Callable[[], None]) -> None:
-        """Nothing wakes it before its time."""
+        """Ignore *wake*: the samples are periodic."""
 
     def step(self) -> int | None:
+        """Take a sample if one is due, and return the time of the next one."""
         now_ms = self._clock.now_ms()
         if now_ms >= self._due_ms:
-            self._due_ms = now_ms + self._EVERY_MS
-            self._take(now_ms)
+            self._due_ms = now_ms + self._INTERVAL_MS
+            self._sample(now_ms)
         return self._due_ms
 
-    def _take(self, now_ms: int) -> None:
+    def _sample(self, now_ms: int) -> None:
         counts = self._counts()
-        for ring in (self._minute, self._hour, self._day):
-            ring.take(now_ms, counts)
+        for samples in (self._minute, self._hour, self._day):
+            samples.add(now_ms, counts)
         today = datetime.fromtimestamp(now_ms / _SECOND, UTC).astimezone().date()
         if today != self._today:
             self._mornings = (self._mornings[1], self._totals())
             self._today = today
 
     def _totals(self) -> _Counts:
-        return {_IN: self._appended.value, _OUT: self._sent_out()}
+        return {IN: self._appended.value, OUT: self._pulled.value}
 
     def _counts(self) -> _Counts:
-        """All counts of now. Samples share their keys, so that one costs little memory though there are many topics."""
+        """Return the current counts. Samples share their keys, so that a sample of many topics needs little memory."""
         counts = self._totals()
         keys = self._keys
         for topic, end in self._store.topic_ends().items():
@@ -125,17 +121,10 @@ class Traffic:
     def _topic_count(self, topic: str) -> int:
         return self._store.topic_ends().get(topic, 0)
 
-    # --- asking --------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------
 
-    def rates_in(self) -> tuple[float, float, float]:
-        """Messages stored per second: in the last ten seconds, minute, ten minutes."""
-        return self._rates(_IN)
-
-    def rates_out(self) -> tuple[float, float, float]:
-        """Messages given out per second, alike."""
-        return self._rates(_OUT)
-
-    def _rates(self, key: _Key) -> tuple[float, float, float]:
+    def rates(self, key: _Key) -> tuple[float, float, float]:
+        """Return the messages per second in the last ten seconds, minute and ten minutes: `IN` or `OUT`."""
         now_ms, count = self._clock.now_ms(), self._totals()[key]
         return (
             self._minute.growth(key, now_ms, count, 10 * _SECOND)[1],
@@ -143,43 +132,34 @@ class Traffic:
             self._hour.growth(key, now_ms, count, 10 * _MINUTE)[1],
         )
 
-    def total_in(self) -> DayTotals:
-        """Messages stored since the server was started."""
-        return self._days(_IN)
-
-    def total_out(self) -> DayTotals:
-        """Messages given out since the server was started."""
-        return self._days(_OUT)
-
-    def _days(self, key: _Key) -> DayTotals:
+    def totals(self, key: _Key) -> DayTotals:
+        """Return the number of messages: `IN` or `OUT`."""
         yesterday, today = self._mornings
         return DayTotals(yesterday.get(key, 0), today.get(key, 0), self._totals()[key])
 
     def topic_rate(self, topic: str) -> float:
-        """Messages per second that were stored in *topic* in the last minute."""
+        """Return the messages stored in *topic* per second in the last minute."""
         return self._minute.growth(("topic", topic), self._clock.now_ms(), self._topic_count(topic), _MINUTE)[1]
 
     def group_rate(self, group: str, topic: str) -> float:
-        """Messages of *topic* per second that *group* was done with in the last minute."""
+        """Return the messages of *topic* that *group* consumed per second in the last minute."""
         count = sum(self._offsets.offsets(group, topic).values())
         return self._minute.growth(("group", group, topic), self._clock.now_ms(), count, _MINUTE)[1]
 
-    def topic_stats(self, topic: str) -> BrokerStatsData | None:
-        """What was stored in *topic* in the last minute, hour and day; None if there is no such topic."""
-        if self._topics.find(topic) is None:
-            return None
+    def topic_stats(self, topic: str) -> BrokerStatsData:
+        """Return the messages stored in *topic* in the last minute, hour and day."""
         return self._stats(("topic", topic), self._topic_count(topic))
 
     def group_stats(self, group: str, topic: str) -> BrokerStatsData | None:
-        """What *group* was done with of *topic*; None if it never said."""
+        """Return the messages of *topic* that *group* consumed. None if it never committed an offset."""
         offsets = self._offsets.offsets(group, topic)
         return self._stats(("group", group, topic), sum(offsets.values())) if offsets else None
 
     def _stats(self, key: _Key, count: int) -> BrokerStatsData:
         now_ms = self._clock.now_ms()
         items = [
-            BrokerStatsItem(sum=grown, tps=rate)
-            for ring, span_ms in ((self._minute, _MINUTE), (self._hour, _HOUR), (self._day, 24 * _HOUR))
-            for grown, rate in [ring.growth(key, now_ms, count, span_ms)]
+            BrokerStatsItem(sum=growth, tps=rate)
+            for samples, span_ms in ((self._minute, _MINUTE), (self._hour, _HOUR), (self._day, 24 * _HOUR))
+            for growth, rate in [samples.growth(key, now_ms, count, span_ms)]
         ]
         return BrokerStatsData(stats_minute=items[0], stats_hour=items[1], stats_day=items[2])

@@ -1,18 +1,18 @@
-"""A name server's entries that belong to nobody: namespace -> key -> value, in ``config/kvConfig.json``."""
+"""Key-value table of a name server: namespace -> key -> value, in ``config/kvConfig.json``."""
 
 from __future__ import annotations
 
 import threading
 
-from mqtemplate.store import StoreFiles
 from mqtemplate.store.files.json_files import format_errors, read_table, write_table
+from mqtemplate.store.files.store_files import StoreFiles
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-"""The namespace of ordered topics: topic -> ``broker:queues``, separated by ``;``."""
+"""Namespace of the ordered topics: topic -> ``broker:queues``, separated by ``;``."""
 
 
 class KVConfig:
-    """Texts that tools put here and read again. A change is in the file before the call returns."""
+    """Texts that administration tools store and read. A change is on disk before the call returns."""
 
     _NAME = "config/kvConfig.json"
 
@@ -25,7 +25,7 @@ class KVConfig:
         """Read the file.
 
         Raises:
-            StoreFormatError: It cannot be understood.
+            StoreFormatError: The file is no such table.
         """
         with format_errors(self._NAME):
             found = read_table(self._store_files, self._NAME).get("configTable", {})
@@ -35,10 +35,11 @@ class KVConfig:
             }
 
     def get(self, namespace: str, key: str) -> str | None:
+        """Return a value, or None if there is none."""
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """All entries of a namespace; None if there never was one."""
+        """Return all entries of a namespace, or None if it never had one."""
         entries = self._table.get(namespace)
         return None if entries is None else dict(entries)
 
@@ -52,7 +53,7 @@ class KVConfig:
             self._replace(namespace, self._table.get(namespace, {}) | {key: value})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Remove an entry, if it is there.
+        """Remove an entry, if it exists.
 
         Raises:
             StoreError: The file could not be written; it is as before.

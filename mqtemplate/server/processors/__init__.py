@@ -1,1 +1,1 @@
-"""One processor for each kind of request that producers and consumers send."""
+"""Processors of the requests that producers and consumers send, one module for each kind of request."""

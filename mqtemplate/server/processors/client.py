@@ -1,139 +1,119 @@
-"""Codes 34, 35, 38 and 46: clients say who they are and ask who else is there; 40 tells them that this changed.
+"""Codes 34, 35, 38 and 46: clients register and list the members of their groups. Code 40: the broker notifies members.
 
-Source: RocketMQ ``broker: ClientManageProcessor``, ``ConsumerManageProcessor``; sections 7, 12 and 17 of the
-specification.
+Source: RocketMQ ``broker: ClientManageProcessor``, ``ConsumerManageProcessor``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
-import structlog
-
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
     ConsumerData,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
 )
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
-from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
 from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_creation import ensure_group
-from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.group_table import SubscriptionGroupTable, mixed_group_error
+from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.subscriptions import Subscriptions, selector_of
-from mqtemplate.server.topic_creation import TopicMaker
+from mqtemplate.server.subscriptions import Subscriptions
+from mqtemplate.server.topic_creation import TopicCreation
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
 
-
+@dataclass(frozen=True, slots=True)
 class ClientProcessor:
-    """Keeps the registry of clients.
+    """Registers clients by their heartbeats.
 
-    A group that is new gets its settings and its retry topic with the first heartbeat, before that is answered.
+    The first heartbeat of a group creates its settings and its retry topic, before the broker responds.
     """
 
-    def __init__(
-        self,
-        engine: EmbeddedBroker,
-        clients: ClientRegistry,
-        subscriptions: Subscriptions,
-        groups: SubscriptionGroupTable,
-        topics: TopicMaker,
-        later: DeferredWork,
-    ) -> None:
-        self._engine = engine
-        self._clients = clients
-        self._subscriptions = subscriptions
-        self._groups = groups
-        self._topics = topics
-        self._deferred_work = later
+    engine: EmbeddedBroker
+    clients: ClientRegistry
+    subscriptions: Subscriptions
+    groups: SubscriptionGroupTable
+    topics: TopicCreation
+    deferred_work: DeferredWork
 
-    def processors(self) -> dict[int, Processor]:
-        """Request code -> what answers it."""
-        return {
-            RequestCode.HEART_BEAT: self._heartbeat,
-            RequestCode.UNREGISTER_CLIENT: self._unregister,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._consumer_list,
-            RequestCode.CHECK_CLIENT_CONFIG: self._check_client,
-        }
+    # --- registration --------------------------------------------------------------------------
 
-    # --- who is there --------------------------------------------------------------------------
-
+    @handles(RequestCode.HEART_BEAT)
     def _heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        beat = HeartbeatData.decode(request.body)
-        if all(self._is_known(data.group_name) for data in beat.consumer_data_set):
-            return self._register(connection, request, beat)
-        return self._deferred_work.answer(connection, request, partial(self._register, connection, request, beat))
+        heartbeat = HeartbeatData.decode(request.body)
+        if all(self._exists(data.group_name) for data in heartbeat.consumer_data_set):
+            return self._register(connection, request, heartbeat)
+        return self.deferred_work.run(connection, request, partial(self._register, connection, request, heartbeat))
 
-    def _is_known(self, group: str) -> bool:
-        settings = self._groups.find(group)
-        if settings is None:
+    def _exists(self, group: str) -> bool:
+        """Return True if a group and its retry topic exist."""
+        config = self.groups.find(group)
+        if config is None:
             return False
-        return settings.retry_queue_nums <= 0 or self._topics.has(RETRY_TOPIC_PREFIX + group)
+        return config.retry_queue_nums <= 0 or self.topics.has(RETRY_TOPIC_PREFIX + group)
 
-    def _register(self, connection: Connection, request: RemotingCommand, beat: HeartbeatData) -> RemotingCommand:
-        channel = ClientChannel(
-            connection, beat.client_id, request.language, request.version, self._engine.clock.now_ms()
-        )
-        came = [self._clients.register_producer(producer.group_name, channel) for producer in beat.producer_data_set]
-        if any(came):
-            self._engine.transactions.producer_connected()
+    def _register(self, connection: Connection, request: RemotingCommand, heartbeat: HeartbeatData) -> RemotingCommand:
+        now_ms = self.engine.clock.now_ms()
+        channel = ClientChannel(connection, heartbeat.client_id, request.language, request.version, now_ms)
+        is_first = [self.clients.register_producer(data.group_name, channel) for data in heartbeat.producer_data_set]
+        if any(is_first):
+            self.engine.transactions.producer_connected()
         refusals = []
-        for consumer in beat.consumer_data_set:
+        for consumer in heartbeat.consumer_data_set:
             try:
-                self._register_consumer(consumer, channel, without_sub=beat.without_sub)
-            except RefusedError as exc:  # the client's other groups are taken all the same
+                self._register_consumer(consumer, channel, without_sub=heartbeat.without_sub)
+            except RefusedError as exc:  # The other groups of the client are registered nevertheless.
                 refusals.append(exc)
-        if not connection.is_open:  # it ended while its group was made
-            self._clients.forget(connection)
+        if not connection.is_open:  # It was closed before the client was registered: `forget` came too early.
+            self.clients.forget(connection)
         if refusals:
             raise refusals[0]
         return request.response()
 
     def _register_consumer(self, consumer: ConsumerData, channel: ClientChannel, *, without_sub: bool) -> None:
-        """Take a consumer in.
+        """Register a consumer.
 
         Raises:
-            RefusedError: Its group is not there and may not be made, or is one of this process.
+            RefusedError: The group is missing and may not be created, or has consumers in this process.
         """
         group = consumer.group_name
-        settings = ensure_group(self._groups, group)
-        if settings.retry_queue_nums > 0:
-            self._topics.make(RETRY_TOPIC_PREFIX + group, settings.retry_queue_nums)
-        if self._engine.has_members(group):
-            raise RefusedError(
-                ResponseCode.NO_PERMISSION,
-                f"group {group!r} is read by listeners in the broker's own process, which share no queues with remote "
-                "members; give the remote consumer a group of its own",
-            )
-        self._clients.register_consumer(consumer, channel, without_sub=without_sub)
+        config = self.groups.ensure(group)
+        if config.retry_queue_nums > 0:
+            self.topics.create_group_topic(RETRY_TOPIC_PREFIX + group, config.retry_queue_nums)
+        if self.engine.has_members(group):
+            raise mixed_group_error(group)
+        self.clients.register_consumer(consumer, channel, without_sub=without_sub)
 
+    @handles(RequestCode.UNREGISTER_CLIENT)
     def _unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        asked = request.header(UnregisterClientRequestHeader)
-        if asked.producer_group is not None:
-            self._clients.unregister_producer(asked.producer_group, connection)
-        if asked.consumer_group is not None:
-            self._clients.unregister_consumer(asked.consumer_group, connection)
+        header = request.header(UnregisterClientRequestHeader)
+        if header.producer_group is not None:
+            self.clients.unregister_producer(header.producer_group, connection)
+        if header.consumer_group is not None:
+            self.clients.unregister_consumer(header.consumer_group, connection)
         return request.response()
 
+    # --- members and subscriptions -------------------------------------------------------------
+
+    @handles(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def _consumer_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group = request.header(ConsumerGroupRequestHeader).consumer_group
-        info = self._clients.consumer_group(group)
+        info = self.clients.consumer_group(group)
         if info is None:
-            return request.response(ResponseCode.SYSTEM_ERROR, remark=f"nobody consumes for group {group!r}")
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected consumer")
         return request.response(body=GetConsumerListByGroupResponseBody(consumer_id_list=info.client_ids()).encode())
 
-    def tell_members(self, info: ConsumerGroupInfo) -> None:
-        """Let the members of a group share its queues out anew, at once."""
-        settings = self._groups.find(info.group)
-        if info.is_broadcasting or (settings is not None and not settings.notify_consumer_ids_changed_enable):
+    def notify_members(self, info: ConsumerGroupInfo) -> None:
+        """Notify the members of a group that it changed. They rebalance the queues at once."""
+        config = self.groups.find(info.group)
+        if info.is_broadcasting or (config is not None and not config.notify_consumer_ids_changed_enable):
             return
         header = ConsumerGroupRequestHeader(consumer_group=info.group)
         for channel in info.channels.values():
@@ -141,11 +121,9 @@ class ClientProcessor:
                 RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True)
             )
 
-    # --- what they want ------------------------------------------------------------------------
-
+    @handles(RequestCode.CHECK_CLIENT_CONFIG)
     def _check_client(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Whether a consumer's expression will do; it asks before it starts."""
-        asked = CheckClientRequestBody.decode(request.body).subscription_data
-        self._subscriptions.check_kind(asked.expression_type)
-        selector_of(asked.expression_type, asked.sub_string)
+        """Check the expression of a subscription: a consumer requests this before it starts."""
+        subscription = CheckClientRequestBody.decode(request.body).subscription_data
+        self.subscriptions.selector(subscription.expression_type, subscription.sub_string)
         return request.response()

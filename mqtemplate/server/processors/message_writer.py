@@ -1,57 +1,80 @@
-"""Storing for the server: nothing here waits for the disk."""
+"""The store path of the processors: messages are stored without waiting for the disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 
+from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.errors import StoreError
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.store import MessageStore, PutResult
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.store.commit_log import PutResult
+from mqtemplate.store.message_store import MessageStore
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
 
-_Done = Callable[[StoreError | None], None]
 
-
+@dataclass(frozen=True, slots=True)
 class MessageWriter:
-    """Appends records. Whether they are safe is told to a callback, later and maybe in another thread.
+    """Stores messages, and replies to their producers when the messages are as durable as the flush mode requires.
 
     Raises:
-        MessageError: A record is too large, or its properties are.
-        StoreError: It cannot be stored now.
+        MessageError: A record or its properties are too large.
+        StoreError: The store cannot take the message now.
     """
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
+    store: MessageStore
+    broker_name: str
 
     def put(self, draft: RecordDraft, topic: str, queue_id: int) -> PutResult:
-        """Append one record; *topic* and *queue_id* are those it is for, which may differ while it waits."""
+        """Store one record. *topic* and *queue_id* are the real ones, also of a delayed message."""
         if draft.topic != topic:
-            self._store.prepare(topic, queue_id)  # when it is due, there should be no file to make
-        return self._store.put(draft)
+            self.store.prepare(topic, queue_id)  # creates the consume queue file now, so that delivery is not late
+        return self.store.put(draft)
 
     def put_all(self, drafts: Sequence[RecordDraft], topic: str, queue_id: int) -> list[PutResult]:
-        """`put` for several: all of them or none."""
+        """Store several records of one queue: all of them or none."""
         if drafts[0].topic != topic or drafts[-1].topic != topic:
-            self._store.prepare(topic, queue_id)
-        return self._store.put_all(drafts)
+            self.store.prepare(topic, queue_id)
+        return self.store.put_all(drafts)
 
-    def confirm(self, end: int, topics: Sequence[str], done: _Done) -> None:
-        """Call *done* when everything before *end* is as safe as the flush mode promises, or with the disk's error.
+    def recall_handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str:
+        """Return the handle by which the producer can recall a delayed message."""
+        due_ms = put.store_timestamp + draft.delay_ms
+        return handle_of(topic, self.broker_name, draft.properties, due_ms, put.physical_offset)
 
-        What it raises is logged: it runs in the thread that flushes, between the answers to other senders.
+    def flush(self, end: int, topics: Sequence[str]) -> None:
+        """Flush everything before *end* in the background, then notify the readers of *topics*."""
+        self.store.confirm_async(end, topics)
+
+    def reply_when_durable(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        end: int,
+        topics: Sequence[str],
+        header: CommandHeader | None = None,
+        failure: ResponseCode = ResponseCode.SYSTEM_ERROR,
+    ) -> None:
+        """Reply to *request* when everything before *end* is durable, or with *failure* if the flush fails.
+
+        The reply is sent in the thread that flushes, or in this thread if nothing has to be flushed.
         """
 
-        def tell(error: StoreError | None) -> None:
+        def reply(error: StoreError | None) -> None:
             try:
-                done(error)
+                if error is None:
+                    connection.reply(request.response(ResponseCode.SUCCESS, header))
+                else:  # The message is stored, but not durable.
+                    connection.reply(request.response(failure, header, remark=str(error)))
             except Exception as exc:
-                _log.error("server.answer_failed", exc_info=exc)
+                # The flush thread replies to other producers next: they must not notice.
+                _log.error("server.response_failed", exc_info=exc)
 
-        self._store.confirm_async(end, topics, tell)
-
-    def confirm_one_way(self, end: int, topics: Sequence[str]) -> None:
-        """The same for a sender who asks for no answer."""
-        self._store.confirm_async(end, topics)
+        self.store.confirm_async(end, topics, reply)

@@ -1,71 +1,57 @@
-"""Finding messages: by their place in the log, by a key, and by their place in a queue.
+"""Codes 12, 33 and 321: messages by key and by physical offset, and the units of a consume queue.
 
-Source: RocketMQ ``broker: QueryMessageProcessor``, ``AdminBrokerProcessor.queryConsumeQueue``; section 18.2 of the
-specification.
+Source: RocketMQ ``broker: QueryMessageProcessor``, ``AdminBrokerProcessor.queryConsumeQueue``.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DeletedRecordError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import MessageExt
 from mqtemplate.record.codec import without_check
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.route import ConsumeQueueData, QueryConsumeQueueResponseBody, SubscriptionData
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import QueryConsumeQueueRequestHeader
 from mqtemplate.remoting.protocol.headers.message import (
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
-from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.registration import handles
+from mqtemplate.server.response import RefusedError
 
-_UNIQUE_COUNT = 32
-"""A question for a sender's id ignores how many it asks for. RocketMQ: ``defaultQueryMaxNum``."""
-_MOST_MESSAGES = 64
-_MOST_BYTES = 8 << 20
-_MOST_UNITS = 1_024
+_MAX_UNIQUE = 32
+"""Maximum number of messages for a unique key, whatever the request has. RocketMQ: ``defaultQueryMaxNum``."""
+_MAX_MESSAGES = 64
+_MAX_BYTES = 8 << 20
+_MAX_UNITS = 1_024
 
 
+@dataclass(frozen=True, slots=True)
 class QueryProcessor:
-    """Answers with records as the log has them, but for the check that ours end with.
+    """Answers with records as they are stored, without the checksum property of our records.
 
-    What is not yet as safe as the flush mode promises is not found.
-
-    Attributes:
-        slow: Codes whose answers look for messages.
+    A message that is not yet as durable as the flush mode requires is not found.
     """
 
-    slow: ClassVar[frozenset[int]] = frozenset(
-        {RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.QUERY_CONSUME_QUEUE}
-    )
-
-    def __init__(self, engine: EmbeddedBroker, clients: ClientRegistry) -> None:
-        self._engine = engine
-        self._clients = clients
-
-    def processors(self) -> dict[int, Processor]:
-        """Request code -> what answers it."""
-        return {
-            RequestCode.QUERY_MESSAGE: self._by_key,
-            RequestCode.VIEW_MESSAGE_BY_ID: self._by_offset,
-            RequestCode.QUERY_CONSUME_QUEUE: self._consume_queue,
-        }
+    engine: EmbeddedBroker
+    clients: ClientRegistry
 
     # --- messages ------------------------------------------------------------------------------
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """The record that begins there, whole; None where none does, or none any more, or none that is safe yet.
+        """Return the record that starts at *physical_offset*, or None if no durable record starts there.
 
         Raises:
-            CorruptRecordError: It is there, but damaged.
+            CorruptRecordError: The record is corrupt.
         """
-        store = self._engine.store
+        store = self.engine.store
         if not 0 <= physical_offset < store.confirm_offset:
             return None
         try:
@@ -76,51 +62,53 @@ class QueryProcessor:
             return None
         return without_check(store.read_bytes(physical_offset, record.total_size), record)
 
+    @handles(RequestCode.VIEW_MESSAGE_BY_ID, slow=True)
     def _by_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        asked = request.header(ViewMessageRequestHeader)
-        record = self.record_at(asked.offset)
+        offset = request.header(ViewMessageRequestHeader).offset
+        record = self.record_at(offset)
         if record is None:
-            remark = f"no message begins at physical offset {asked.offset}; it may have been deleted with its file"
-            return request.response(ResponseCode.SYSTEM_ERROR, remark=remark)
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"no message starts at physical offset {offset}; retention may have deleted it",
+            )
         return request.response(body=record)
 
+    @handles(RequestCode.QUERY_MESSAGE, slow=True)
     def _by_key(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        asked = request.header(QueryMessageRequestHeader)
-        records = self._records(asked)
+        query = request.header(QueryMessageRequestHeader)
+        records = self._records(query)
         header = QueryMessageResponseHeader(
-            index_last_update_timestamp=self._engine.clock.now_ms(),
-            index_last_update_phyoffset=self._engine.store.confirm_offset,
+            index_last_update_timestamp=self.engine.clock.now_ms(),
+            index_last_update_phyoffset=self.engine.store.confirm_offset,
         )
         if not records:
-            remark = f"no message of topic {asked.topic!r} has the key {asked.key!r} in that time"
+            remark = f"no message of topic {query.topic!r} has the key {query.key!r} in this period"
             return request.response(ResponseCode.QUERY_NOT_FOUND, header, remark=remark)
         connection.reply(request.response(header=header), body=records)
         return None
 
-    def _records(self, asked: QueryMessageRequestHeader) -> list[bytes]:
-        """What was found, the newest first, as many as go into one answer."""
+    def _records(self, query: QueryMessageRequestHeader) -> list[bytes]:
+        """Return the matching records, the newest first, as many as fit into one response."""
         records: list[bytes] = []
-        room = _MOST_BYTES
-        for message in self._messages(asked):
-            room -= message.store_size
-            if records and room < 0:
+        size = 0
+        for message in self._messages(query):
+            size += message.store_size
+            if records and size > _MAX_BYTES:
                 break
             record = self.record_at(message.physical_offset)
-            if record is not None:  # None: deleted at this moment
+            if record is not None:  # None: retention has just deleted it.
                 records.append(record)
         return records
 
-    def _messages(self, asked: QueryMessageRequestHeader) -> list[MessageExt]:
-        """Those who do not say what kind of key they have get both."""
-        kinds = {True: [True], False: [False], None: [False, True]}[asked.unique]
-        for unique in kinds:
-            count = _UNIQUE_COUNT if unique else min(max(asked.max_num, 1), _MOST_MESSAGES)
-            found = self._engine.messages_by_key(
-                asked.topic,
-                asked.key,
-                count,
-                begin_ms=asked.begin_timestamp,
-                end_ms=asked.end_timestamp,
+    def _messages(self, query: QueryMessageRequestHeader) -> list[MessageExt]:
+        """Find messages by key, or by unique key. Older clients do not name the kind of key: try both."""
+        for unique in [False, True] if query.unique is None else [query.unique]:
+            found = self.engine.messages_by_key(
+                query.topic,
+                query.key,
+                _MAX_UNIQUE if unique else min(max(query.max_num, 1), _MAX_MESSAGES),
+                begin_ms=query.begin_timestamp,
+                end_ms=query.end_timestamp,
                 unique=unique,
             )
             if found:
@@ -129,17 +117,17 @@ class QueryProcessor:
 
     # --- units of queues -----------------------------------------------------------------------
 
+    @handles(RequestCode.QUERY_CONSUME_QUEUE, slow=True)
     def _consume_queue(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        asked = request.header(QueryConsumeQueueRequestHeader)
-        topic = asked.topic or ""
-        if not 0 <= asked.queue_id < self._engine.topics.queue_count(topic):
-            remark = f"there is no queue {asked.queue_id} of topic {topic!r}"
-            return request.response(ResponseCode.SYSTEM_ERROR, remark=remark)
-        queue = self._engine.store.consume_queue(topic, asked.queue_id)
-        subscription = self._clients.subscription(asked.consumer_group, topic) if asked.consumer_group else None
+        query = request.header(QueryConsumeQueueRequestHeader)
+        topic = query.topic or ""
+        if not 0 <= query.queue_id < self.engine.topics.queue_count(topic):
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"topic {topic!r} has no queue {query.queue_id}")
+        queue = self.engine.store.consume_queue(topic, query.queue_id)
+        subscription = self.clients.subscription(query.consumer_group, topic) if query.consumer_group else None
         units = []
-        if queue.min_offset <= asked.index < queue.max_offset:
-            units = queue.unit_tuples(asked.index, min(max(asked.count, 0), _MOST_UNITS))
+        if queue.min_offset <= query.index < queue.max_offset:
+            units = queue.unit_tuples(query.index, min(max(query.count, 0), _MAX_UNITS))
         body = QueryConsumeQueueResponseBody(
             queue_data=[
                 ConsumeQueueData(
@@ -158,7 +146,7 @@ class QueryProcessor:
 
 
 def _matches(subscription: SubscriptionData | None, tags_code: int) -> bool:
-    """Whether a group's filter by tags lets a unit through."""
+    """Return True if a unit matches the tags of a subscription."""
     if subscription is None or subscription.expression_type != "TAG":
         return False
     return subscription.sub_string == "*" or tags_code in map(java_string_hash, subscription.tags_set)

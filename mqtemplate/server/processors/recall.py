@@ -1,78 +1,57 @@
-"""Calling a waiting message back.
+"""Code 370: a producer recalls a delayed message.
 
-Source: RocketMQ ``broker: RecallMessageProcessor``; section 14.3 of the specification.
+Source: RocketMQ ``broker: RecallMessageProcessor``.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import MessageError
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader, RecallMessageResponseHeader
-from mqtemplate.remoting.server import Processor
+from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.topic_configs import TopicConfigs
 
 
+@dataclass(frozen=True, slots=True)
 class RecallProcessor:
-    """Cancels by handle. Unlike RocketMQ's broker it says so when there was nothing to call back any more.
+    """Cancels delayed messages by handle. Unlike RocketMQ's broker, it refuses the recall of a delivered message."""
 
-    Attributes:
-        slow: A cancel is on the disk before it is answered.
-    """
+    engine: EmbeddedBroker
+    topics: TopicConfigs
+    settings: BrokerServerSettings
 
-    slow: ClassVar[frozenset[int]] = frozenset({RequestCode.RECALL_MESSAGE})
-
-    def __init__(self, engine: EmbeddedBroker, topics: TopicConfigs, settings: BrokerServerSettings) -> None:
-        self._engine = engine
-        self._topics = topics
-        self._settings = settings
-
-    def processors(self) -> dict[int, Processor]:
-        """Request code -> what answers it."""
-        return {RequestCode.RECALL_MESSAGE: self._recall}
-
+    @handles(RequestCode.RECALL_MESSAGE, slow=True)
     def _recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        asked = request.header(RecallMessageRequestHeader)
-        if not self._settings.recall_message_enable:
-            raise RefusedError(
-                ResponseCode.NO_PERMISSION, "calling messages back is switched off here (recall-message-enable)"
-            )
-        if self._topics.find(asked.topic) is None:
-            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {asked.topic!r}")
-        msg_id = self._check(asked)
-        status = self._engine.cancel(asked.recall_handle).status
+        header = request.header(RecallMessageRequestHeader)
+        if not self.settings.recall_message_enable:
+            raise RefusedError(ResponseCode.NO_PERMISSION, "recall is disabled; set recall-message-enable to true")
+        self.topics.get(header.topic)
+        msg_id = self._checked_msg_id(header)
+        status = self.engine.cancel(header.recall_handle).status
         if status is not ScheduleChangeStatus.CANCELLED:
-            raise RefusedError(
-                ResponseCode.ILLEGAL_OPERATION, f"message {msg_id} cannot be called back: {_why(status)}"
-            )
-        header = RecallMessageResponseHeader(msg_id=msg_id, msg_region=self._settings.region_id)
-        return request.response(header=header)
+            is_delivered = status is ScheduleChangeStatus.ALREADY_DELIVERED
+            reason = "it was delivered already" if is_delivered else "this broker has no such delayed message"
+            raise RefusedError(ResponseCode.ILLEGAL_OPERATION, f"message {msg_id} cannot be recalled: {reason}")
+        return request.response(header=RecallMessageResponseHeader(msg_id=msg_id, msg_region=self.settings.region_id))
 
-    def _check(self, asked: RecallMessageRequestHeader) -> str:
-        """The id in a handle that is for this broker and this topic."""
+    def _checked_msg_id(self, header: RecallMessageRequestHeader) -> str:
+        """Return the message ID in a handle that is valid for this broker and topic."""
         try:
-            handle = decode_handle(asked.recall_handle)
+            handle = decode_handle(header.recall_handle)
         except MessageError as exc:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, str(exc)) from exc
-        for what, told, known in (
-            ("topic", asked.topic, handle.topic),
-            ("broker", self._engine.name, handle.broker_name),
-        ):
-            if told != known:
-                raise RefusedError(
-                    ResponseCode.ILLEGAL_OPERATION, f"the handle is for {what} {known!r}, asked was {told!r}"
-                )
+        if (handle.topic, handle.broker_name) != (header.topic, self.engine.name):
+            reason = f"the handle is for topic {handle.topic!r} of broker {handle.broker_name!r}"
+            raise RefusedError(
+                ResponseCode.ILLEGAL_OPERATION, f"{reason}, not for {header.topic!r} of {self.engine.name!r}"
+            )
         return handle.msg_id
-
-
-def _why(status: ScheduleChangeStatus) -> str:
-    if status is ScheduleChangeStatus.ALREADY_DELIVERED:
-        return "it was delivered already"
-    return "no such message waits here"

@@ -1,23 +1,24 @@
-"""Codes 324, 325 and 326: somebody replies to a request, and the reply is brought to who asked.
+"""Codes 324, 325 and 326: a consumer replies to a request; the broker forwards the reply to the requesting producer.
 
-Source: RocketMQ ``broker: ReplyMessageProcessor``; section 16 of the specification. Unlike there, replies are not
-stored: nobody could read them but who asked, and who asked has no use for them later.
+Source: RocketMQ ``broker: ReplyMessageProcessor``. Unlike there, replies are not stored: only the requesting producer
+could use them, and only before its timeout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import structlog
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.requests import received_reply
 from mqtemplate.errors import BrokerError, ConversionError
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import (
     ReplyMessageRequestHeader,
     SendMessageRequestHeader,
@@ -25,81 +26,95 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageResponseHeader,
 )
 from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
-from mqtemplate.remoting.server import Processor
 from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
-
-_Done: TypeAlias = Callable[[RemotingCommand | BrokerError], None]
 
 _PUSH_TIMEOUT_MS = 10_000
 _PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
 _OWN_GROUP = "CLIENT_INNER_PRODUCER"
 
 
+@dataclass(frozen=True, slots=True)
 class ReplyProcessor:
-    """Brings replies to the connection of the client that asked, or into this process."""
+    """Forwards replies to the producer of the request, which is a remote client or in this process."""
 
-    def __init__(self, engine: EmbeddedBroker, clients: ClientRegistry) -> None:
-        self._engine = engine
-        self._host = engine.settings.listen_host
-        self._clients = clients
+    engine: EmbeddedBroker
+    clients: ClientRegistry
 
-    def processors(self) -> dict[int, Processor]:
-        """Request code -> what answers it."""
-        return {
-            RequestCode.SEND_REPLY_MESSAGE: self._reply_v1,
-            RequestCode.SEND_REPLY_MESSAGE_V2: self._reply_v2,
-        }
-
-    def _reply_v1(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        return self._reply(connection, request, request.header(SendMessageRequestHeader))
-
-    def _reply_v2(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        return self._reply(connection, request, request.header(SendMessageRequestHeaderV2))
-
-    def _reply(
-        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader
-    ) -> RemotingCommand | None:
+    @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+    def _reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        is_v1 = request.code == RequestCode.SEND_REPLY_MESSAGE
+        sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
         properties = decode_properties_text(sent.properties)
         client_id = properties.get(Property.REPLY_TO_CLIENT)
         if not client_id:
             raise RefusedError(
-                ResponseCode.SYSTEM_ERROR, f"the reply has no {Property.REPLY_TO_CLIENT}, which says who asked"
+                ResponseCode.SYSTEM_ERROR,
+                f"the reply has no property {Property.REPLY_TO_CLIENT}, the client ID of the requesting producer",
             )
-        header = SendMessageResponseHeader(msg_id="0", queue_id=max(sent.queue_id, 0), queue_offset=0)
-        if client_id == self._engine.client_id:
-            self._hand_over(sent, request.body, properties)
-            return request.response(ResponseCode.SUCCESS, header)
+        success = SendMessageResponseHeader(msg_id="0", queue_id=max(sent.queue_id, 0), queue_offset=0)
+        if client_id == self.engine.client_id:
+            self._deliver_here(sent, request.body, properties)
+            return request.response(ResponseCode.SUCCESS, success)
 
-        def done(answer: RemotingCommand | BrokerError) -> None:
-            if isinstance(answer, RemotingCommand) and answer.code == ResponseCode.SUCCESS:
-                connection.reply(request.response(ResponseCode.SUCCESS, header))
-                return
-            reason = answer.remark if isinstance(answer, RemotingCommand) else str(answer)
-            _log.warning("server.reply_refused", client_id=client_id, reason=reason)
-            remark = f"the reply could not be brought to {client_id!r}: {reason}"
-            connection.reply(request.response(ResponseCode.SYSTEM_ERROR, remark=remark))
+        def done(failure: str | None) -> None:
+            if failure is None:
+                connection.reply(request.response(ResponseCode.SUCCESS, success))
+            else:
+                remark = f"the reply could not be delivered to {client_id!r}: {failure}"
+                connection.reply(request.response(ResponseCode.SYSTEM_ERROR, remark=remark))
 
-        properties[_PUSH_REPLY_TIME] = str(self._engine.clock.now_ms())
-        self._push(client_id, self._header(sent, properties, str(connection.remote)), request.body, done)
+        properties[_PUSH_REPLY_TIME] = str(self.engine.clock.now_ms())
+        self._push(client_id, sent, properties, request.body, str(connection.remote), done)
         return None
 
-    def _hand_over(self, sent: SendMessageRequestHeader, body: bytes, properties: dict[str, str]) -> None:
-        """To a request of this process, which may have given up."""
+    def _deliver_here(self, sent: SendMessageRequestHeader, body: bytes, properties: dict[str, str]) -> None:
+        """Deliver a reply to a request of this process. If the request has timed out, the reply is dropped."""
         try:
             body = decompress_body(body, sent.sys_flag)
         except (ConversionError, BrokerError) as exc:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
         reply = Message(sent.topic, body, properties, sent.flag)
-        received = received_reply(reply, self._engine.name, self._engine.clock.now_ms(), self._host)
-        self._engine.requests.complete(received)
+        self.engine.requests.complete(
+            received_reply(reply, self.engine.name, self.engine.clock.now_ms(), self.engine.settings.listen_host)
+        )
 
-    def _header(
-        self, sent: SendMessageRequestHeader, properties: dict[str, str], born_host: str
-    ) -> ReplyMessageRequestHeader:
-        return ReplyMessageRequestHeader(
+    def forward(self, reply: MessageExt) -> bool:
+        """Push the reply of a listener in this process to a remote client. Return False if it is not connected."""
+        sent = SendMessageRequestHeader(
+            producer_group=_OWN_GROUP,
+            topic=reply.topic,
+            default_topic=reply.topic,
+            default_topic_queue_nums=1,
+            queue_id=0,
+            sys_flag=0,
+            born_timestamp=reply.born_timestamp,
+            flag=reply.flag,
+        )
+        client_id = reply.properties.get(Property.REPLY_TO_CLIENT, "")
+        try:
+            self._push(client_id, sent, reply.properties, reply.body, str(reply.born_host), lambda failure: None)
+        except RefusedError:
+            return False
+        return True
+
+    def _push(
+        self,
+        client_id: str,
+        sent: SendMessageRequestHeader,
+        properties: dict[str, str],
+        body: bytes,
+        born_host: str,
+        done: Callable[[str | None], None],
+    ) -> None:
+        """Push a reply to a remote client, and call *done* with None, or with the reason of a failure."""
+        channel = self.clients.producer_by_client_id(client_id)
+        if channel is None:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {client_id!r} is not connected as a producer")
+        header = ReplyMessageRequestHeader(
             producer_group=sent.producer_group,
             topic=sent.topic,
             default_topic=sent.default_topic,
@@ -112,42 +127,19 @@ class ReplyProcessor:
             reconsume_times=sent.reconsume_times,
             unit_mode=bool(sent.unit_mode),
             born_host=born_host,
-            store_host=str(self._host),
-            store_timestamp=self._engine.clock.now_ms(),
+            store_host=str(self.engine.settings.listen_host),
+            store_timestamp=self.engine.clock.now_ms(),
         )
 
-    def _push(self, client_id: str, header: ReplyMessageRequestHeader, body: bytes, done: _Done) -> None:
-        channel = self._clients.producer_by_client_id(client_id)
-        if channel is None:
-            raise RefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                f"{client_id!r}, who asked, is not connected as a producer; it may have ended",
-            )
+        def on_response(response: RemotingCommand | BrokerError) -> None:
+            failure: str | None = None
+            if not isinstance(response, RemotingCommand):
+                failure = str(response)
+            elif response.code != ResponseCode.SUCCESS:
+                failure = response.remark or str(response)
+            if failure is not None:
+                _log.warning("server.reply_refused", client_id=client_id, reason=failure)
+            done(failure)
+
         push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body)
-        channel.connection.request(push, _PUSH_TIMEOUT_MS, done)
-
-    # --- replies of this process ---------------------------------------------------------------
-
-    def forward(self, reply: MessageExt) -> bool:
-        """Bring a reply of a listener in this process to a remote client; False if that is not connected."""
-        client_id = reply.properties.get(Property.REPLY_TO_CLIENT, "")
-        sent = SendMessageRequestHeader(
-            producer_group=_OWN_GROUP,
-            topic=reply.topic,
-            default_topic=reply.topic,
-            default_topic_queue_nums=1,
-            queue_id=0,
-            sys_flag=0,
-            born_timestamp=reply.born_timestamp,
-            flag=reply.flag,
-        )
-
-        def done(answer: RemotingCommand | BrokerError) -> None:
-            if not isinstance(answer, RemotingCommand) or answer.code != ResponseCode.SUCCESS:
-                _log.warning("server.reply_refused", client_id=client_id, reason=str(answer))
-
-        try:
-            self._push(client_id, self._header(sent, reply.properties, str(reply.born_host)), reply.body, done)
-        except RefusedError:
-            return False
-        return True
+        channel.connection.request(push, _PUSH_TIMEOUT_MS, on_response)

@@ -1,27 +1,29 @@
-"""Codes 37 and 39: producers end their transactions, and are asked about those that they did not end.
+"""Codes 37 and 39: a producer ends a transaction; the broker checks transactions that were not ended.
 
-Source: RocketMQ ``broker: EndTransactionProcessor``, ``AbstractTransactionalMessageCheckListener``; section 15 of the
-specification.
+Source: RocketMQ ``broker: EndTransactionProcessor``, ``AbstractTransactionalMessageCheckListener``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import structlog
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
 from mqtemplate.errors import MessageError, StoreError
 from mqtemplate.message import offset_msg_id
-from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import UNIQ_KEY, find_property
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from mqtemplate.remoting.server import Processor
 from mqtemplate.results import TransactionState
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.processors.message_writer import MessageWriter
+from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.topics import HALF_TOPIC
 
@@ -34,63 +36,55 @@ _STATES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
 class TransactionProcessor:
-    """Ends transactions for remote producers, and asks them. A `TransactionChecker`.
+    """Ends transactions for remote producers, and sends them transaction checks. A `TransactionChecker`.
 
-    Unlike RocketMQ's, it takes an end that comes late, after the question: a transaction has one end all the same.
+    Unlike RocketMQ's broker, this one accepts the end of a transaction that arrives after a check was sent. A
+    transaction still ends once.
     """
 
-    def __init__(self, engine: EmbeddedBroker, clients: ClientRegistry, writer: MessageWriter) -> None:
-        self._engine = engine
-        self._host = engine.settings.listen_host
-        self._clients = clients
-        self._writer = writer
-
-    def processors(self) -> dict[int, Processor]:
-        """Request code -> what answers it."""
-        return {RequestCode.END_TRANSACTION: self._end}
+    engine: EmbeddedBroker
+    clients: ClientRegistry
+    writer: MessageWriter
 
     # --- ends ----------------------------------------------------------------------------------
 
+    @handles(RequestCode.END_TRANSACTION)
     def _end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        ended = request.header(EndTransactionRequestHeader)
-        state = _STATES.get(ended.commit_or_rollback)
+        header = request.header(EndTransactionRequestHeader)
+        state = _STATES.get(header.commit_or_rollback)
         if state is None:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR,
-                f"commitOrRollback is {ended.commit_or_rollback}; it is 0 for unknown, 8 to commit, 12 to roll back",
+                f"commitOrRollback must be 0 (unknown), 8 (commit) or 12 (rollback), got {header.commit_or_rollback}",
             )
         try:
-            end = self._engine.transactions.end(
-                ended.tran_state_table_offset,
-                ended.commit_log_offset,
-                ended.producer_group,
+            end = self.engine.transactions.end(
+                header.tran_state_table_offset,
+                header.commit_log_offset,
+                header.producer_group,
                 state,
                 remark=request.remark,
             )
         except (MessageError, StoreError) as exc:
-            # The request is one way in most cases, so nobody would hear of it.
-            _log.warning("server.end_refused", group=ended.producer_group, msg_id=ended.msg_id, reason=str(exc))
+            # Most of these requests are one-way: without a log entry the error would be lost.
+            _log.warning("server.end_refused", group=header.producer_group, msg_id=header.msg_id, reason=str(exc))
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(exc)) from exc
         if end is None:
             return request.response()
-
-        def done(error: StoreError | None) -> None:
-            code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
-            connection.reply(request.response(code, remark=None if error is None else str(error)))
-
-        self._writer.confirm(end.physical_end, end.topics, done)
+        self.writer.reply_when_durable(connection, request, end.physical_end, end.topics)
         return None
 
-    # --- questions -----------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------
 
     def can_check(self, group: str) -> bool:
-        return any(channel.connection.is_open for channel in self._clients.producers(group))
+        return any(channel.connection.is_open for channel in self.clients.producers(group))
 
     def send_check(self, check: TransactionCheck) -> None:
-        channel = self._clients.next_producer(check.group)
+        channel = self.clients.next_producer(check.group)
         if channel is None:
-            return  # it left at this moment; the question comes again
+            return  # The last producer has just disconnected. The check is repeated later.
         half = check.half
         unique_id = find_property(half.properties_bytes, UNIQ_KEY)
         header = CheckTransactionStateRequestHeader(
@@ -99,17 +93,16 @@ class TransactionProcessor:
             commit_log_offset=half.physical_offset,
             msg_id=unique_id,
             transaction_id=unique_id,
-            offset_msg_id=offset_msg_id(self._host, half.physical_offset),
-            broker_name=self._engine.name,
+            offset_msg_id=offset_msg_id(self.engine.settings.listen_host, half.physical_offset),
+            broker_name=self.engine.name,
         )
-        body = _record_for(check)
-        request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True)
+        request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, _record_of(check), one_way=True)
         channel.connection.send_one_way(request)
 
 
-def _record_for(check: TransactionCheck) -> bytes:
-    """The half message as its producer knows it: for the real topic. It finds the transaction by the properties."""
-    half: StoredRecord = check.half
+def _record_of(check: TransactionCheck) -> bytes:
+    """Return the half message with the real topic, as its producer sent it. Its properties identify the transaction."""
+    half = check.half
     draft = RecordDraft(
         check.topic,
         check.queue_id,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.peer.java_client import JavaClient
-from bench.peer.jvm import why_not
+from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.broker import Consumer
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
@@ -30,7 +30,7 @@ QUEUES = 4
 
 @pytest.fixture(scope="module")
 def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServer]:
-    if reason := why_not():
+    if reason := unavailable_reason():
         pytest.skip(reason)
     with NameServer() as names, RocketMQ(tmp_path_factory.mktemp("rocketmq"), names):
         until_registered(names.address)

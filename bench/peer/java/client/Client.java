@@ -7,13 +7,13 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * RocketMQ's own client, driven by lines of JSON (see Lines). Kept running, since a JVM takes a second to start. The same sources
- * run with the client 4.9.8 and with 5.5.0; what differs is in Extra, of which each version has its own.
+ * RocketMQ's client, controlled by lines of JSON (see CommandLoop). One JVM serves many tests, because a start takes a second. The
+ * same sources run with the clients 4.9.8 and 5.5.0. The differences are in Extra: each version has its own.
  *
- * Arguments: the name server's address.
+ * Arguments: the address of the name server.
  */
 public final class Client {
-    /** How often a consumer asks for routes, says that it lives, and tells its offsets. RocketMQ's 30 s are for big clusters. */
+    /** Interval at which a consumer requests routes, sends heartbeats and commits offsets. RocketMQ's 30 s are for big clusters. */
     static final int INTERVAL_MS = 1_000;
 
     private final String nameServer;
@@ -29,39 +29,39 @@ public final class Client {
     }
 
     public static void main(String[] args) throws Exception {
-        Lines.keepOutputForAnswers();
-        Lines.serve(new Client(args[0])::answer);
+        CommandLoop.reserveOutput();
+        CommandLoop.serve(new Client(args[0])::run);
     }
 
-    private Object answer(JSONObject question) throws Exception {
-        switch (question.getString("do")) {
+    private Object run(JSONObject command) throws Exception {
+        switch (command.getString("command")) {
             case "connect": return connect();
             case "disconnect": return disconnect();
-            case "send": return sender.send(question);
-            case "send_batch": return sender.sendBatch(question.getJSONArray("messages"));
-            case "request": return sender.request(question);
-            case "transaction": return sender.transaction(question);
-            case "checks": return sender.checks(question.getIntValue("count"), question.getLongValue("timeout_ms"));
-            case "recall": return Extra.recall(sender.producer(), question.getString("topic"), question.getString("handle"));
-            case "read": return reader.read(question);
-            case "lite_pull": return LitePull.pull(nameServer, instanceName("lite"), question);
-            case "by_id": return Show.of(sender.producer().viewMessage(question.getString("topic"), question.getString("id")));
-            case "by_key": return byKey(question);
-            case "consume": return consume(question);
-            case "join": return join(question);
-            case "handled": return members.get(question.getString("member")).handled(question);
-            case "assigned": return assigned(question);
-            case "leave": return leave(question.getString("member"));
-            default: return extra.answer(question);
+            case "send": return sender.send(command);
+            case "send_batch": return sender.sendBatch(command.getJSONArray("messages"));
+            case "request": return sender.request(command);
+            case "transaction": return sender.transaction(command);
+            case "checks": return sender.checks(command.getIntValue("count"), command.getLongValue("timeout_ms"));
+            case "recall": return Extra.recall(sender.producer(), command.getString("topic"), command.getString("handle"));
+            case "read": return reader.read(command);
+            case "lite_pull": return LitePull.pull(nameServer, instanceName("lite"), command);
+            case "by_id": return Json.of(sender.producer().viewMessage(command.getString("topic"), command.getString("id")));
+            case "by_key": return byKey(command);
+            case "consume": return consume(command);
+            case "join": return join(command);
+            case "handled": return members.get(command.getString("member")).handled(command);
+            case "assigned": return assigned(command);
+            case "leave": return leave(command.getString("member"));
+            default: return extra.run(command);
         }
     }
 
-    /** Names of instances are parts of client ids, which must differ between processes too. */
+    /** An instance name is part of the client ID, which must be unique over all processes. */
     private String instanceName(String kind) {
         return kind + "-" + ProcessHandle.current().pid() + "-" + ++connections;
     }
 
-    /** Fresh connections for each broker, so that nothing is remembered of an earlier one. */
+    /** Use new connections for each broker, so that no state of the previous broker remains. */
     private Object connect() throws Exception {
         disconnect();
         String name = instanceName("peer");
@@ -83,29 +83,29 @@ public final class Client {
         return true;
     }
 
-    private Object byKey(JSONObject question) throws Exception {
-        List<JSONObject> shown = new ArrayList<>();
+    private Object byKey(JSONObject command) throws Exception {
+        List<JSONObject> json = new ArrayList<>();
         List<MessageExt> found = sender.producer()
-            .queryMessage(question.getString("topic"), question.getString("key"), 64, 0, Long.MAX_VALUE).getMessageList();
-        for (MessageExt message : found) shown.add(Show.of(message));
-        return shown;
+            .queryMessage(command.getString("topic"), command.getString("key"), 64, 0, Long.MAX_VALUE).getMessageList();
+        for (MessageExt message : found) json.add(Json.of(message));
+        return json;
     }
 
     // --- push consumers -----------------------------------------------------------------------------------------------------
 
-    private Member member(JSONObject question) throws Exception {
-        return new Member(nameServer, instanceName("member"), question, sender == null ? null : sender.producer());
+    private Member member(JSONObject command) throws Exception {
+        return new Member(nameServer, instanceName("member"), command, sender == null ? null : sender.producer());
     }
 
-    private Object join(JSONObject question) throws Exception {
+    private Object join(JSONObject command) throws Exception {
         String name = "member " + ++connections;
-        members.put(name, member(question));
+        members.put(name, member(command));
         return name;
     }
 
-    private Object assigned(JSONObject question) throws Exception {
-        return members.get(question.getString("member"))
-            .assigned(question.getString("topic"), question.getIntValue("count"), question.getLongValue("timeout_ms"));
+    private Object assigned(JSONObject command) throws Exception {
+        return members.get(command.getString("member"))
+            .assigned(command.getString("topic"), command.getIntValue("count"), command.getLongValue("timeout_ms"));
     }
 
     private Object leave(String name) {
@@ -114,16 +114,16 @@ public final class Client {
     }
 
     /**
-     * Be a member of a group until "count" messages were handled or "timeout_ms" has passed, with "linger" a second more, to see
-     * whether more than expected comes. The offsets of what was handled are committed.
+     * Be a member of a group until "count" messages were handled or "timeout_ms" has passed. With "linger", stay one more second, to
+     * detect unexpected messages. Commit the offsets of the handled messages.
      */
-    private Object consume(JSONObject question) throws Exception {
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(question.getLongValue("timeout_ms"));
-        Member member = member(question);
+    private Object consume(JSONObject command) throws Exception {
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(command.getLongValue("timeout_ms"));
+        Member member = member(command);
         try {
-            member.handled(question);
-            if (question.getBooleanValue("linger")) Thread.sleep(1_000);
-            // what was handled last may not count yet, and what was given back may still be on its way
+            member.handled(command);
+            if (command.getBooleanValue("linger")) Thread.sleep(1_000);
+            // The last handled messages may not be counted yet, and messages that were sent back may be under way.
             while (System.nanoTime() < deadline && member.isBusy()) Thread.sleep(10);
             return member.handled(new JSONObject());
         } finally {

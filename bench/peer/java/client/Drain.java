@@ -6,7 +6,7 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 
 /**
- * How fast a push consumer takes messages that wait. Prints messages a second, from the first one it is given to the last.
+ * Measures how fast a push consumer receives stored messages. Prints messages per second, from the first message to the last.
  *
  * Arguments: name server, topic, group, messages.
  */

@@ -4,7 +4,7 @@ import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 
-/** Fills a topic. Arguments: name server, topic, messages, messages in a batch, bytes of a body. */
+/** Fills a topic. Arguments: name server, topic, number of messages, messages per batch, bytes per body. */
 public final class Fill {
     private Fill() {
     }

@@ -6,10 +6,10 @@ import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 
 /**
- * Threads that send one message after the other, each until a send fails. Prints one line for each message they were told was
- * stored: its body. The line is out before the thread sends again.
+ * Threads that send messages one after the other, each until a send fails. Prints the body of each acknowledged message as one line,
+ * before the thread sends the next one.
  *
- * Arguments: name server, topic, threads, how the bodies begin.
+ * Arguments: name server, topic, threads, prefix of the bodies.
  */
 public final class Flood {
     private Flood() {
@@ -23,7 +23,8 @@ public final class Flood {
         producer.setRetryTimesWhenSendFailed(0);
         producer.start();
         Start.awaitBroker(producer);
-        producer.send(new Message(args[1], (args[3] + " first").getBytes(StandardCharsets.UTF_8))); // alone, so that the topic is made once
+        // The first message alone: it creates the topic.
+        producer.send(new Message(args[1], (args[3] + " first").getBytes(StandardCharsets.UTF_8)));
         System.out.println(args[3] + " first");
         AtomicLong next = new AtomicLong();
         CountDownLatch ended = new CountDownLatch(threads);
@@ -42,7 +43,7 @@ public final class Flood {
             Message message = new Message(topic, body.getBytes(StandardCharsets.UTF_8));
             if (producer.send(message).getSendStatus() != SendStatus.SEND_OK) return false;
         } catch (Exception error) {
-            System.err.println(error); // the broker is gone
+            System.err.println(error); // The broker was killed.
             return false;
         }
         System.out.println(body);

@@ -7,13 +7,13 @@ import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** A lite pull consumer that polls until "count" messages came or "timeout_ms" has passed, commits if "commit", and leaves. */
+/** A lite pull consumer: polls until "count" messages arrived or "timeout_ms" has passed, commits if "commit" is set, and closes. */
 final class LitePull {
     private LitePull() {
     }
 
-    static List<JSONObject> pull(String nameServer, String instanceName, JSONObject question) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(question.getString("group"));
+    static List<JSONObject> pull(String nameServer, String instanceName, JSONObject command) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(command.getString("group"));
         consumer.setNamesrvAddr(nameServer);
         consumer.setInstanceName(instanceName);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
@@ -21,26 +21,26 @@ final class LitePull {
         consumer.setPollNameServerInterval(Client.INTERVAL_MS);
         consumer.setHeartbeatBrokerInterval(Client.INTERVAL_MS);
         consumer.setPersistConsumerOffsetInterval(Client.INTERVAL_MS);
-        if (question.containsKey("sql")) {
-            consumer.subscribe(question.getString("topic"), MessageSelector.bySql(question.getString("sql")));
+        if (command.containsKey("sql")) {
+            consumer.subscribe(command.getString("topic"), MessageSelector.bySql(command.getString("sql")));
         } else {
-            consumer.subscribe(question.getString("topic"), question.containsKey("tags") ? question.getString("tags") : "*");
+            consumer.subscribe(command.getString("topic"), command.containsKey("tags") ? command.getString("tags") : "*");
         }
         consumer.start();
         try {
-            return poll(consumer, question);
+            return poll(consumer, command);
         } finally {
             consumer.shutdown();
         }
     }
 
-    private static List<JSONObject> poll(DefaultLitePullConsumer consumer, JSONObject question) {
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(question.getLongValue("timeout_ms"));
-        List<JSONObject> shown = new ArrayList<>();
-        while (shown.size() < question.getIntValue("count") && System.nanoTime() < deadline) {
-            for (MessageExt message : consumer.poll(200)) shown.add(Show.of(message));
+    private static List<JSONObject> poll(DefaultLitePullConsumer consumer, JSONObject command) {
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(command.getLongValue("timeout_ms"));
+        List<JSONObject> json = new ArrayList<>();
+        while (json.size() < command.getIntValue("count") && System.nanoTime() < deadline) {
+            for (MessageExt message : consumer.poll(200)) json.add(Json.of(message));
         }
-        if (question.getBooleanValue("commit")) consumer.commitSync();
-        return shown;
+        if (command.getBooleanValue("commit")) consumer.commitSync();
+        return json;
     }
 }

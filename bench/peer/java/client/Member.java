@@ -15,44 +15,44 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * A push consumer, and what it handled. The question that makes one says:
+ * A push consumer and the messages that it handled. The options of the command that creates it:
  *
- * "group", "topic"; "tags" or "sql"; "orderly", "broadcasting"; "from" ("first", else "last"); "threads" (1); "fail": bodies that are
- * given back once; "fail_always": bodies that are given back each time; "retry_level": the delay level they come back with;
- * "max_reconsume_times"; "reply": requests are answered with their own body behind this text.
+ * "group", "topic"; "tags" or "sql"; "orderly", "broadcasting"; "from" ("first" or "last"); "threads" (default 1); "fail": bodies to
+ * send back once; "fail_always": bodies to send back each time; "retry_level": delay level of the retry; "max_reconsume_times";
+ * "reply": prefix of the replies to requests, followed by the body of the request.
  */
 final class Member {
     private final String name;
     private final DefaultMQPushConsumer consumer;
-    private final Record handled = new Record();
+    private final EventLog handled = new EventLog();
     private final Set<String> failOnce;
     private final Set<String> failAlways;
     private final int retryLevel;
     private final String reply;
     private final MQProducer replies;
 
-    Member(String nameServer, String name, JSONObject question, MQProducer replies) throws Exception {
+    Member(String nameServer, String name, JSONObject command, MQProducer replies) throws Exception {
         this.name = name;
         this.replies = replies;
-        failOnce = set(question.getJSONArray("fail"));
-        failAlways = set(question.getJSONArray("fail_always"));
-        retryLevel = question.getIntValue("retry_level", 0);
-        reply = question.getString("reply");
-        consumer = new DefaultMQPushConsumer(question.getString("group"));
+        failOnce = set(command.getJSONArray("fail"));
+        failAlways = set(command.getJSONArray("fail_always"));
+        retryLevel = command.getIntValue("retry_level", 0);
+        reply = command.getString("reply");
+        consumer = new DefaultMQPushConsumer(command.getString("group"));
         consumer.setNamesrvAddr(nameServer);
         consumer.setInstanceName(name);
-        consumer.setConsumeFromWhere("last".equals(question.getString("from"))
+        consumer.setConsumeFromWhere("last".equals(command.getString("from"))
             ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setConsumeThreadMin(question.getIntValue("threads", 1));
-        consumer.setConsumeThreadMax(question.getIntValue("threads", 1));
+        consumer.setConsumeThreadMin(command.getIntValue("threads", 1));
+        consumer.setConsumeThreadMax(command.getIntValue("threads", 1));
         consumer.setAwaitTerminationMillisWhenShutdown(5_000);
         consumer.setPollNameServerInterval(Client.INTERVAL_MS);
         consumer.setHeartbeatBrokerInterval(Client.INTERVAL_MS);
         consumer.setPersistConsumerOffsetInterval(Client.INTERVAL_MS);
-        if (question.containsKey("max_reconsume_times")) consumer.setMaxReconsumeTimes(question.getIntValue("max_reconsume_times"));
-        if (question.getBooleanValue("broadcasting")) Extra.broadcast(consumer);
-        subscribe(question);
-        if (question.getBooleanValue("orderly")) {
+        if (command.containsKey("max_reconsume_times")) consumer.setMaxReconsumeTimes(command.getIntValue("max_reconsume_times"));
+        if (command.getBooleanValue("broadcasting")) Extra.broadcast(consumer);
+        subscribe(command);
+        if (command.getBooleanValue("orderly")) {
             consumer.setSuspendCurrentQueueTimeMillis(100);
             consumer.registerMessageListener((MessageListenerOrderly) (messages, context) ->
                 handle(messages.get(0)) ? ConsumeOrderlyStatus.SUCCESS : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT);
@@ -65,12 +65,12 @@ final class Member {
         consumer.start();
     }
 
-    private void subscribe(JSONObject question) throws Exception {
-        String topic = question.getString("topic");
-        if (question.containsKey("sql")) {
-            consumer.subscribe(topic, MessageSelector.bySql(question.getString("sql")));
+    private void subscribe(JSONObject command) throws Exception {
+        String topic = command.getString("topic");
+        if (command.containsKey("sql")) {
+            consumer.subscribe(topic, MessageSelector.bySql(command.getString("sql")));
         } else {
-            consumer.subscribe(topic, question.containsKey("tags") ? question.getString("tags") : "*");
+            consumer.subscribe(topic, command.containsKey("tags") ? command.getString("tags") : "*");
         }
     }
 
@@ -78,41 +78,41 @@ final class Member {
         return new HashSet<>(texts == null ? List.of() : texts.toJavaList(String.class));
     }
 
-    /** Whether the message is done with. */
+    /** Return true if the message is consumed, false if it is to be sent back. */
     private boolean handle(MessageExt message) {
-        JSONObject shown = Show.of(message);
-        String body = shown.getString("body");
+        JSONObject json = Json.of(message);
+        String body = json.getString("body");
         boolean fails = failAlways.contains(body) || (message.getReconsumeTimes() == 0 && failOnce.contains(body));
-        shown.put("member", name);
-        shown.put("thread", Thread.currentThread().getName());
-        shown.put("handled_timestamp", System.currentTimeMillis());
-        shown.put("failed", fails);
-        if (reply != null && !fails) answer(message);
-        handled.add(shown);
+        json.put("member", name);
+        json.put("thread", Thread.currentThread().getName());
+        json.put("handled_timestamp", System.currentTimeMillis());
+        json.put("failed", fails);
+        if (reply != null && !fails) reply(message);
+        handled.add(json);
         return !fails;
     }
 
-    private void answer(MessageExt request) {
+    private void reply(MessageExt request) {
         try {
-            replies.send(MessageUtil.createReplyMessage(request, (reply + Show.text(request.getBody())).getBytes("UTF-8")), 3_000);
+            replies.send(MessageUtil.createReplyMessage(request, (reply + Json.text(request.getBody())).getBytes("UTF-8")), 3_000);
         } catch (Exception error) {
-            throw new IllegalStateException("no reply", error);
+            throw new IllegalStateException("the reply failed", error);
         }
     }
 
     /**
-     * What it is done with, once it is so much or the time has passed; with "came" also what it gave back, with "begins" only bodies
-     * that begin so.
+     * Return the consumed messages when there are "count" of them, or after "timeout_ms". With "failed", include messages that were
+     * sent back. With "prefix", include only bodies that start with it.
      */
-    List<JSONObject> handled(JSONObject question) throws InterruptedException {
-        boolean all = question.getBooleanValue("came");
-        String begins = question.containsKey("begins") ? question.getString("begins") : "";
+    List<JSONObject> handled(JSONObject command) throws InterruptedException {
+        boolean all = command.getBooleanValue("failed");
+        String prefix = command.containsKey("prefix") ? command.getString("prefix") : "";
         return handled.await(
-            event -> (all || !event.getBooleanValue("failed")) && Show.text(Show.body(event)).startsWith(begins),
-            question.getIntValue("count"), question.getLongValue("timeout_ms"));
+            event -> (all || !event.getBooleanValue("failed")) && Json.text(Json.body(event)).startsWith(prefix),
+            command.getIntValue("count"), command.getLongValue("timeout_ms"));
     }
 
-    /** The queues it has, once they are so many or the time has passed. */
+    /** Return the IDs of the assigned queues when there are `count` of them, or after the timeout. */
     int[] assigned(String topic, int count, long timeoutMs) throws InterruptedException {
         long deadline = System.nanoTime() + timeoutMs * 1_000_000;
         int[] queues = assigned(topic);
@@ -126,7 +126,7 @@ final class Member {
             .mapToInt(entry -> entry.getKey().getQueueId()).sorted().toArray();
     }
 
-    /** Whether messages lie in it that are not done with. */
+    /** Return true if the consumer holds messages that it has not consumed. */
     boolean isBusy() {
         return consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().values().stream()
             .anyMatch(queue -> queue.getMsgCount().get() > 0);

@@ -9,7 +9,7 @@ import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** Reads whole topics, queue by queue, without a group's offsets. */
+/** Reads whole topics, queue by queue, without the offsets of a group. */
 final class Reader {
     private final DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("peer-reader");
 
@@ -23,21 +23,21 @@ final class Reader {
         consumer.shutdown();
     }
 
-    /** All messages of a topic, once there are "count" of them, "until" is a body among them, or "timeout_ms" has passed. */
-    List<JSONObject> read(JSONObject question) throws Exception {
-        String topic = question.getString("topic");
-        int count = question.getIntValue("count", 0);
-        String until = question.getString("until");
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(question.getLongValue("timeout_ms", 0));
+    /** Return all messages of a topic when there are "count" of them and one has the body "until", or after "timeout_ms". */
+    List<JSONObject> read(JSONObject command) throws Exception {
+        String topic = command.getString("topic");
+        int count = command.getIntValue("count", 0);
+        String until = command.getString("until");
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(command.getLongValue("timeout_ms", 0));
         while (true) {
             List<JSONObject> messages = readNow(topic);
-            boolean isThere = until == null || messages.stream().anyMatch(message -> until.equals(message.getString("body")));
-            if ((messages.size() >= count && isThere) || System.nanoTime() >= deadline) return messages;
+            boolean isComplete = until == null || messages.stream().anyMatch(message -> until.equals(message.getString("body")));
+            if ((messages.size() >= count && isComplete) || System.nanoTime() >= deadline) return messages;
             Thread.sleep(50);
         }
     }
 
-    /** The queues of a topic; none while the name server does not know it, such as before its first message. */
+    /** Return the queues of a topic: none while the name server has no route, such as before the first message. */
     private List<MessageQueue> queues(String topic) {
         try {
             List<MessageQueue> queues = new ArrayList<>(consumer.fetchSubscribeMessageQueues(topic));
@@ -49,7 +49,7 @@ final class Reader {
     }
 
     private List<JSONObject> readNow(String topic) throws Exception {
-        List<JSONObject> shown = new ArrayList<>();
+        List<JSONObject> json = new ArrayList<>();
         for (MessageQueue queue : queues(topic)) {
             long at = consumer.minOffset(queue);
             long end = consumer.maxOffset(queue);
@@ -62,9 +62,9 @@ final class Reader {
                 }
                 List<MessageExt> found = result.getMsgFoundList();
                 at = Math.max(result.getNextBeginOffset(), at + (found == null ? 1 : 0));
-                if (found != null) found.forEach(message -> shown.add(Show.of(message)));
+                if (found != null) found.forEach(message -> json.add(Json.of(message)));
             }
         }
-        return shown;
+        return json;
     }
 }

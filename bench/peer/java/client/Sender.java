@@ -18,18 +18,19 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** One producer in its forms: synchronous, asynchronous, one-way, in batches, in order, in transactions, with an answer. */
+/** A producer with all forms of sending: synchronous, asynchronous, one-way, batch, orderly, transaction, request. */
 final class Sender implements TransactionListener {
-    private static final long PATIENCE_MS = 10_000;
+    private static final long TIMEOUT_MS = 10_000;
     private final TransactionMQProducer producer;
     private final Map<String, JSONArray> checkStates = new ConcurrentHashMap<>();
-    private final Record checks = new Record();
+    private final EventLog checks = new EventLog();
 
     Sender(String nameServer, String instanceName) throws Exception {
-        producer = new TransactionMQProducer("producer-" + instanceName); // of its own, or others would be asked about transactions
+        // A group of its own: else the broker would send transaction checks to other producers.
+        producer = new TransactionMQProducer("producer-" + instanceName);
         producer.setNamesrvAddr(nameServer);
         producer.setInstanceName(instanceName);
-        producer.setSendMsgTimeout((int) PATIENCE_MS);
+        producer.setSendMsgTimeout((int) TIMEOUT_MS);
         producer.setTransactionListener(this);
         producer.start();
     }
@@ -42,33 +43,33 @@ final class Sender implements TransactionListener {
         producer.shutdown();
     }
 
-    static Message message(JSONObject given) {
-        Message message = new Message(given.getString("topic"), Show.body(given));
-        if (given.containsKey("tags")) message.setTags(given.getString("tags"));
-        if (given.containsKey("keys")) message.setKeys(given.getString("keys"));
-        if (given.containsKey("flag")) message.setFlag(given.getIntValue("flag"));
-        if (given.containsKey("level")) message.setDelayTimeLevel(given.getIntValue("level"));
-        Extra.delay(message, given);
-        JSONObject properties = given.getJSONObject("properties");
+    static Message message(JSONObject fields) {
+        Message message = new Message(fields.getString("topic"), Json.body(fields));
+        if (fields.containsKey("tags")) message.setTags(fields.getString("tags"));
+        if (fields.containsKey("keys")) message.setKeys(fields.getString("keys"));
+        if (fields.containsKey("flag")) message.setFlag(fields.getIntValue("flag"));
+        if (fields.containsKey("level")) message.setDelayTimeLevel(fields.getIntValue("level"));
+        Extra.delay(message, fields);
+        JSONObject properties = fields.getJSONObject("properties");
         if (properties != null) properties.forEach((name, value) -> message.putUserProperty(name, (String) value));
         return message;
     }
 
-    /** One after the other. In "mode" "async" all are under way at once; a message that is sent "oneway" has no result. */
-    List<Object> send(JSONObject question) throws Exception {
-        JSONArray given = question.getJSONArray("messages");
-        String mode = question.getString("mode") == null ? "sync" : question.getString("mode");
+    /** Send messages one after the other. With "mode" "async", do not wait between them. With "oneway", the results are null. */
+    List<Object> send(JSONObject command) throws Exception {
+        JSONArray messages = command.getJSONArray("messages");
+        String mode = command.getString("mode") == null ? "sync" : command.getString("mode");
         List<CompletableFuture<Object>> results = new ArrayList<>();
-        for (int i = 0; i < given.size(); i++) results.add(send(mode, given.getJSONObject(i)));
-        List<Object> shown = new ArrayList<>();
-        for (CompletableFuture<Object> result : results) shown.add(result.get(PATIENCE_MS, TimeUnit.MILLISECONDS));
-        return shown;
+        for (int i = 0; i < messages.size(); i++) results.add(send(mode, messages.getJSONObject(i)));
+        List<Object> json = new ArrayList<>();
+        for (CompletableFuture<Object> result : results) json.add(result.get(TIMEOUT_MS, TimeUnit.MILLISECONDS));
+        return json;
     }
 
-    private CompletableFuture<Object> send(String mode, JSONObject given) throws Exception {
-        Message message = message(given);
+    private CompletableFuture<Object> send(String mode, JSONObject fields) throws Exception {
+        Message message = message(fields);
         switch (mode) {
-            case "sync": return CompletableFuture.completedFuture(Show.of(sendNow(message, given)));
+            case "sync": return CompletableFuture.completedFuture(Json.of(sendNow(message, fields)));
             case "async": return sendAsync(message);
             case "oneway":
                 producer.sendOneway(message);
@@ -77,56 +78,56 @@ final class Sender implements TransactionListener {
         }
     }
 
-    private SendResult sendNow(Message message, JSONObject given) throws Exception {
+    private SendResult sendNow(Message message, JSONObject fields) throws Exception {
         if (message.getTopic().length() > 127) return Extra.sendUnchecked(producer, message);
-        if (given.containsKey("hash_key")) return producer.send(message, new SelectMessageQueueByHash(), given.getString("hash_key"));
-        if (!given.containsKey("queue_id")) return producer.send(message);
+        if (fields.containsKey("hash_key")) return producer.send(message, new SelectMessageQueueByHash(), fields.getString("hash_key"));
+        if (!fields.containsKey("queue_id")) return producer.send(message);
         return producer.send(message, (queues, same, id) -> {
             for (MessageQueue queue : queues) if (queue.getQueueId() == (int) id) return queue;
             throw new IllegalArgumentException("no queue " + id + " in " + queues);
-        }, given.getInteger("queue_id"));
+        }, fields.getInteger("queue_id"));
     }
 
     private CompletableFuture<Object> sendAsync(Message message) throws Exception {
-        CompletableFuture<Object> shown = new CompletableFuture<>();
+        CompletableFuture<Object> json = new CompletableFuture<>();
         producer.send(message, new SendCallback() {
             @Override public void onSuccess(SendResult result) {
-                shown.complete(Show.of(result));
+                json.complete(Json.of(result));
             }
 
             @Override public void onException(Throwable error) {
-                shown.completeExceptionally(error);
+                json.completeExceptionally(error);
             }
         });
-        return shown;
+        return json;
     }
 
-    JSONObject sendBatch(JSONArray given) throws Exception {
+    JSONObject sendBatch(JSONArray batch) throws Exception {
         List<Message> messages = new ArrayList<>();
-        for (int i = 0; i < given.size(); i++) messages.add(message(given.getJSONObject(i)));
-        return Show.of(producer.send(messages));
+        for (int i = 0; i < batch.size(); i++) messages.add(message(batch.getJSONObject(i)));
+        return Json.of(producer.send(messages));
     }
 
-    /** Sends a request, and gives the body and the properties of what was answered. */
-    JSONObject request(JSONObject question) throws Exception {
-        Message answer = producer.request(message(question.getJSONObject("message")), question.getLongValue("timeout_ms"));
-        JSONObject shown = new JSONObject();
-        shown.put("body", Show.body(answer.getBody()));
-        shown.put("properties", answer.getProperties());
-        return shown;
+    /** Send a request, and return the body and the properties of the reply. */
+    JSONObject request(JSONObject command) throws Exception {
+        Message reply = producer.request(message(command.getJSONObject("message")), command.getLongValue("timeout_ms"));
+        JSONObject json = new JSONObject();
+        json.put("body", Json.body(reply.getBody()));
+        json.put("properties", reply.getProperties());
+        return json;
     }
 
     // --- transactions -------------------------------------------------------------------------------------------------------
 
-    /** "local" is what the local transaction comes to, "checks" what each check is told: "commit", "rollback" or "unknown". */
-    JSONObject transaction(JSONObject question) throws Exception {
-        Message message = message(question.getJSONObject("message"));
-        checkStates.put(Show.body(message.getBody()), question.getJSONArray("checks"));
-        TransactionSendResult result = producer.sendMessageInTransaction(message, question.getString("local"));
-        JSONObject shown = Show.of(result);
-        shown.put("transaction_id", result.getTransactionId());
-        shown.put("local_state", result.getLocalTransactionState().name());
-        return shown;
+    /** "local" is the state of the local transaction, "checks" the state for each check: "commit", "rollback" or "unknown". */
+    JSONObject transaction(JSONObject command) throws Exception {
+        Message message = message(command.getJSONObject("message"));
+        checkStates.put(Json.body(message.getBody()), command.getJSONArray("checks"));
+        TransactionSendResult result = producer.sendMessageInTransaction(message, command.getString("local"));
+        JSONObject json = Json.of(result);
+        json.put("transaction_id", result.getTransactionId());
+        json.put("local_state", result.getLocalTransactionState().name());
+        return json;
     }
 
     List<JSONObject> checks(int count, long timeoutMs) throws InterruptedException {
@@ -138,12 +139,12 @@ final class Sender implements TransactionListener {
     }
 
     @Override public LocalTransactionState checkLocalTransaction(MessageExt message) {
-        JSONArray states = checkStates.get(Show.body(message.getBody()));
+        JSONArray states = checkStates.get(Json.body(message.getBody()));
         String state = states == null || states.isEmpty() ? "unknown" : (String) (states.size() > 1 ? states.remove(0) : states.get(0));
-        JSONObject shown = Show.of(message);
-        shown.put("transaction_id", message.getTransactionId());
-        shown.put("told", state);
-        checks.add(shown);
+        JSONObject json = Json.of(message);
+        json.put("transaction_id", message.getTransactionId());
+        json.put("state", state);
+        checks.add(json);
         return state(state);
     }
 

@@ -1,14 +1,14 @@
 import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 
-/** What each program of ours does before its first send. */
+/** Functions that each program calls before its first send. */
 final class Start {
-    private static final int PATIENCE = 600;
+    private static final int ATTEMPTS = 600;
 
     private Start() {
     }
 
-    /** An error in any thread ends the program: RocketMQ's own threads would keep it running, with nobody left to work. */
+    /** Exit on an error in any thread: else RocketMQ's own threads would keep the process running. */
     static void exitOnError() {
         Thread.setDefaultUncaughtExceptionHandler((thread, error) -> {
             error.printStackTrace();
@@ -16,14 +16,14 @@ final class Start {
         });
     }
 
-    /** Wait until the broker has told the name server of the topic that new topics are made from, some time after it serves. */
+    /** Wait until the broker has registered TBW102 with the name server, some time after its start. New topics are created from it. */
     static void awaitBroker(DefaultMQProducer producer) throws InterruptedException, MQClientException {
-        for (int patience = PATIENCE; ; patience--) {
+        for (int attempts = ATTEMPTS; ; attempts--) {
             try {
                 producer.fetchPublishMessageQueues("TBW102");
                 return;
             } catch (MQClientException error) {
-                if (patience == 0) throw error;
+                if (attempts == 0) throw error;
                 Thread.sleep(50);
             }
         }

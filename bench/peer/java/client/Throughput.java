@@ -7,10 +7,10 @@ import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 
 /**
- * How many messages a second RocketMQ's client sends synchronously. Prints one line a round: messages a second.
+ * Measures how many messages per second RocketMQ's client sends synchronously. Prints messages per second, one line per round.
  *
- * Arguments: name server, topic, threads, bytes of a body, messages in a send (1, or a batch), seconds of a round, rounds. The
- * first round warms up and is not printed.
+ * Arguments: name server, topic, threads, bytes per body, messages per send (more than 1: a batch), seconds per round, rounds. The
+ * first round is a warm-up and is not printed.
  */
 public final class Throughput {
     private Throughput() {
@@ -29,7 +29,7 @@ public final class Throughput {
         producer.setSendMsgTimeout(10_000);
         producer.start();
         Start.awaitBroker(producer);
-        send(producer, topic, body, batch); // alone, so that the topic is made once
+        send(producer, topic, body, batch); // The first message alone: it creates the topic.
         for (int round = 0; round <= Integer.parseInt(args[6]); round++) {
             double rate = round(producer, topic, threads, body, batch, roundNs);
             if (round > 0) System.out.printf("%.1f%n", rate);

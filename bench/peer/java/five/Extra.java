@@ -6,6 +6,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Properties;
 import java.util.Set;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.impl.CommunicationMode;
@@ -23,14 +24,15 @@ import org.apache.rocketmq.remoting.protocol.route.BrokerData;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 
-/** What the client 5.5.0 has beside 4.9.8: timers, recall; and the tools of RocketMQ. */
+/** Features of the client 5.5.0 that 4.9.8 does not have: timers, recall, and RocketMQ's tools. */
 final class Extra {
-    private static final int PATIENCE = 1_200;
+    private static final int ATTEMPTS = 1_200;
     private final String nameServer;
     private DefaultMQAdminExt admin;
 
     Extra(String nameServer) {
         this.nameServer = nameServer;
+        Guarded.interruptWaits();
     }
 
     void connect(String instanceName) throws Exception {
@@ -38,25 +40,31 @@ final class Extra {
         admin.setNamesrvAddr(nameServer);
         admin.setInstanceName(instanceName + "-admin");
         admin.start();
-        // a minute: the broker tells the name server at its start, and then at times that are up to 30 s apart
-        for (int patience = PATIENCE; !isRegistered(); patience--) {
-            if (patience == 0) throw new IllegalStateException("the broker did not tell the name server of its topics");
+        for (int attempts = ATTEMPTS; !isRegistered(); attempts--) {
+            if (attempts == 0) throw new IllegalStateException("the broker did not register its topics with the name server");
             Thread.sleep(50);
         }
     }
 
-    /** Whether the name server knows the broker and all of its topics, which it is told some time after the broker serves. */
+    /**
+     * Return true if the name server has the route of all topics of the broker. A broker registers when it starts, before it has
+     * created all topics, and then every 10 s at least. It registers at once if its permission is set.
+     */
     private boolean isRegistered() throws Exception {
         Map<String, BrokerData> brokers = admin.examineBrokerClusterInfo().getBrokerAddrTable();
         if (brokers.isEmpty()) return false;
+        BrokerData broker = brokers.values().iterator().next();
+        if (broker.getBrokerAddrs().isEmpty()) return false; // the previous broker has stopped, and this one has not registered
         try {
-            BrokerData broker = brokers.values().iterator().next();
-            if (broker.getBrokerAddrs().isEmpty()) return false; // the last one has gone, and this one was not heard of yet
             String address = broker.selectBrokerAddr();
             Set<String> topics = admin.getAllTopicConfig(address, 3_000).getTopicConfigTable().keySet();
-            return admin.fetchAllTopicList().getTopicList().containsAll(topics);
+            if (admin.fetchAllTopicList().getTopicList().containsAll(topics)) return true;
+            Properties permission = new Properties();
+            permission.setProperty("brokerPermission", "6");
+            admin.updateBrokerConfig(address, permission);
+            return false;
         } catch (RemotingException error) {
-            return false; // the name server has not noticed that the last broker is gone
+            return false; // the name server still has the address of the previous broker
         }
     }
 
@@ -64,26 +72,26 @@ final class Extra {
         admin.shutdown();
     }
 
-    Object answer(JSONObject question) throws Exception {
-        String group = question.getString("group");
-        String topic = question.getString("topic");
-        switch (question.getString("do")) {
+    Object run(JSONObject command) throws Exception {
+        String group = command.getString("group");
+        String topic = command.getString("topic");
+        switch (command.getString("command")) {
             case "committed": return committed(group, topic);
             case "topic_status": return topicStatus(topic);
-            case "create_topic": return createTopic(topic, question.getIntValue("queues"));
-            case "reset_offset": return resetOffset(topic, group, question.getLongValue("timestamp_ms"));
+            case "create_topic": return createTopic(topic, command.getIntValue("queues"));
+            case "reset_offset": return resetOffset(topic, group, command.getLongValue("timestamp_ms"));
             case "members": return members(group);
-            case "mqadmin": return mqadmin(question.getJSONArray("arguments"));
-            default: throw new IllegalArgumentException("no such question: " + question);
+            case "mqadmin": return mqadmin(command.getJSONArray("arguments"));
+            default: throw new IllegalArgumentException("unknown command: " + command);
         }
     }
 
     // --- messages -----------------------------------------------------------------------------------------------------------
 
-    static void delay(Message message, JSONObject given) {
-        if (given.containsKey("delay_sec")) message.setDelayTimeSec(given.getLongValue("delay_sec"));
-        if (given.containsKey("delay_ms")) message.setDelayTimeMs(given.getLongValue("delay_ms"));
-        if (given.containsKey("deliver_ms")) message.setDeliverTimeMs(given.getLongValue("deliver_ms"));
+    static void delay(Message message, JSONObject fields) {
+        if (fields.containsKey("delay_sec")) message.setDelayTimeSec(fields.getLongValue("delay_sec"));
+        if (fields.containsKey("delay_ms")) message.setDelayTimeMs(fields.getLongValue("delay_ms"));
+        if (fields.containsKey("deliver_ms")) message.setDeliverTimeMs(fields.getLongValue("deliver_ms"));
     }
 
     static String recallHandle(SendResult result) {
@@ -98,7 +106,7 @@ final class Extra {
         consumer.setMessageModel(MessageModel.BROADCASTING);
     }
 
-    /** A broker keeps %RETRY% topics that are longer than what the client's own check lets pass. */
+    /** Send to a topic with a long name. The check in the client rejects %RETRY% topics that the broker accepts. */
     static SendResult sendUnchecked(DefaultMQProducer producer, Message message) throws Exception {
         DefaultMQProducerImpl inner = producer.getDefaultMQProducerImpl();
         String address = inner.getMqClientFactory().findBrokerAddressInPublish("broker-a");
@@ -144,7 +152,7 @@ final class Extra {
         return true;
     }
 
-    /** Queue id -> the offset the group was set to. */
+    /** Return queue ID -> new offset of the group. */
     private Object resetOffset(String topic, String group, long timestampMs) throws Exception {
         Map<String, Long> offsets = new HashMap<>();
         for (Map.Entry<MessageQueue, Long> entry : admin.resetOffsetByTimestamp(topic, group, timestampMs, true).entrySet()) {
@@ -153,12 +161,12 @@ final class Extra {
         return offsets;
     }
 
-    /** The client ids of a group's members. */
+    /** Return the client IDs of the members of a group. */
     private Object members(String group) throws Exception {
         return admin.examineConsumerConnectionInfo(group).getConnectionSet().stream().map(member -> member.getClientId()).sorted().toList();
     }
 
-    /** What one of the tools of mqadmin prints. */
+    /** Return the output of an mqadmin command. */
     private Object mqadmin(JSONArray arguments) {
         PrintStream before = System.out;
         ByteArrayOutputStream printed = new ByteArrayOutputStream();

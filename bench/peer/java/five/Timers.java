@@ -11,12 +11,13 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * Timers sent with RocketMQ's client, and when they came into their topic.
+ * Sends timers with RocketMQ's client, and measures when they are delivered to their topic.
  *
- * Arguments: name server, topic, what (below), count, body bytes, first due time (epoch ms), span (ms). Sends count timers from 32
- * threads; number n is due at first + n * span / count. With "send" it prints {"sent": seconds} and ends. With "spike" it waits for
- * all, and prints {"sent": seconds, "last_ms": store timestamp of the last one in the topic, minus the last due time}. With
- * "lateness" it also prints before that one line a message: due time, store timestamp.
+ * Arguments: name server, topic, mode, count, bytes per body, first due time (epoch ms), span (ms). Sends count timers from 32
+ * threads; number n is due at first + n * span / count. Modes:
+ *
+ * "send" prints {"sent": seconds} and exits. "spike" waits for all messages and prints {"sent": seconds, "last_ms": store timestamp of
+ * the last message, minus the last due time}. "lateness" prints before that one line per message: due time, store timestamp.
  */
 public final class Timers {
     private Timers() {
@@ -25,18 +26,18 @@ public final class Timers {
     public static void main(String[] args) throws Exception {
         Start.exitOnError();
         String topic = args[1];
-        String what = args[2];
+        String mode = args[2];
         int count = Integer.parseInt(args[3]);
         long first = Long.parseLong(args[5]);
         long span = Long.parseLong(args[6]);
-        long began = System.nanoTime();
+        long start = System.nanoTime();
         send(args[0], topic, count, new byte[Integer.parseInt(args[4])], first, span);
-        JSONObject told = new JSONObject();
-        told.put("sent", (System.nanoTime() - began) / 1e9);
-        if (!what.equals("send")) {
-            told.put("last_ms", read(args[0], topic, count, what.equals("lateness")) - (first + span * (count - 1L) / count));
+        JSONObject printed = new JSONObject();
+        printed.put("sent", (System.nanoTime() - start) / 1e9);
+        if (!mode.equals("send")) {
+            printed.put("last_ms", read(args[0], topic, count, mode.equals("lateness")) - (first + span * (count - 1L) / count));
         }
-        System.out.println(told);
+        System.out.println(printed);
         System.exit(0);
     }
 
@@ -47,7 +48,7 @@ public final class Timers {
         producer.start();
         Start.awaitBroker(producer);
         int threads = Math.min(32, count);
-        send(producer, topic, body, first); // alone, so that the topic is made once
+        send(producer, topic, body, first); // The first message alone: it creates the topic.
         AtomicInteger next = new AtomicInteger(1);
         CountDownLatch ended = new CountDownLatch(threads);
         for (int i = 0; i < threads; i++) {
@@ -76,7 +77,7 @@ public final class Timers {
         if (status != SendStatus.SEND_OK) throw new IllegalStateException("not sent: " + status);
     }
 
-    /** Waits for all messages, and gives the newest store timestamp among them. */
+    /** Wait for all messages, and return the latest store timestamp. */
     private static long read(String names, String topic, int count, boolean prints) throws Exception {
         DefaultMQPullConsumer reader = new DefaultMQPullConsumer("timers-reader");
         reader.setNamesrvAddr(names);

@@ -5,7 +5,7 @@ import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 
-/** What the client 4.9.8 does in another way than 5.5.0, or cannot do. Maven has no tools of its version. */
+/** Differences of the client 4.9.8 from 5.5.0. Maven has no tools of this version. */
 final class Extra {
     Extra(String nameServer) {
     }
@@ -16,13 +16,13 @@ final class Extra {
     void disconnect() {
     }
 
-    Object answer(JSONObject question) {
-        throw new IllegalArgumentException("no such question, or not with the client 4.9.8: " + question);
+    Object run(JSONObject command) {
+        throw new IllegalArgumentException("unknown command, or not supported by the client 4.9.8: " + command);
     }
 
-    static void delay(Message message, JSONObject given) {
+    static void delay(Message message, JSONObject fields) {
         for (String name : new String[] {"delay_sec", "delay_ms", "deliver_ms"}) {
-            if (given.containsKey(name)) throw new UnsupportedOperationException("the client 4.9.8 has no timers: " + name);
+            if (fields.containsKey(name)) throw new UnsupportedOperationException("the client 4.9.8 has no timers: " + name);
         }
     }
 

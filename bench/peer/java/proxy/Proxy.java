@@ -14,10 +14,10 @@ import org.apache.rocketmq.proxy.grpc.v2.GrpcMessagingApplication;
 import org.apache.rocketmq.proxy.processor.MessagingProcessor;
 
 /**
- * RocketMQ's proxy with its gRPC service on loopback, without TLS. Its own main class listens on every address, and has no setting
- * against that; the threads and limits here are those it takes.
+ * RocketMQ's proxy with its gRPC service on loopback, without TLS. RocketMQ's main class always listens on all addresses. The threads
+ * and limits are the same as there.
  *
- * Arguments: those of its own main class.
+ * Arguments: as for RocketMQ's main class.
  */
 public final class Proxy extends ProxyStartup {
     private Proxy() {
@@ -28,7 +28,7 @@ public final class Proxy extends ProxyStartup {
             start(args);
         } catch (Exception error) {
             error.printStackTrace();
-            System.exit(1); // some of its threads run already
+            System.exit(1); // Some threads of the proxy already run.
         }
         System.out.println("proxy started");
     }

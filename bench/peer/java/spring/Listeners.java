@@ -18,27 +18,27 @@ import org.springframework.context.annotation.Configuration;
 import org.springframework.messaging.Message;
 import org.springframework.stereotype.Component;
 
-/** One listener for each thing that a listener of rocketmq-spring can do. Each notes what it sees. */
+/** One listener for each feature of rocketmq-spring. Each records the messages that it receives. */
 @Configuration
 public class Listeners {
-    private static final Map<String, Record> SEEN = new ConcurrentHashMap<>();
+    private static final Map<String, EventLog> LOGS = new ConcurrentHashMap<>();
 
-    static List<JSONObject> seen(String listener, int count, long timeoutMs) throws InterruptedException {
-        return record(listener).await(event -> true, count, timeoutMs);
+    static List<JSONObject> received(String listener, int count, long timeoutMs) throws InterruptedException {
+        return log(listener).await(event -> true, count, timeoutMs);
     }
 
-    private static Record record(String listener) {
-        return SEEN.computeIfAbsent(listener, name -> new Record());
+    private static EventLog log(String listener) {
+        return LOGS.computeIfAbsent(listener, name -> new EventLog());
     }
 
-    private static void note(String listener, Map<String, Object> what) {
-        JSONObject event = new JSONObject(what);
-        event.put("seen_timestamp", System.currentTimeMillis());
-        record(listener).add(event);
+    private static void record(String listener, Map<String, Object> fields) {
+        JSONObject event = new JSONObject(fields);
+        event.put("received_timestamp", System.currentTimeMillis());
+        log(listener).add(event);
     }
 
-    private static void note(String listener, MessageExt message) {
-        note(listener, Map.of(
+    private static void record(String listener, MessageExt message) {
+        record(listener, Map.of(
             "body", new String(message.getBody()), "tags", String.valueOf(message.getTags()), "keys", String.valueOf(message.getKeys()),
             "queue_id", message.getQueueId(), "reconsume_times", message.getReconsumeTimes()));
     }
@@ -47,7 +47,7 @@ public class Listeners {
     @RocketMQMessageListener(topic = "spring-texts", consumerGroup = "spring-texts-group", selectorExpression = "paid || refunded")
     static class Tagged implements RocketMQListener<MessageExt> {
         @Override public void onMessage(MessageExt message) {
-            note("tagged", message);
+            record("tagged", message);
         }
     }
 
@@ -56,7 +56,7 @@ public class Listeners {
         selectorExpression = "amount > 10 AND TAGS IS NOT NULL")
     static class Sql implements RocketMQListener<MessageExt> {
         @Override public void onMessage(MessageExt message) {
-            note("sql", message);
+            record("sql", message);
         }
     }
 
@@ -64,7 +64,7 @@ public class Listeners {
     @RocketMQMessageListener(topic = "spring-objects", consumerGroup = "spring-objects-group")
     static class Typed implements RocketMQListener<SpringApp.Order> {
         @Override public void onMessage(SpringApp.Order order) {
-            note("typed", Map.of("id", order.id(), "amount", order.amount()));
+            record("typed", Map.of("id", order.id(), "amount", order.amount()));
         }
     }
 
@@ -72,7 +72,7 @@ public class Listeners {
     @RocketMQMessageListener(topic = "spring-ordered", consumerGroup = "spring-ordered-group", consumeMode = ConsumeMode.ORDERLY)
     static class Orderly implements RocketMQListener<MessageExt> {
         @Override public void onMessage(MessageExt message) {
-            note("orderly", message);
+            record("orderly", message);
         }
     }
 
@@ -80,7 +80,7 @@ public class Listeners {
     @RocketMQMessageListener(topic = "spring-broadcast", consumerGroup = "spring-broadcast-group", messageModel = MessageModel.BROADCASTING)
     static class Broadcast implements RocketMQListener<MessageExt> {
         @Override public void onMessage(MessageExt message) {
-            note("broadcast", message);
+            record("broadcast", message);
         }
     }
 
@@ -88,22 +88,22 @@ public class Listeners {
     @RocketMQMessageListener(topic = "spring-failing", consumerGroup = "spring-failing-group", maxReconsumeTimes = 2,
         delayLevelWhenNextConsume = 1)
     static class Failing implements RocketMQListener<MessageExt>, RocketMQPushConsumerLifecycleListener {
-        /** The group's retry topic is made after its first look at routes; the next is 30 s away unless told otherwise. */
+        /** The retry topic of the group is created after the first request for routes. The default interval is 30 s. */
         @Override public void prepareStart(DefaultMQPushConsumer consumer) {
             consumer.setPollNameServerInterval(1_000);
         }
 
         @Override public void onMessage(MessageExt message) {
-            note("failing", message);
-            throw new IllegalStateException("as it shall");
+            record("failing", message);
+            throw new IllegalStateException("expected failure");
         }
     }
 
     @Component
-    @RocketMQMessageListener(topic = "spring-later", consumerGroup = "spring-later-group")
-    static class Later implements RocketMQListener<MessageExt> {
+    @RocketMQMessageListener(topic = "spring-delayed", consumerGroup = "spring-delayed-group")
+    static class Delayed implements RocketMQListener<MessageExt> {
         @Override public void onMessage(MessageExt message) {
-            note("later", message);
+            record("delayed", message);
         }
     }
 
@@ -111,20 +111,20 @@ public class Listeners {
     @RocketMQMessageListener(topic = "spring-paid", consumerGroup = "spring-paid-group")
     static class Committed implements RocketMQListener<MessageExt> {
         @Override public void onMessage(MessageExt message) {
-            note("committed", message);
+            record("committed", message);
         }
     }
 
     @Component
-    @RocketMQMessageListener(topic = "spring-questions", consumerGroup = "spring-questions-group")
-    static class Answering implements RocketMQReplyListener<String, String> {
-        @Override public String onMessage(String question) {
-            note("answering", Map.of("body", question));
-            return "answer to " + question;
+    @RocketMQMessageListener(topic = "spring-requests", consumerGroup = "spring-requests-group")
+    static class Replying implements RocketMQReplyListener<String, String> {
+        @Override public String onMessage(String request) {
+            record("replying", Map.of("body", request));
+            return "reply to " + request;
         }
     }
 
-    /** The argument says what the local transaction comes to; a check is told what the header "checked" says. */
+    /** The argument is the state of the local transaction, the header "checked" the state for a check. */
     @Component
     @RocketMQTransactionListener
     static class Transactions implements RocketMQLocalTransactionListener {
@@ -133,9 +133,9 @@ public class Listeners {
         }
 
         @Override public RocketMQLocalTransactionState checkLocalTransaction(Message message) {
-            String told = String.valueOf(message.getHeaders().get("checked"));
-            note("checks", Map.of("body", new String((byte[]) message.getPayload()), "told", told));
-            return RocketMQLocalTransactionState.valueOf(told);
+            String state = String.valueOf(message.getHeaders().get("checked"));
+            record("checks", Map.of("body", new String((byte[]) message.getPayload()), "state", state));
+            return RocketMQLocalTransactionState.valueOf(state);
         }
     }
 }

@@ -19,16 +19,16 @@ import org.springframework.messaging.Message;
 import org.springframework.messaging.support.MessageBuilder;
 
 /**
- * A small application of Spring Boot with rocketmq-spring: a template, and the listeners of Listeners. Driven by lines of JSON (see
- * Lines): a question names a method of the template, or asks what a listener saw.
+ * A small Spring Boot application with rocketmq-spring: a template and the listeners of Listeners. Controlled by lines of JSON (see
+ * CommandLoop): a command calls a method of the template, or returns the messages that a listener received.
  *
- * Arguments: properties of the application, as Spring Boot takes them.
+ * Arguments: properties of the application in the form of Spring Boot.
  */
 @SpringBootConfiguration
 @EnableAutoConfiguration
 @Import(Listeners.class)
 public class SpringApp {
-    private static final long PATIENCE_MS = 10_000;
+    private static final long TIMEOUT_MS = 10_000;
     private final ConfigurableApplicationContext context;
     private final RocketMQTemplate template;
 
@@ -37,53 +37,53 @@ public class SpringApp {
         this.template = context.getBean(RocketMQTemplate.class);
     }
 
-    /** What travels as JSON in a body. */
+    /** An object that is sent as JSON. */
     public record Order(String id, int amount) {
     }
 
-    /** For Spring; the other constructor is for main. */
+    /** Constructor for Spring. The method main uses the other one. */
     SpringApp() {
         this.context = null;
         this.template = null;
     }
 
     public static void main(String[] args) throws Exception {
-        Lines.keepOutputForAnswers();
-        Lines.serve(new SpringApp(SpringApplication.run(SpringApp.class, args))::answer);
+        CommandLoop.reserveOutput();
+        CommandLoop.serve(new SpringApp(SpringApplication.run(SpringApp.class, args))::run);
     }
 
-    private Object answer(JSONObject question) throws Exception {
-        String destination = question.getString("destination");
-        Message<?> message = message(question);
-        switch (question.getString("do")) {
-            case "seen": return Listeners.seen(question.getString("listener"), question.getIntValue("count"), question.getLongValue("timeout_ms"));
+    private Object run(JSONObject command) throws Exception {
+        String destination = command.getString("destination");
+        Message<?> message = message(command);
+        switch (command.getString("command")) {
+            case "received": return Listeners.received(command.getString("listener"), command.getIntValue("count"), command.getLongValue("timeout_ms"));
             case "has_queues": return hasQueues();
-            case "syncSend": return show(template.syncSend(destination, message, PATIENCE_MS, question.getIntValue("level")));
+            case "syncSend": return show(template.syncSend(destination, message, TIMEOUT_MS, command.getIntValue("level")));
             case "asyncSend": return asyncSend(destination, message);
             case "sendOneWay":
                 template.sendOneWay(destination, message);
                 return null;
-            case "syncSendOrderly": return show(template.syncSendOrderly(destination, message, question.getString("hash_key")));
-            case "batch": return batch(destination, question.getJSONArray("payloads"));
+            case "syncSendOrderly": return show(template.syncSendOrderly(destination, message, command.getString("hash_key")));
+            case "batch": return batch(destination, command.getJSONArray("payloads"));
             case "convertAndSend":
-                template.convertAndSend(destination, new Order(question.getString("id"), question.getIntValue("amount")));
+                template.convertAndSend(destination, new Order(command.getString("id"), command.getIntValue("amount")));
                 return null;
-            case "syncSendDelayTimeSeconds": return show(template.syncSendDelayTimeSeconds(destination, message, question.getLongValue("time")));
-            case "syncSendDelayTimeMills": return show(template.syncSendDelayTimeMills(destination, message, question.getLongValue("time")));
-            case "syncSendDeliverTimeMills": return show(template.syncSendDeliverTimeMills(destination, message, question.getLongValue("time")));
+            case "syncSendDelayTimeSeconds": return show(template.syncSendDelayTimeSeconds(destination, message, command.getLongValue("time")));
+            case "syncSendDelayTimeMills": return show(template.syncSendDelayTimeMills(destination, message, command.getLongValue("time")));
+            case "syncSendDeliverTimeMills": return show(template.syncSendDeliverTimeMills(destination, message, command.getLongValue("time")));
             case "sendMessageInTransaction":
-                return template.sendMessageInTransaction(destination, message, question.getString("local")).getLocalTransactionState().name();
-            case "sendAndReceive": return template.sendAndReceive(destination, message, String.class, PATIENCE_MS);
-            case "receive": return template.receive(String.class, question.getLongValue("timeout_ms"));
-            default: throw new IllegalArgumentException("no such question: " + question);
+                return template.sendMessageInTransaction(destination, message, command.getString("local")).getLocalTransactionState().name();
+            case "sendAndReceive": return template.sendAndReceive(destination, message, String.class, TIMEOUT_MS);
+            case "receive": return template.receive(String.class, command.getLongValue("timeout_ms"));
+            default: throw new IllegalArgumentException("unknown command: " + command);
         }
     }
 
-    private static Message<?> message(JSONObject question) {
-        if (!question.containsKey("payload")) return null;
-        MessageBuilder<String> message = MessageBuilder.withPayload(question.getString("payload"));
-        if (question.containsKey("keys")) message.setHeader(RocketMQHeaders.KEYS, question.getString("keys"));
-        JSONObject headers = question.getJSONObject("headers");
+    private static Message<?> message(JSONObject command) {
+        if (!command.containsKey("payload")) return null;
+        MessageBuilder<String> message = MessageBuilder.withPayload(command.getString("payload"));
+        if (command.containsKey("keys")) message.setHeader(RocketMQHeaders.KEYS, command.getString("keys"));
+        JSONObject headers = command.getJSONObject("headers");
         if (headers != null) headers.forEach(message::setHeader);
         return message.build();
     }
@@ -99,7 +99,7 @@ public class SpringApp {
                 result.completeExceptionally(error);
             }
         });
-        return show(result.get(PATIENCE_MS, TimeUnit.MILLISECONDS));
+        return show(result.get(TIMEOUT_MS, TimeUnit.MILLISECONDS));
     }
 
     private Object batch(String destination, JSONArray payloads) {
@@ -112,9 +112,9 @@ public class SpringApp {
         return Map.of("status", result.getSendStatus().name(), "msg_id", result.getMsgId(), "queue_id", result.getMessageQueue().getQueueId());
     }
 
-    /** Whether each listener has queues of its topic, so that it sees what is sent from now on; given some time. */
+    /** Wait until each listener has queues of its topic, so that it receives later messages. Return false after a timeout. */
     private boolean hasQueues() throws InterruptedException {
-        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(3 * PATIENCE_MS);
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(3 * TIMEOUT_MS);
         while (!hasQueuesNow() && System.nanoTime() < deadline) Thread.sleep(20);
         return hasQueuesNow();
     }

@@ -1,0 +1,82 @@
+"""Codes 41 and 42: an ordered consumer locks and unlocks queues.
+
+Source: RocketMQ ``broker: RebalanceLockManager``, ``AdminBrokerProcessor``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from mqtemplate.clock import Clock
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.server.registration import handles
+
+_Locks = dict[MessageQueue, tuple[str, int]]
+"""Queue -> client ID of the owner, and when (ms) the owner locked the queue or renewed the lock."""
+
+
+class QueueLocks:
+    """Locks by group and queue, and the processors of lock requests.
+
+    - A client renews its locks regularly. A lock that is not renewed expires.
+    - A lost connection releases no lock: the client may reconnect before another client may read the queue.
+    - Locks are not stored. After a restart of the broker most of them would have expired.
+
+    Args:
+        max_live_ms: Time to live of a lock. RocketMQ: ``rocketmq.broker.rebalance.lockMaxLiveTime``.
+    """
+
+    def __init__(self, clock: Clock, max_live_ms: int = 60_000) -> None:
+        self._clock = clock
+        self._max_live_ms = max_live_ms
+        self._mutex = threading.Lock()
+        self._groups: dict[str, _Locks] = {}
+
+    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Lock *queues* for a client, and return those that it holds now, in the given order."""
+        with self._live_locks(group) as locks:
+            owned = [queue for queue in queues if queue not in locks or locks[queue][0] == client_id]
+            locks.update(dict.fromkeys(owned, (client_id, self._clock.now_ms())))
+        return owned
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Release the locks of *queues* that the client holds."""
+        with self._live_locks(group) as locks:
+            for queue in queues:
+                if queue in locks and locks[queue][0] == client_id:
+                    del locks[queue]
+
+    def is_ordered(self, group: str) -> bool:
+        """Return True if a client holds a queue of *group*: its members consume in order."""
+        with self._live_locks(group) as locks:
+            return bool(locks)
+
+    @contextmanager
+    def _live_locks(self, group: str) -> Iterator[_Locks]:
+        """Yield the locks of a group that have not expired. The caller may change them."""
+        with self._mutex:
+            limit = self._clock.now_ms() - self._max_live_ms
+            locks = {queue: lock for queue, lock in self._groups.pop(group, {}).items() if lock[1] > limit}
+            yield locks
+            if locks:
+                self._groups[group] = locks
+
+    # --- requests ------------------------------------------------------------------------------
+
+    @handles(RequestCode.LOCK_BATCH_MQ)
+    def _process_lock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = LockBatchRequestBody.decode(request.body)
+        owned = self.lock(body.consumer_group, body.client_id, body.mq_set)
+        return request.response(body=LockBatchResponseBody(lock_ok_mq_set=owned).encode())
+
+    @handles(RequestCode.UNLOCK_BATCH_MQ)
+    def _process_unlock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        body = LockBatchRequestBody.decode(request.body)
+        self.unlock(body.consumer_group, body.client_id, body.mq_set)
+        return request.response()

@@ -1,0 +1,80 @@
+"""Locks of queues: each has one owner, which must renew it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.protocol import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
+from mqtemplate.server.processors.queue_locks import QueueLocks
+from tests.server.serving import Serving
+
+QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(3)]
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def locks(clock: VirtualClock) -> QueueLocks:
+    return QueueLocks(clock, 60_000)
+
+
+def test_a_queue_has_one_owner_in_a_group(locks: QueueLocks) -> None:
+    assert locks.lock("billing", "a", QUEUES[:2]) == QUEUES[:2]
+
+    assert locks.lock("billing", "b", QUEUES) == QUEUES[2:]
+    assert locks.lock("other", "b", QUEUES) == QUEUES
+
+
+def test_a_lock_expires_a_minute_after_it_was_last_renewed(locks: QueueLocks, clock: VirtualClock) -> None:
+    locks.lock("billing", "a", QUEUES[:1])
+    clock.move_ms(40_000)
+    locks.lock("billing", "a", QUEUES[:1])
+
+    clock.move_ms(59_999)
+    assert locks.lock("billing", "b", QUEUES[:1]) == []
+    clock.move_ms(1)
+    assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
+
+
+def test_only_the_owner_releases_a_lock(locks: QueueLocks) -> None:
+    locks.lock("billing", "a", QUEUES[:1])
+
+    locks.unlock("billing", "b", QUEUES[:1])
+    assert locks.lock("billing", "b", QUEUES[:1]) == []
+    locks.unlock("billing", "a", QUEUES)
+    assert locks.lock("billing", "b", QUEUES[:1]) == QUEUES[:1]
+
+
+def test_a_group_is_ordered_while_it_has_a_lock(locks: QueueLocks, clock: VirtualClock) -> None:
+    assert not locks.is_ordered("billing")
+    locks.lock("billing", "a", QUEUES)
+    assert locks.is_ordered("billing")
+
+    clock.move_ms(60_000)
+
+    assert not locks.is_ordered("billing")
+    assert locks._groups == {}  # An expired group uses no memory.
+
+
+def test_clients_lock_and_unlock_queues_by_requests() -> None:
+    """The response has the queues exactly as the request: clients compare them."""
+    foreign = MessageQueue("orders", "name-that-the-client-uses", 0)
+    with Serving() as serving:
+        body = LockBatchRequestBody(consumer_group="billing", client_id="a", mq_set=[foreign, QUEUES[1]]).encode()
+        other = LockBatchRequestBody(consumer_group="billing", client_id="b", mq_set=[foreign]).encode()
+
+        locked = serving.request(RequestCode.LOCK_BATCH_MQ, None, body)
+        refused = serving.request(RequestCode.LOCK_BATCH_MQ, None, other)
+        unlocked = serving.request(RequestCode.UNLOCK_BATCH_MQ, None, body)
+        taken = serving.request(RequestCode.LOCK_BATCH_MQ, None, other)
+
+    assert LockBatchResponseBody.decode(locked.body).lock_ok_mq_set == [foreign, QUEUES[1]]
+    assert LockBatchResponseBody.decode(refused.body).lock_ok_mq_set == []
+    assert (unlocked.code, unlocked.body) == (ResponseCode.SUCCESS, b"")
+    assert LockBatchResponseBody.decode(taken.body).lock_ok_mq_set == [foreign]

@@ -1,0 +1,109 @@
+"""Work that would block the I/O thread runs in other threads, which send the responses."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.errors import DestinationError
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.server import deferred_work as deferred_work_module
+from mqtemplate.server.deferred_work import DeferredWork
+from mqtemplate.server.response import RefusedError
+from tests.server.serving import RecordingConnection
+
+REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=3)
+SECONDS = 10
+
+
+class QueueingConnection(RecordingConnection):
+    """A connection that puts replies into a queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived: queue.Queue[RemotingCommand] = queue.Queue()
+
+    def reply(self, response: RemotingCommand, **more: object) -> None:
+        self.arrived.put(response)
+
+
+@pytest.fixture
+def deferred() -> Iterator[DeferredWork]:
+    deferred = DeferredWork(SystemClock())
+    yield deferred
+    deferred.close()
+
+
+@pytest.fixture
+def connection() -> QueueingConnection:
+    return QueueingConnection()
+
+
+def test_work_runs_in_another_thread_which_replies(deferred: DeferredWork, connection: QueueingConnection) -> None:
+    threads = []
+
+    def work() -> RemotingCommand:
+        threads.append(threading.current_thread())
+        return REQUEST.response()
+
+    assert deferred.run(connection, REQUEST, work) is None  # type: ignore[arg-type]
+
+    assert connection.arrived.get(timeout=SECONDS).code == ResponseCode.SUCCESS
+    assert threads != [threading.current_thread()]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "remark"),
+    [
+        (DestinationError("no such name"), ResponseCode.INVALID_PARAMETER, "no such name"),
+        (ZeroDivisionError("by zero"), ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: by zero"),
+    ],
+)
+def test_an_error_in_the_work_becomes_a_response(
+    deferred: DeferredWork, connection: QueueingConnection, error: Exception, code: int, remark: str
+) -> None:
+    def work() -> RemotingCommand:
+        raise error
+
+    deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
+
+    response = connection.arrived.get(timeout=SECONDS)
+    assert (response.code, response.remark, response.opaque) == (code, remark, 3)
+
+
+def test_on_a_virtual_clock_work_runs_at_once(connection: QueueingConnection) -> None:
+    response = DeferredWork(VirtualClock()).run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
+
+    assert response is not None
+    assert response.code == ResponseCode.SUCCESS
+
+
+def test_work_above_the_maximum_is_refused(connection: QueueingConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred_work_module, "_MAX_PENDING", 1)
+    deferred, gate = DeferredWork(SystemClock()), threading.Event()
+
+    def work() -> RemotingCommand:
+        gate.wait(SECONDS)
+        return REQUEST.response()
+
+    deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
+    with pytest.raises(RefusedError, match="1 requests that create a topic or a group are pending already") as refused:
+        deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
+    gate.set()
+    deferred.close()
+
+    assert refused.value.code == ResponseCode.SYSTEM_BUSY
+    assert connection.arrived.get(timeout=SECONDS).code == ResponseCode.SUCCESS
+
+
+def test_after_close_work_is_refused(deferred: DeferredWork, connection: QueueingConnection) -> None:
+    deferred.close()
+
+    with pytest.raises(RefusedError, match="the server is stopping") as refused:
+        deferred.run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
+
+    assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
