@@ -1,4 +1,4 @@
-"""Containers on the machine's clock: threads, and events to wait for."""
+"""Listener containers on the real clock, with threads; tests wait for events."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from mqtemplate.listener.consuming.process_queue import ProcessQueue
 from mqtemplate.message import MessageExt
 
 if TYPE_CHECKING:
-    from tests.listener.conftest import World
+    from tests.listener.conftest import App
 
 PATIENCE_S = 30
 
 
 @pytest.mark.feature("C2")
-def test_messages_reach_their_handler_by_themselves(real_world: World) -> None:
-    """On the real clock."""
-    heard: SimpleQueue[str] = SimpleQueue()
+def test_messages_reach_their_handler_on_the_real_clock(threaded_app: App) -> None:
+    received: SimpleQueue[str] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing")
     def bill(body: str) -> None:
-        heard.put(body)
+        received.put(body)
 
-    real_world.listen(bill)
-    real_world.send("orders", "a", "b", "c")
+    threaded_app.listen(bill)
+    threaded_app.send("orders", "a", "b", "c")
 
-    assert {heard.get(timeout=PATIENCE_S) for _ in range(3)} == {"a", "b", "c"}
+    assert {received.get(timeout=PATIENCE_S) for _ in range(3)} == {"a", "b", "c"}
 
 
-def test_handlers_run_side_by_side_up_to_their_number(real_world: World) -> None:
-    """All four wait for each other, so all four must run at once; a fifth would be counted."""
+def test_as_many_handlers_run_at_once_as_configured(threaded_app: App) -> None:
+    """All four wait for each other, so all four must run at once. A fifth one would be counted."""
     together = threading.Barrier(4)
     running: list[int] = []
     most: SimpleQueue[int] = SimpleQueue()
@@ -52,14 +51,14 @@ def test_handlers_run_side_by_side_up_to_their_number(real_world: World) -> None
         together.wait(PATIENCE_S)
         running.pop()
 
-    real_world.listen(bill)
-    real_world.send("orders", *"abcdefgh")
+    threaded_app.listen(bill)
+    threaded_app.send("orders", *"abcdefgh")
 
     assert [most.get(timeout=PATIENCE_S) for _ in range(8)] == [4] * 8
 
 
-def test_orderly_queues_run_side_by_side_and_each_in_order(real_world: World) -> None:
-    heard: dict[int, list[str]] = {0: [], 1: []}
+def test_orderly_queues_are_handled_at_the_same_time_and_each_in_order(threaded_app: App) -> None:
+    received: dict[int, list[str]] = {0: [], 1: []}
     both = threading.Barrier(2)
     done: SimpleQueue[int] = SimpleQueue()
 
@@ -67,19 +66,19 @@ def test_orderly_queues_run_side_by_side_and_each_in_order(real_world: World) ->
     def bill(body: str, message: MessageExt) -> None:
         if message.queue_offset == 0:
             both.wait(PATIENCE_S)
-        heard[message.queue_id].append(body)
+        received[message.queue_id].append(body)
         done.put(message.queue_id)
 
-    real_world.listen(bill)
+    threaded_app.listen(bill)
     for queue_id in (0, 1):
-        real_world.send("orders", *map(str, range(100)), queue_id=queue_id)
+        threaded_app.send("orders", *map(str, range(100)), queue_id=queue_id)
     for _ in range(200):
         done.get(timeout=PATIENCE_S)
 
-    assert heard[0] == heard[1] == list(map(str, range(100)))
+    assert received[0] == received[1] == list(map(str, range(100)))
 
 
-def test_an_orderly_queue_tries_again_after_its_rest(real_world: World) -> None:
+def test_an_orderly_queue_is_retried_after_its_suspension(threaded_app: App) -> None:
     tries: SimpleQueue[int] = SimpleQueue()
 
     @message_listener(
@@ -94,30 +93,30 @@ def test_an_orderly_queue_tries_again_after_its_rest(real_world: World) -> None:
         if message.body == b"bad":
             raise RuntimeError("never")
 
-    real_world.listen(bill)
-    real_world.send("orders", "bad", "good")
+    threaded_app.listen(bill)
+    threaded_app.send("orders", "bad", "good")
 
     assert [tries.get(timeout=PATIENCE_S) for _ in range(4)] == [0, 1, 2, 0]
 
 
 @pytest.mark.feature("U19")
-def test_one_failing_handler_does_not_stop_the_others(real_world: World) -> None:
-    """Neither its own next message nor another listener."""
-    heard: SimpleQueue[tuple[str, str]] = SimpleQueue()
+def test_one_failing_handler_does_not_stop_the_others(threaded_app: App) -> None:
+    """Its own next message is handled, and so are those of another listener."""
+    received: SimpleQueue[tuple[str, str]] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
     def bill(body: str) -> None:
-        heard.put(("billing", body))
+        received.put(("billing", body))
         raise RuntimeError("never")
 
     @message_listener(topic="orders", consumer_group="audit")
     def audit(body: str) -> None:
-        heard.put(("audit", body))
+        received.put(("audit", body))
 
-    real_world.listen(bill, audit)
-    real_world.send("orders", "a", "b")
+    threaded_app.listen(bill, audit)
+    threaded_app.send("orders", "a", "b")
 
-    assert sorted(heard.get(timeout=PATIENCE_S) for _ in range(4)) == [
+    assert sorted(received.get(timeout=PATIENCE_S) for _ in range(4)) == [
         ("audit", "a"),
         ("audit", "b"),
         ("billing", "a"),
@@ -125,9 +124,9 @@ def test_one_failing_handler_does_not_stop_the_others(real_world: World) -> None
     ]
 
 
-def test_coroutines_of_all_listeners_run_on_one_loop(real_world: World) -> None:
-    """Design 3: one loop thread; the current message follows into it."""
-    heard: SimpleQueue[tuple[str, int, asyncio.AbstractEventLoop]] = SimpleQueue()
+def test_coroutines_of_all_listeners_run_on_one_loop(threaded_app: App) -> None:
+    """The current message is set there, too."""
+    received: SimpleQueue[tuple[str, int, asyncio.AbstractEventLoop]] = SimpleQueue()
 
     def listener(group: str) -> Callable[..., Any]:
         @message_listener(topic="orders", consumer_group=group, id=group)
@@ -135,41 +134,41 @@ def test_coroutines_of_all_listeners_run_on_one_loop(real_world: World) -> None:
             await asyncio.to_thread(lambda: None)
             message = current_message()
             assert message is not None
-            heard.put((group, message.queue_offset, asyncio.get_running_loop()))
+            received.put((group, message.queue_offset, asyncio.get_running_loop()))
 
         return handle
 
-    real_world.listen(listener("a"), listener("b"))
-    real_world.send("orders", "x", "y")
-    results = [heard.get(timeout=PATIENCE_S) for _ in range(4)]
+    threaded_app.listen(listener("a"), listener("b"))
+    threaded_app.send("orders", "x", "y")
+    results = [received.get(timeout=PATIENCE_S) for _ in range(4)]
 
     assert sorted(result[:2] for result in results) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     assert len({id(loop) for *_, loop in results}) == 1
 
 
-def test_sys_exit_in_a_coroutine_does_not_end_the_loop(real_world: World) -> None:
-    """asyncio lets SystemExit out of the loop; the loop belongs to the other listeners, too."""
-    heard: SimpleQueue[str] = SimpleQueue()
+def test_sys_exit_in_a_coroutine_does_not_end_the_loop(threaded_app: App) -> None:
+    """asyncio would end the loop with SystemExit, and the other listeners use the same loop."""
+    received: SimpleQueue[str] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
     async def bill(body: str) -> None:
         if body == "bad":
             raise SystemExit(1)
-        heard.put(body)
+        received.put(body)
 
-    real_world.listen(bill)
-    real_world.send("orders", "bad", "good")
+    threaded_app.listen(bill)
+    threaded_app.send("orders", "bad", "good")
 
-    assert heard.get(timeout=PATIENCE_S) == "good"
+    assert received.get(timeout=PATIENCE_S) == "good"
 
 
 # --- stop --------------------------------------------------------------------------------------------
 
 
-def test_a_stop_lets_running_handlers_finish_and_commits_them(real_world: World) -> None:
-    """Graceful stop: what was begun is done, what was fetched is drained."""
-    begun, go_on = threading.Event(), threading.Event()
-    heard: list[str] = []
+def test_a_stop_lets_running_handlers_finish_and_commits_them(threaded_app: App) -> None:
+    """Graceful stop: fetched messages are handled."""
+    started, proceed = threading.Event(), threading.Event()
+    received: list[str] = []
 
     @message_listener(
         topic="orders",
@@ -178,78 +177,77 @@ def test_a_stop_lets_running_handlers_finish_and_commits_them(real_world: World)
         await_termination_millis_when_shutdown=PATIENCE_S * 1_000,
     )
     def bill(body: str) -> None:
-        begun.set()
-        assert go_on.wait(PATIENCE_S)
-        heard.append(body)
+        started.set()
+        assert proceed.wait(PATIENCE_S)
+        received.append(body)
 
-    container = real_world.listen(bill)
-    real_world.send("orders", "a", "b", "c")
-    assert begun.wait(PATIENCE_S)
+    container = threaded_app.listen(bill)
+    threaded_app.send("orders", "a", "b", "c")
+    assert started.wait(PATIENCE_S)
     stopping = _in_thread(container.stop)
-    go_on.set()
+    proceed.set()
     stopping.result(PATIENCE_S)
 
     assert container.state is ContainerState.STOPPED
-    assert real_world.committed("billing") == len(heard) >= 1
-    assert heard == ["a", "b", "c"][: len(heard)]
+    assert threaded_app.committed("billing") == len(received) >= 1
+    assert received == ["a", "b", "c"][: len(received)]
 
 
-def test_what_is_not_finished_in_time_stays_uncommitted_and_comes_again(real_world: World) -> None:
-    """A handler that hangs cannot hold the application up; its late end changes nothing."""
-    begun, go_on = threading.Event(), threading.Event()
-    heard: SimpleQueue[str] = SimpleQueue()
+def test_an_unfinished_message_stays_uncommitted_at_a_stop_and_is_redelivered(threaded_app: App) -> None:
+    """A hanging handler does not block the stop. When it returns late, nothing is committed."""
+    started, proceed = threading.Event(), threading.Event()
+    received: SimpleQueue[str] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing", await_termination_millis_when_shutdown=1)
     def bill(body: str) -> None:
-        if not begun.is_set():
-            begun.set()
-            assert go_on.wait(PATIENCE_S)
-        heard.put(body)
+        if not started.is_set():
+            started.set()
+            assert proceed.wait(PATIENCE_S)
+        received.put(body)
 
-    container = real_world.listen(bill)
-    real_world.send("orders", "a")
-    assert begun.wait(PATIENCE_S)
+    container = threaded_app.listen(bill)
+    threaded_app.send("orders", "a")
+    assert started.wait(PATIENCE_S)
     with capture_logs() as logs:
         container.stop()
     assert [event["unfinished"] for event in logs if event["event"] == "listener.stopped"] == [1]
-    assert not real_world.committed("billing")
+    assert not threaded_app.committed("billing")
 
-    go_on.set()
-    assert heard.get(timeout=PATIENCE_S) == "a"
-    assert not real_world.committed("billing")
+    proceed.set()
+    assert received.get(timeout=PATIENCE_S) == "a"
+    assert not threaded_app.committed("billing")
 
     container.start()
-    assert heard.get(timeout=PATIENCE_S) == "a"
+    assert received.get(timeout=PATIENCE_S) == "a"
 
 
-def test_a_pause_keeps_new_messages_waiting(real_world: World) -> None:
-    heard: SimpleQueue[str] = SimpleQueue()
+def test_a_resumed_container_fetches_again(threaded_app: App) -> None:
+    received: SimpleQueue[str] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing")
     def bill(body: str) -> None:
-        heard.put(body)
+        received.put(body)
 
-    container = real_world.listen(bill)
-    real_world.send("orders", "a")
-    assert heard.get(timeout=PATIENCE_S) == "a"
+    container = threaded_app.listen(bill)
+    threaded_app.send("orders", "a")
+    assert received.get(timeout=PATIENCE_S) == "a"
 
     container.pause()
     container.pause()
     container.resume()
-    real_world.send("orders", "b")
+    threaded_app.send("orders", "b")
 
-    assert heard.get(timeout=PATIENCE_S) == "b"
+    assert received.get(timeout=PATIENCE_S) == "b"
 
 
-def test_a_broker_that_is_closed_first_ends_its_listeners_quietly(real_world: World) -> None:
-
+def test_a_broker_that_is_closed_first_ends_its_listeners_without_an_error(threaded_app: App) -> None:
     @message_listener(topic="orders", consumer_group="billing")
     def bill(body: str) -> None: ...
 
-    container = real_world.listen(bill)
+    container = threaded_app.listen(bill)
     thread = container._thread
     assert thread is not None
-    real_world.broker.close()
+    threaded_app.broker.close()
     thread.join(PATIENCE_S)
 
     assert container.state is ContainerState.BROKEN
@@ -257,58 +255,56 @@ def test_a_broker_that_is_closed_first_ends_its_listeners_quietly(real_world: Wo
     assert container.state is ContainerState.STOPPED
 
 
-# --- what hangs, what is damaged, what is too much ----------------------------------------------------
+# --- hanging handlers, damaged records, flow control ---------------------------------------------------
 
 
-def test_a_message_that_a_handler_keeps_for_too_long_is_sent_back(
-    real_world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """consume_timeout: reported with the place where it hangs, replaced by a fresh thread, its late end ignored."""
-    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+def test_the_message_of_a_hanging_handler_is_sent_back(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler is reported with its stack, its thread is replaced, and its late error is ignored."""
+    started, proceed, ended = threading.Event(), threading.Event(), threading.Event()
     sent_back: SimpleQueue[tuple[bytes, int]] = SimpleQueue()
-    heard: SimpleQueue[str] = SimpleQueue()
+    received: SimpleQueue[str] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing", consume_thread_number=1, consume_thread_max=2)
     def bill(body: str) -> None:
         if body == "slow":
-            begun.set()
-            assert go_on.wait(PATIENCE_S)
+            started.set()
+            assert proceed.wait(PATIENCE_S)
             ended.set()
-            raise RuntimeError("nobody cares any more")
-        heard.put(body)
+            raise RuntimeError("too late")
+        received.put(body)
 
-    container = real_world.listen(bill)
+    container = threaded_app.listen(bill)
     monkeypatch.setattr(container._consumer, "send_back", lambda message, level=0: sent_back.put((message.body, level)))
     with capture_logs() as logs:
-        real_world.send("orders", "slow")
-        assert begun.wait(PATIENCE_S)
-        container._work._watchdog._timeout_ms = -1  # a quarter of an hour has passed
-        real_world.send("orders", "next")
+        threaded_app.send("orders", "slow")
+        assert started.wait(PATIENCE_S)
+        container._service._watchdog._timeout_ms = -1  # a quarter of an hour has passed
+        threaded_app.send("orders", "next")
         assert sent_back.get(timeout=PATIENCE_S) == (b"slow", 3)
-        container._work._watchdog._timeout_ms = 900_000
-        real_world.send("orders", "after")
-        assert "after" in {heard.get(timeout=PATIENCE_S), heard.get(timeout=PATIENCE_S)}
-        go_on.set()
+        container._service._watchdog._timeout_ms = 900_000
+        threaded_app.send("orders", "after")
+        assert "after" in {received.get(timeout=PATIENCE_S), received.get(timeout=PATIENCE_S)}
+        proceed.set()
         assert ended.wait(PATIENCE_S)
         container.stop()
 
     [event] = [event for event in logs if event["event"] == "listener.blocked" and event["offset"] == 0]
-    assert "go_on.wait" in event["handler_stack"]
+    assert "proceed.wait" in event["handler_stack"]
     assert not [event for event in logs if event["event"] == "listener.failed"]
-    assert real_world.committed("billing") == 3
+    assert threaded_app.committed("billing") == 3
 
 
-def test_a_damaged_record_is_reported_and_its_neighbours_arrive(
-    real_world: World, monkeypatch: pytest.MonkeyPatch
+def test_a_damaged_record_is_reported_and_the_other_messages_arrive(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Named with file and offset, never skipped silently."""
-    heard: SimpleQueue[str] = SimpleQueue()
+    """The event names file and offset."""
+    received: SimpleQueue[str] = SimpleQueue()
 
     @message_listener(topic="orders", consumer_group="billing", auto_startup=False)
     def bill(body: str) -> None:
-        heard.put(body)
+        received.put(body)
 
-    [container] = real_world.registry.register(bill)
+    [container] = threaded_app.registry.register(bill)
     with capture_logs() as logs:
         container.start()
         poll = container._consumer.poll
@@ -320,36 +316,36 @@ def test_a_damaged_record_is_reported_and_its_neighbours_arrive(
             return poll(max_count, wait_ms, **options)
 
         monkeypatch.setattr(container._consumer, "poll", damaged_poll)
-        real_world.send("orders", "first", "second")
-        assert {heard.get(timeout=PATIENCE_S) for _ in range(2)} == {"first", "second"}
-        real_world.send("orders", "third")
-        assert heard.get(timeout=PATIENCE_S) == "third"
+        threaded_app.send("orders", "first", "second")
+        assert {received.get(timeout=PATIENCE_S) for _ in range(2)} == {"first", "second"}
+        threaded_app.send("orders", "third")
+        assert received.get(timeout=PATIENCE_S) == "third"
         container.stop()
 
     [event] = [event for event in logs if event["event"] == "listener.record_corrupt"]
     assert (event["file"], event["offset"]) == ("commitlog/00000000000000000000", 4711)
 
 
-def test_fetching_stops_while_too_much_is_under_way_and_goes_on_after(
-    real_world: World, monkeypatch: pytest.MonkeyPatch
+def test_fetching_pauses_while_too_many_messages_are_unfinished(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flow control: a slow handler does not fill the memory."""
     monkeypatch.setattr(ProcessQueue, "MOST_MESSAGES", 40)
-    go_on = threading.Event()
-    heard: SimpleQueue[int] = SimpleQueue()
+    proceed = threading.Event()
+    received: SimpleQueue[int] = SimpleQueue()
     most_in_flight: list[int] = []
 
     @message_listener(topic="orders", consumer_group="billing", consume_thread_number=2, pull_batch_size=8)
     def bill(body: str) -> None:
-        assert go_on.wait(PATIENCE_S)
+        assert proceed.wait(PATIENCE_S)
         most_in_flight.append(container.in_flight)
-        heard.put(int(body))
+        received.put(int(body))
 
-    container = real_world.listen(bill)
-    real_world.send("orders", *map(str, range(500)))
-    go_on.set()
+    container = threaded_app.listen(bill)
+    threaded_app.send("orders", *map(str, range(500)))
+    proceed.set()
 
-    assert {heard.get(timeout=PATIENCE_S) for _ in range(500)} == set(range(500))
+    assert {received.get(timeout=PATIENCE_S) for _ in range(500)} == set(range(500))
     assert max(most_in_flight) < 40 + 8
 
 
