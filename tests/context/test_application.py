@@ -423,7 +423,7 @@ def test_listeners_that_contradict_each_other_keep_the_application_from_starting
 
     app = app_of(one, other)
 
-    with pytest.raises(ListenerError, match="subscribe to different things"):
+    with pytest.raises(ListenerError, match="have different subscriptions"):
         app.start()
     with pytest.raises(BrokerClosedError):
         app.template.sync_send("orders", "x")
