@@ -11,10 +11,9 @@ import structlog
 from mqtemplate import Broker, EmbeddedBroker
 from mqtemplate.context import ApplicationContext
 from mqtemplate.errors import SparkError
-from mqtemplate.listener import ListenerRegistry
+from mqtemplate.listener import ListenerRegistry, ListenerSpec
 from mqtemplate.spark import (
     SparkListenerContainer,
-    SparkListenerSpec,
     refuse_shared_groups,
     session,
     spark_listener_specs,
@@ -58,7 +57,7 @@ class SparkListeners:
         ]
         native = self._context.get(ListenerRegistry)
         refuse_shared_groups(
-            [container.spec.consumer_group for container in self.containers],
+            [container.settings.consumer_group for container in self.containers],
             [container.endpoint.settings.group for container in native],
         )
         for container in self.containers:
@@ -83,7 +82,7 @@ class SparkListeners:
         if errors:
             raise ExceptionGroup("Spark could not be stopped cleanly", errors)
 
-    def _container(self, component: object, spec: SparkListenerSpec) -> SparkListenerContainer:
+    def _container(self, component: object, spec: ListenerSpec) -> SparkListenerContainer:
         broker: Broker = self._context.get(Broker)  # type: ignore[type-abstract]  # by its base, whichever it is
         if not isinstance(broker, EmbeddedBroker):
             raise SparkError(

@@ -98,7 +98,7 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             self._failures.failed(failure, self._next_step(failure.messages[0]))
             for message in failure.messages:
                 process = processes[id(message)]
-                # A dropped queue was reassigned and its new owner reads the message: sending it back would duplicate it.
+                # A dropped queue was reassigned, and its new owner reads it. Sending back would duplicate the message.
                 if not process.dropped:
                     self._send_back(process, message, self._settings.delay_level_when_next_consume)
         return frozenset(id(message) for failure in failures for message in failure.messages)

@@ -1,4 +1,4 @@
-"""The whole way through a real Spark; one session for all of them."""
+"""Spark listeners and the data source in a real Spark; one session for all tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pydantic import BaseModel
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
+from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, SparkListenerContainer, SparkListenerSpec, spark_listener
+from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, SparkListenerContainer, spark_listener
 from mqtemplate.testing import Harness
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:.*:ResourceWarning")]
 
-AT_ONCE = "0 seconds"  # look again as soon as the last batch is done
+AT_ONCE = "0 seconds"  # the next batch starts when the last one is done
 Start = Callable[..., SparkListenerContainer]
 
 
@@ -42,12 +43,12 @@ def committed(broker: EmbeddedBroker, group: str, queue_id: int = 0) -> int | No
 
 @pytest.fixture
 def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Start]:
-    """Starts a listener on the broker; stopped when the test is over."""
+    """Return a function that starts a listener on the broker. The listener is stopped at the end of the test."""
     running: list[SparkListenerContainer] = []
 
-    def start(endpoint: object, **attributes: Any) -> SparkListenerContainer:
-        attributes = {"topics": ("orders",), "consumer_group": "billing", "trigger": AT_ONCE, **attributes}
-        spec = SparkListenerSpec(retry_delay=0, **attributes)
+    def start(endpoint: object, consumer_group: str = "billing", **attributes: Any) -> SparkListenerContainer:
+        attributes = {"trigger": AT_ONCE, "retry_delay": 0, **attributes}
+        spec = ListenerSpec(topics=("orders",), consumer_group=consumer_group, attributes=attributes)
         container = SparkListenerContainer.on_broker(endpoint, spark, broker, tmp_path / "checkpoints", spec=spec)
         running.append(container)
         container.start()
@@ -59,7 +60,7 @@ def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterat
 
 
 class Collector:
-    """A listener that keeps the ids it gets, batch by batch, and may be told to fail."""
+    """Listener that collects the ids of each batch, and fails if it is told to."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[SparkBatch, list[int]]] = []
@@ -69,7 +70,7 @@ class Collector:
         ids = [row.id for row in messages.selectExpr("from_json(string(body), 'id bigint').id AS id").collect()]
         self.batches.append((batch, ids))
         if self.fails:
-            raise ValueError("the sink is away")
+            raise ValueError("the sink is down")
 
     @property
     def ids(self) -> list[int]:
@@ -77,7 +78,7 @@ class Collector:
 
 
 def test_a_folder_is_read_as_a_table(spark: SparkSession, broker: EmbeddedBroker) -> None:
-    """Batch read beside the running owner, through SQL and through an Arrow function."""
+    """A batch read while the broker runs, through SQL and through an Arrow function."""
     send(broker, *range(20), queue_id=0)
     send(broker, *range(5), tags="refunded", queue_id=3)
     read = spark.read.format("mqtemplate").options(store=str(broker.path), topic="orders").load()
@@ -98,7 +99,7 @@ def test_a_folder_is_read_as_a_table(spark: SparkSession, broker: EmbeddedBroker
     assert copied.where("tags = 'refunded'").count() == 5
 
 
-def test_what_the_source_refuses_is_told_in_its_own_words(spark: SparkSession, broker: EmbeddedBroker) -> None:
+def test_an_error_of_the_source_keeps_its_text(spark: SparkSession, broker: EmbeddedBroker) -> None:
     from pyspark.errors import AnalysisException
 
     with pytest.raises(AnalysisException, match="option 'topics' is unknown; did you mean 'topic'"):
@@ -107,7 +108,7 @@ def test_what_the_source_refuses_is_told_in_its_own_words(spark: SparkSession, b
 
 @pytest.mark.feature("X8", "U34")
 def test_a_listener_gets_typed_batches_and_its_group_follows(start: Start, broker: EmbeddedBroker) -> None:
-    """Tags select, the payload is a struct, batches keep to the limit, the group follows."""
+    """Tags are selected, the payload is a struct, batches are limited, and the group's offsets follow."""
     seen: list[tuple[int, str | None]] = []
     batches: list[SparkBatch] = []
 
@@ -134,7 +135,7 @@ def test_a_listener_gets_typed_batches_and_its_group_follows(start: Start, broke
     assert container.exception is None
 
 
-def test_a_body_that_is_no_json_is_an_empty_payload_or_fails_the_batch(start: Start, broker: EmbeddedBroker) -> None:
+def test_a_body_that_is_no_json_has_a_null_payload_or_fails_the_batch(start: Start, broker: EmbeddedBroker) -> None:
     rows: list[Any] = []
 
     @spark_listener("orders", "billing")
@@ -151,8 +152,8 @@ def test_a_body_that_is_no_json_is_an_empty_payload_or_fails_the_batch(start: St
         strict.await_idle()
 
 
-def test_a_delayed_message_comes_when_it_is_due_and_tells_when_that_was(start: Start, broker: EmbeddedBroker) -> None:
-    """A query sees nothing of a message that waits; to Spark it is an ordinary message once it is there."""
+def test_a_delayed_message_is_read_when_it_is_due(start: Start, broker: EmbeddedBroker) -> None:
+    """A query does not read pending messages. A delivered one is an ordinary message with its due time."""
     due: list[Any] = []
 
     @spark_listener("orders", "billing")
@@ -171,15 +172,15 @@ def test_a_delayed_message_comes_when_it_is_due_and_tells_when_that_was(start: S
     assert due == [deliver_at]
 
 
-def test_a_failing_batch_is_tried_again_and_then_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
-    """on_failure="stop": nothing is passed over; the group stays where it was."""
+def test_a_failing_batch_is_retried_and_then_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
+    """With ``on_failure="stop"`` no message is skipped, and the group's offsets do not change."""
     collector = Collector()
     collector.fails = True
     send(broker, 1, 2, 3)
 
     container = start(collector, max_attempts=3)
 
-    with pytest.raises(SparkError, match="Spark listener Collector: the sink is away"):
+    with pytest.raises(SparkError, match="Spark listener Collector: the sink is down"):
         container.await_idle()
     assert [(batch.batch_id, batch.attempt, ids) for batch, ids in collector.batches] == [
         (0, attempt, [1, 2, 3]) for attempt in (1, 2, 3)
@@ -191,8 +192,8 @@ def test_a_failing_batch_is_tried_again_and_then_ends_the_query(start: Start, br
 
 
 @pytest.mark.feature("U31", "U35")
-def test_a_batch_that_failed_comes_again_after_a_restart_as_it_was(start: Start, broker: EmbeddedBroker) -> None:
-    """The same id and the same messages, though more came and somebody moved the group; then it goes on."""
+def test_a_failed_batch_is_repeated_unchanged_after_a_restart(start: Start, broker: EmbeddedBroker) -> None:
+    """It has the same id and messages, although new messages arrived and the group's offset was changed."""
     failing, working = Collector(), Collector()
     failing.fails = True
     send(broker, 1, 2, 3)
@@ -214,10 +215,10 @@ def test_a_batch_that_failed_comes_again_after_a_restart_as_it_was(start: Start,
 
 @pytest.mark.feature("U31")
 def test_restarts_lose_nothing_and_repeat_nothing(start: Start, broker: EmbeddedBroker) -> None:
-    """Stop between batches, start again, send meanwhile."""
+    """The container is stopped between batches, and messages are sent before the next start."""
     collector = Collector()
-    for beginning in range(0, 30, 10):
-        send(broker, *range(beginning, beginning + 10))
+    for first in range(0, 30, 10):
+        send(broker, *range(first, first + 10))
         container = start(collector, max_offsets_per_trigger=4)
         container.await_idle()
         container.stop()
@@ -226,24 +227,23 @@ def test_restarts_lose_nothing_and_repeat_nothing(start: Start, broker: Embedded
     assert not any(batch.is_replay for batch, _ in collector.batches)
 
 
-def test_a_stop_waits_for_the_batch_that_runs(start: Start, broker: EmbeddedBroker) -> None:
-    """It is counted as done, and no further one begins."""
-    begun, may_end = threading.Event(), threading.Event()
+def test_a_stop_waits_for_the_running_batch(start: Start, broker: EmbeddedBroker) -> None:
+    """The batch is committed, and no other one starts."""
+    started, may_end = threading.Event(), threading.Event()
     done: list[int] = []
 
     @spark_listener("orders", "billing")
     def slow(messages: DataFrame, batch: SparkBatch) -> None:
-        begun.set()
+        started.set()
         assert may_end.wait(60)
         done.append(batch.batch_id)
 
     send(broker, *range(10))
     container = start(slow, max_offsets_per_trigger=5)
-    assert begun.wait(60)
+    assert started.wait(60)
     stopping = threading.Thread(target=container.stop)
     stopping.start()
-    while not container._stopping.wait(60):
-        pytest.fail("stop did not begin")
+    assert container._stopping.wait(60)
     may_end.set()
     stopping.join(60)
 
@@ -253,8 +253,8 @@ def test_a_stop_waits_for_the_batch_that_runs(start: Start, broker: EmbeddedBrok
     assert not container.is_running
 
 
-def test_a_job_takes_what_is_there_from_where_its_group_was_and_ends(start: Start, broker: EmbeddedBroker) -> None:
-    """A new query goes on where the group stands: the way from a message listener to a Spark listener."""
+def test_an_available_now_query_reads_from_its_groups_offset_and_ends(start: Start, broker: EmbeddedBroker) -> None:
+    """A new query starts at the offset of its group, for example that of an earlier message listener."""
     collector = Collector()
     send(broker, *range(8))
     broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
@@ -268,7 +268,7 @@ def test_a_job_takes_what_is_there_from_where_its_group_was_and_ends(start: Star
 
 
 def test_a_damaged_record_ends_the_query_with_file_and_offset(start: Start, broker: EmbeddedBroker) -> None:
-    """Never passed over in silence."""
+    """It is not skipped."""
     collector = Collector()
     send(broker, 1)
     (log,) = sorted((broker.path or Path()).glob("commitlog/*"))[:1]
