@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.listener import ListenerSpec
 from mqtemplate.message import Message, MessageQueue
@@ -41,18 +42,29 @@ def committed(broker: EmbeddedBroker, group: str, queue_id: int = 0) -> int | No
     return broker.committed_offset(group, MessageQueue("orders", broker.name, queue_id))
 
 
+def started(
+    spark: SparkSession,
+    broker: EmbeddedBroker,
+    checkpoints: Path,
+    endpoint: object,
+    consumer_group: str = "billing",
+    **attributes: Any,
+) -> SparkListenerContainer:
+    attributes = {"trigger": AT_ONCE, "retry_delay": 0, **attributes}
+    spec = ListenerSpec(topics=("orders",), consumer_group=consumer_group, attributes=attributes)
+    container = SparkListenerContainer.on_broker(endpoint, spark, broker, checkpoints, spec=spec)
+    container.start()
+    return container
+
+
 @pytest.fixture
 def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts a listener on the broker. The listener is stopped at the end of the test."""
     running: list[SparkListenerContainer] = []
 
-    def start(endpoint: object, consumer_group: str = "billing", **attributes: Any) -> SparkListenerContainer:
-        attributes = {"trigger": AT_ONCE, "retry_delay": 0, **attributes}
-        spec = ListenerSpec(topics=("orders",), consumer_group=consumer_group, attributes=attributes)
-        container = SparkListenerContainer.on_broker(endpoint, spark, broker, tmp_path / "checkpoints", spec=spec)
-        running.append(container)
-        container.start()
-        return container
+    def start(endpoint: object, **options: Any) -> SparkListenerContainer:
+        running.append(started(spark, broker, tmp_path / "checkpoints", endpoint, **options))
+        return running[-1]
 
     yield start
     for container in running:
@@ -75,6 +87,35 @@ class Collector:
     @property
     def ids(self) -> list[int]:
         return [number for _, ids in self.batches for number in ids]
+
+
+class RunningListener:
+    """Listener that collects payloads and due times. It runs for several tests, since a start takes seconds."""
+
+    def __init__(self, spark: SparkSession, broker: EmbeddedBroker, folder: Path) -> None:
+        self.broker = broker
+        self.batches: list[tuple[SparkBatch, list[tuple[Any, ...]]]] = []
+        attributes = {"selector_expression": "paid || refunded", "payload": Order, "max_offsets_per_trigger": 10}
+        self.container = started(spark, broker, folder, self, **attributes)
+
+    def on_batch(self, messages: DataFrame, batch: SparkBatch) -> None:
+        columns = messages.selectExpr("payload.*", "unix_millis(deliverTimestamp) AS due")
+        self.batches.append((batch, [tuple(row) for row in columns.collect()]))
+
+    def new_batches(self) -> list[tuple[SparkBatch, list[tuple[Any, ...]]]]:
+        """Wait until all messages are handled. Return the batches with messages since the last call."""
+        self.container.await_idle()
+        taken, self.batches = self.batches, []
+        return [(batch, rows) for batch, rows in taken if batch.message_count]
+
+
+@pytest.fixture(scope="class")
+def running(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningListener]:
+    folder = tmp_path_factory.mktemp("running")
+    with EmbeddedBroker(folder / "store", clock=VirtualClock()) as broker:
+        running = RunningListener(spark, broker, folder / "checkpoints")
+        yield running
+        running.container.stop()
 
 
 def test_a_folder_is_read_as_a_table(spark: SparkSession, broker: EmbeddedBroker) -> None:
@@ -106,104 +147,86 @@ def test_an_error_of_the_source_keeps_its_text(spark: SparkSession, broker: Embe
         spark.read.format("mqtemplate").options(store=str(broker.path), topics="orders").load()
 
 
-@pytest.mark.feature("X8", "U34")
-def test_a_listener_gets_typed_batches_and_its_group_follows(start: Start, broker: EmbeddedBroker) -> None:
-    """Tags are selected, the payload is a struct, batches are limited, and the group's offsets follow."""
-    seen: list[tuple[int, str | None]] = []
-    batches: list[SparkBatch] = []
+class TestRunningListener:
+    @pytest.mark.feature("X8", "U34")
+    def test_a_listener_gets_typed_batches_and_its_group_follows(self, running: RunningListener) -> None:
+        """Tags are selected, the payload is a struct, batches are limited, and the group's offsets follow."""
+        start = committed(running.broker, "billing") or 0
 
+        send(running.broker, *range(10))
+        send(running.broker, *range(100, 110), tags="other")
+        send(running.broker, *range(10, 15))
+        batches = running.new_batches()
+
+        assert [row for _, rows in batches for row in rows] == [(number, "north", None) for number in range(15)]
+        assert max(batch.message_count for batch, _ in batches) <= 10
+        assert {(batch.attempt, batch.is_replay) for batch, _ in batches} == {(1, False)}
+        assert len({batch.batch_id for batch, _ in batches}) == len(batches)
+        ends = [start, *(found.end for batch, _ in batches for found in batch.ranges)]
+        assert [found.start for batch, _ in batches for found in batch.ranges] == ends[:-1]
+        assert committed(running.broker, "billing") == ends[-1] == start + 25
+        assert running.container.exception is None
+
+    def test_a_body_that_is_no_json_has_a_null_payload(self, running: RunningListener) -> None:
+        running.broker.send(Message("orders", b"not json", {"TAGS": "paid"}))
+
+        [(_, rows)] = running.new_batches()
+
+        assert rows == [(None, None, None)]
+
+    def test_a_delayed_message_is_read_when_it_is_due(self, running: RunningListener) -> None:
+        """A query does not read pending messages. A delivered one is an ordinary message with its due time."""
+        deliver_at = running.broker.clock.now_ms() + 60_000
+        properties = {"TAGS": "paid", "TIMER_DELIVER_MS": str(deliver_at)}
+
+        running.broker.send(Message("orders", b'{"id": 1}', properties))
+        before = running.new_batches()
+        Harness(running.broker).advance("1m")
+        [(_, rows)] = running.new_batches()
+
+        assert before == []
+        assert rows == [(1, None, deliver_at)]
+
+
+def test_with_bad_records_fail_a_body_that_is_no_json_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
     @spark_listener("orders", "billing")
-    def bill(messages: DataFrame, batch: SparkBatch) -> None:
-        seen.extend((row.id, row.region) for row in messages.select("payload.*").collect())
-        batches.append(batch)
-
-    send(broker, *range(10))
-    send(broker, *range(100, 110), tags="other")
-    send(broker, *range(10, 15))
-    container = start(bill, selector_expression="paid || refunded", payload=Order, max_offsets_per_trigger=10)
-
-    container.await_idle()
-
-    assert seen == [(number, "north") for number in range(15)]
-    assert [(batch.batch_id, batch.message_count, batch.attempt, batch.is_replay) for batch in batches] == [
-        (0, 10, 1, False),
-        (1, 10, 1, False),
-        (2, 5, 1, False),
-    ]
-    assert [(found.start, found.end) for batch in batches for found in batch.ranges] == [(0, 10), (10, 20), (20, 25)]
-    assert committed(broker, "billing") == 25
-    assert container.exception is None
-
-
-def test_a_body_that_is_no_json_has_a_null_payload_or_fails_the_batch(start: Start, broker: EmbeddedBroker) -> None:
-    rows: list[Any] = []
-
-    @spark_listener("orders", "billing")
-    def keep(messages: DataFrame, batch: SparkBatch) -> None:
-        rows.extend(messages.select("payload.id").collect())
+    def collect(messages: DataFrame, batch: SparkBatch) -> None:
+        messages.select("payload.id").collect()
 
     broker.send(Message("orders", b"not json"))
-    start(keep, payload=Order).await_idle()
+    container = start(collect, payload=Order, bad_records="fail", max_attempts=1)
 
-    assert [row.id for row in rows] == [None]
-
-    strict = start(keep, payload=Order, bad_records="fail", consumer_group="strict", max_attempts=1)
-    with pytest.raises(SparkError, match="Spark listener .*keep: "):
-        strict.await_idle()
-
-
-def test_a_delayed_message_is_read_when_it_is_due(start: Start, broker: EmbeddedBroker) -> None:
-    """A query does not read pending messages. A delivered one is an ordinary message with its due time."""
-    due: list[Any] = []
-
-    @spark_listener("orders", "billing")
-    def keep(messages: DataFrame, batch: SparkBatch) -> None:
-        due.extend(row.ms for row in messages.selectExpr("unix_millis(deliverTimestamp) AS ms").collect())
-
-    deliver_at = broker.clock.now_ms() + 60_000
-    broker.send(Message("orders", b"{}", {"TIMER_DELIVER_MS": str(deliver_at)}))
-    container = start(keep)
-    container.await_idle()
-    before = list(due)
-    Harness(broker).advance("1m")
-    container.await_idle()
-
-    assert before == []
-    assert due == [deliver_at]
-
-
-def test_a_failing_batch_is_retried_and_then_ends_the_query(start: Start, broker: EmbeddedBroker) -> None:
-    """With ``on_failure="stop"`` no message is skipped, and the group's offsets do not change."""
-    collector = Collector()
-    collector.fails = True
-    send(broker, 1, 2, 3)
-
-    container = start(collector, max_attempts=3)
-
-    with pytest.raises(SparkError, match="Spark listener Collector: the sink is down"):
+    with pytest.raises(SparkError, match="Spark listener .*collect: "):
         container.await_idle()
-    assert [(batch.batch_id, batch.attempt, ids) for batch, ids in collector.batches] == [
-        (0, attempt, [1, 2, 3]) for attempt in (1, 2, 3)
-    ]
-    assert isinstance(container.exception, SparkError)
-    assert isinstance(container.exception.__cause__, ValueError)
-    assert not container.is_running
-    assert committed(broker, "billing") is None
 
 
 @pytest.mark.feature("U31", "U35")
-def test_a_failed_batch_is_repeated_unchanged_after_a_restart(start: Start, broker: EmbeddedBroker) -> None:
-    """It has the same id and messages, although new messages arrived and the group's offset was changed."""
+def test_a_failed_batch_ends_the_query_and_is_repeated_unchanged_after_a_restart(
+    start: Start, broker: EmbeddedBroker
+) -> None:
+    """With ``on_failure="stop"`` no message is skipped.
+
+    The repeated batch has the same id and messages, although new messages arrived and the group's offset was changed.
+    """
     failing, working = Collector(), Collector()
     failing.fails = True
     send(broker, 1, 2, 3)
-    broken = start(failing, max_attempts=1)
-    with pytest.raises(SparkError):
+
+    broken = start(failing, max_attempts=3)
+
+    with pytest.raises(SparkError, match="Spark listener Collector: the sink is down"):
         broken.await_idle()
+    assert [(batch.batch_id, batch.attempt, ids) for batch, ids in failing.batches] == [
+        (0, attempt, [1, 2, 3]) for attempt in (1, 2, 3)
+    ]
+    assert isinstance(broken.exception, SparkError)
+    assert isinstance(broken.exception.__cause__, ValueError)
+    assert not broken.is_running
+    assert committed(broker, "billing") is None
+
     broken.stop()
     send(broker, 4, 5)
     broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 2)
-
     start(working).await_idle()
 
     (first, ids), (second, more) = working.batches
@@ -214,33 +237,22 @@ def test_a_failed_batch_is_repeated_unchanged_after_a_restart(start: Start, brok
 
 
 @pytest.mark.feature("U31")
-def test_restarts_lose_nothing_and_repeat_nothing(start: Start, broker: EmbeddedBroker) -> None:
-    """The container is stopped between batches, and messages are sent before the next start."""
-    collector = Collector()
-    for first in range(0, 30, 10):
-        send(broker, *range(first, first + 10))
-        container = start(collector, max_offsets_per_trigger=4)
-        container.await_idle()
-        container.stop()
-
-    assert collector.ids == list(range(30))
-    assert not any(batch.is_replay for batch, _ in collector.batches)
-
-
-def test_a_stop_waits_for_the_running_batch(start: Start, broker: EmbeddedBroker) -> None:
-    """The batch is committed, and no other one starts."""
-    started, may_end = threading.Event(), threading.Event()
+def test_a_stop_waits_for_the_running_batch_and_restarts_lose_and_repeat_nothing(
+    start: Start, broker: EmbeddedBroker
+) -> None:
+    """The batch is committed, and no other one starts. Messages are sent before each restart."""
+    running, may_end = threading.Event(), threading.Event()
     done: list[int] = []
 
     @spark_listener("orders", "billing")
     def slow(messages: DataFrame, batch: SparkBatch) -> None:
-        started.set()
+        running.set()
         assert may_end.wait(60)
         done.append(batch.batch_id)
 
     send(broker, *range(10))
     container = start(slow, max_offsets_per_trigger=5)
-    assert started.wait(60)
+    assert running.wait(60)
     stopping = threading.Thread(target=container.stop)
     stopping.start()
     assert container._stopping.wait(60)
@@ -251,6 +263,17 @@ def test_a_stop_waits_for_the_running_batch(start: Start, broker: EmbeddedBroker
     assert committed(broker, "billing") == 5
     assert container.exception is None
     assert not container.is_running
+
+    collector = Collector()
+    for first in (10, 20):
+        send(broker, *range(first, first + 10))
+        container = start(collector, max_offsets_per_trigger=4)
+        container.await_idle()
+        container.stop()
+
+    assert collector.ids == list(range(5, 30))
+    assert [len(ids) for _, ids in collector.batches] == [4, 4, 4, 3, 4, 4, 2]
+    assert not any(batch.is_replay for batch, _ in collector.batches)
 
 
 def test_an_available_now_query_reads_from_its_groups_offset_and_ends(start: Start, broker: EmbeddedBroker) -> None:

@@ -21,6 +21,7 @@ def test_a_type_checker_knows_each_attribute_and_its_type() -> None:
     decorated = message_listener("orders", "billing", consume_mode=ConsumeMode.ORDERLY, pull_batch_size="${size:8}")(
         bill
     )
+    assert assert_type(decorated("hello"), None) is None
 
     message_listener("orders", "billing", selector_expression=4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="did you mean 'consume_thread_number'"):
