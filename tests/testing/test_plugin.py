@@ -1,4 +1,4 @@
-"""The fixtures that come with the library."""
+"""Fixtures of the pytest plugin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqtemplate.testing import Harness, Inbox, RecordingTemplate
 
 
 @pytest.mark.feature("C9")
-def test_the_fixtures_of_one_test_belong_together(
+def test_the_fixtures_of_one_test_share_broker_and_clock(
     mqtemplate_clock: VirtualClock,
     mqtemplate_broker: EmbeddedBroker,
     mqtemplate_template: RecordingTemplate,
@@ -39,7 +39,7 @@ def test_the_template_of_a_test_can_receive(mqtemplate_template: RecordingTempla
 
 
 class OrderService:
-    """A service of the user's, with the template injected."""
+    """Service of an application, with the template injected."""
 
     def __init__(self, template: RocketMQTemplate) -> None:
         self.template = template
@@ -51,10 +51,10 @@ class OrderService:
 @message_listener(topic="orders", consumer_group="billing", selector_expression="paid")
 class Billing:
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     def on_message(self, message: str) -> None:
-        self.heard.append(message)
+        self.received.append(message)
 
 
 @pytest.mark.feature("C9", "X4")
@@ -69,5 +69,5 @@ def test_an_application_runs_on_the_broker_of_the_test(
 
     assert app.template is mqtemplate_template
     assert [(sent.destination, sent.payload) for sent in mqtemplate_template.sent] == [("orders:paid", "hello")]
-    assert app.get(Billing).heard == ["hello"]
+    assert app.get(Billing).received == ["hello"]
     assert inbox.bodies == [b"hello"]
