@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +14,18 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.listener import message_listener
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, Inbox, RecordingTemplate
+
+
+def test_loading_the_plugin_imports_nothing_else() -> None:
+    """pytest loads it in every run, also of projects that use no fixture of it."""
+    program = (
+        "import sys, pytest, mqtemplate; before = set(sys.modules); import mqtemplate.testing.plugin; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
+
+    assert run.stdout.split() == ["mqtemplate.testing", "mqtemplate.testing.plugin"]
 
 
 @pytest.mark.feature("C9")
@@ -27,8 +42,6 @@ def test_the_fixtures_of_one_test_share_broker_and_clock(
 
 
 def test_a_broker_in_a_test_starts_no_thread(mqtemplate_broker: EmbeddedBroker) -> None:
-    import threading
-
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mqtemplate")] == []
 
 
