@@ -14,24 +14,20 @@ _NO_EFFECT: dict[str, set[object]] = {
 
 _NO_USERS = "the embedded broker runs inside this process and has no users"
 _NO_NAMESPACE = "the embedded broker serves one application and has no namespaces; put the prefix into topic and group"
-_NO_CHANNEL = "there is no cloud broker behind this application"
-_NO_TRACE = "writes no trace topic; its log events carry msg_id, topic and group"
+_NO_TRACE = "this library writes no trace topic; its log events have msg_id, topic and group"
 
+_BY_CLUSTER = {
+    "enable_msg_trace": _NO_TRACE,
+    "customized_trace_topic": _NO_TRACE,
+    "access_channel": "there is no cloud broker behind this application",
+}
 _BY_EMBEDDED = {
     "access_key": _NO_USERS,
     "secret_key": _NO_USERS,
     "tls_enable": "nothing travels over a network here",
     "namespace": _NO_NAMESPACE,
     "namespace_v2": _NO_NAMESPACE,
-    "enable_msg_trace": f"the embedded broker {_NO_TRACE}",
-    "customized_trace_topic": f"the embedded broker {_NO_TRACE}",
-    "access_channel": _NO_CHANNEL,
-}
-_BY_CLUSTER = {
-    "enable_msg_trace": f"this client {_NO_TRACE}",
-    "customized_trace_topic": f"this client {_NO_TRACE}",
-    "access_channel": _NO_CHANNEL,
-}
+} | _BY_CLUSTER
 _OF_APPLICATION = ("access_key", "secret_key", "tls_enable", "namespace", "namespace_v2")
 """Attributes that hold for the whole application on a cluster: it has one connection to each broker."""
 

@@ -39,7 +39,7 @@ _POLL_S = 0.01
 
 
 class FolderBroker(Protocol):
-    """Broker of this process that stores its files in a folder."""
+    """Broker that stores its files in a folder of this machine, and the offsets of groups."""
 
     @property
     def name(self) -> str: ...
@@ -68,13 +68,8 @@ class SparkListenerContainer:
     Args:
         endpoint: A decorated function, or an object of a decorated class.
         spark: A session, or a function that creates one when the container starts.
-        store_path: The broker's folder; None for a broker in memory, which is refused.
+        broker: Broker whose folder is read. The container starts at the offsets of its group, and commits them.
         checkpoint_root: Folder for the listener's checkpoint folder, unless the listener names its own.
-        report_offsets: Function of (topic, queue id, queue offset), called in ascending order: every message before the
-            offset is done.
-        committed_offset: Function of (topic, queue id) that returns the group's offset. None: it is read from the
-            broker's files, which may be some seconds old.
-        broker_name: Value of the column ``brokerName``.
         resolve: Function that replaces placeholders; by default, with their defaults.
         spec: Spec to run, if the endpoint has several.
 
@@ -87,28 +82,23 @@ class SparkListenerContainer:
         self,
         endpoint: object,
         spark: SparkSession | Callable[[], SparkSession],
-        store_path: Path | str | None,
+        broker: FolderBroker,
         checkpoint_root: Path | str,
-        report_offsets: Callable[[str, int, int], None],
         *,
-        committed_offset: Callable[[str, int], int | None] | None = None,
-        broker_name: str = "broker-a",
         resolve: Resolve = default_resolve,
         spec: ListenerSpec | None = None,
     ) -> None:
         self.name = _name_of(endpoint)
         self.settings = resolve_spark_spec(spec or _only_spec(endpoint), self.name, resolve)
         require_pyspark()
-        if store_path is None:
+        if broker.path is None:
             raise SparkError(
                 f"Spark listener {self.name}: a broker in memory has no files that Spark could read; "
                 "keep the broker in a folder, such as rocketmq.name-server: embedded:./data"
             )
         self._function: Callable[[DataFrame, SparkBatch], object] = getattr(endpoint, "on_batch", endpoint)  # type: ignore[arg-type]
-        self._spark = spark
-        self._store_path, self._broker_name = Path(store_path), broker_name
+        self._spark, self._broker = spark, broker
         self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.settings))
-        self._report_offsets, self._committed_offset = report_offsets, committed_offset
         self._topic = ",".join(self.settings.topics)
         self._log = _log.bind(listener=self.name, topic=self._topic, group=self.settings.consumer_group)
         self._query: StreamingQuery | None = None
@@ -116,41 +106,6 @@ class SparkListenerContainer:
         self._stopping, self._no_batch_runs, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._last_batch = self._replayed = -1
         self._error: Exception | None = None
-        self._reported: OffsetTable = {}
-
-    @classmethod
-    def on_broker(
-        cls,
-        endpoint: object,
-        spark: SparkSession | Callable[[], SparkSession],
-        broker: FolderBroker,
-        checkpoint_root: Path | str,
-        *,
-        resolve: Resolve = default_resolve,
-        spec: ListenerSpec | None = None,
-    ) -> SparkListenerContainer:
-        """Return a container over a broker of this process. It starts at the group's offsets, and advances them."""
-        spec = spec or _only_spec(endpoint)
-        group = resolve(spec.consumer_group).strip()
-
-        def committed(topic: str, queue_id: int) -> int | None:
-            return broker.committed_offset(group, MessageQueue(topic, broker.name, queue_id))
-
-        def report(topic: str, queue_id: int, queue_offset: int) -> None:
-            if queue_offset > (committed(topic, queue_id) or 0):
-                broker.commit_offset(group, MessageQueue(topic, broker.name, queue_id), queue_offset)
-
-        return cls(
-            endpoint,
-            spark,
-            broker.path,
-            checkpoint_root,
-            report,
-            committed_offset=committed,
-            broker_name=broker.name,
-            resolve=resolve,
-            spec=spec,
-        )
 
     # --- start and stop ------------------------------------------------------------------------
 
@@ -173,7 +128,7 @@ class SparkListenerContainer:
         first = self._first_offsets()
         planned, committed = self._checkpoint.planned(), self._checkpoint.committed()
         self._replayed = planned if planned > committed else -1
-        self._report(self._checkpoint.end_of(committed) or {})
+        self._commit(self._checkpoint.end_of(committed) or {})
         self._query = self._start_query(spark, first)
         threading.Thread(target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True).start()
         self._log.info("spark.started")
@@ -233,11 +188,11 @@ class SparkListenerContainer:
     def _options(self, first: OffsetTable | None) -> dict[str, str]:
         settings = self.settings
         options = {
-            "store": str(self._store_path),
+            "store": str(self._broker.path),
             "topic": self._topic,
             "tags": settings.selector_expression,
             "group": settings.consumer_group,
-            "brokerName": self._broker_name,
+            "brokerName": self._broker.name,
             "maxOffsetsPerTrigger": str(settings.max_offsets_per_trigger),
             "includeProperties": str(settings.include_properties).lower(),
             "failOnDataLoss": str(settings.fail_on_data_loss).lower(),
@@ -256,7 +211,7 @@ class SparkListenerContainer:
         from mqtemplate.spark.store_reader import StoreReader
 
         reader = StoreReader(SourceOptions.parse(self._options(None), streaming=True))
-        first = reader.start_offsets() if self._committed_offset is None else reader.offsets_of(self._committed_offset)
+        first = reader.offsets_of(self._committed)
         self._checkpoint.write_first_offsets(first)
         return first
 
@@ -328,7 +283,7 @@ class SparkListenerContainer:
                 consumer_group=self.settings.consumer_group,
             )
             self._handle(messages, batch)
-            self._report(end)
+            self._commit(end)
             self._last_batch = batch_id
         finally:
             self._no_batch_runs.set()
@@ -361,12 +316,16 @@ class SparkListenerContainer:
         ranges = (QueueRange(*queue, start[queue], stop) for queue, stop in sorted(end.items()))
         return tuple(found for found in ranges if len(found))
 
-    def _report(self, end: OffsetTable) -> None:
-        """Report offsets to the group, but never lower ones than before, as a repeated batch would."""
-        for queue, offset in sorted(end.items()):
-            if offset > self._reported.get(queue, 0):
-                self._reported[queue] = offset
-                self._report_offsets(*queue, offset)
+    def _committed(self, topic: str, queue_id: int) -> int | None:
+        queue = MessageQueue(topic, self._broker.name, queue_id)
+        return self._broker.committed_offset(self.settings.consumer_group, queue)
+
+    def _commit(self, end: OffsetTable) -> None:
+        """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""
+        for (topic, queue_id), offset in sorted(end.items()):
+            if offset > (self._committed(topic, queue_id) or 0):
+                queue = MessageQueue(topic, self._broker.name, queue_id)
+                self._broker.commit_offset(self.settings.consumer_group, queue, offset)
 
 
 def _name_of(endpoint: object) -> str:

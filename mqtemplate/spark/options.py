@@ -14,21 +14,9 @@ from mqtemplate.spark.offsets import OffsetTable, parse_offsets
 from mqtemplate.topics import check_topic
 
 OPTION_NAMES = (
-    "store",
-    "topic",
-    "topicPattern",
-    "tags",
-    "subExpression",
-    "group",
-    "brokerName",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "maxOffsetsPerTrigger",
-    "minPartitions",
-    "failOnDataLoss",
-    "includeProperties",
+    *("store", "topic", "topicPattern", "tags", "subExpression", "group", "brokerName"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeProperties"),
 )
 """Names for ``.option(...)``; case does not matter."""
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, cast
 
 from mqtemplate.broker import Broker
 from mqtemplate.listener.decorator import ListenerAttributes, message_listener
 from mqtemplate.message import MessageExt
-from mqtemplate.results import PullStatus, SendResult, TransactionSendResult
+from mqtemplate.results import PullStatus, SendResult
 from mqtemplate.template.destination import parse_destination
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
+
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,20 @@ class SentMessage:
         return parse_destination(self.destination).tag
 
 
+def _recorded(verb: _Verb) -> _Verb:
+    """Return a sending method that records its calls."""
+
+    @functools.wraps(verb)
+    def send(self: RecordingTemplate, *args: Any, **options: Any) -> Any:
+        result = verb(self, *args, **options)
+        named = inspect.signature(verb).bind(self, *args, **options).arguments
+        rest = {name: value for name, value in named.items() if name not in ("self", "destination", "payload")}
+        self.sent.append(SentMessage(verb.__name__, named["destination"], named["payload"], rest, result))
+        return result
+
+    return cast("_Verb", send)
+
+
 class RecordingTemplate(RocketMQTemplate):
     """Template that sends messages and records the calls.
 
@@ -56,34 +73,12 @@ class RecordingTemplate(RocketMQTemplate):
         super().__init__(broker, **settings)
         self.sent: list[SentMessage] = []
 
-    def sync_send(self, *args: Any, **options: Any) -> SendResult:
-        result = super().sync_send(*args, **options)
-        self._record(RocketMQTemplate.sync_send, args, options, result)
-        return result
-
-    def async_send(self, *args: Any, **options: Any) -> Future[SendResult]:
-        result = super().async_send(*args, **options)
-        self._record(RocketMQTemplate.async_send, args, options, result)
-        return result
-
-    def send_one_way(self, *args: Any, **options: Any) -> None:
-        super().send_one_way(*args, **options)
-        self._record(RocketMQTemplate.send_one_way, args, options, None)
-
-    def send_in_transaction(self, *args: Any, **options: Any) -> TransactionSendResult:
-        result = super().send_in_transaction(*args, **options)
-        self._record(RocketMQTemplate.send_in_transaction, args, options, result)
-        return result
-
-    def async_send_and_receive(self, *args: Any, **options: Any) -> Future[Any]:
-        result = super().async_send_and_receive(*args, **options)
-        self._record(RocketMQTemplate.async_send_and_receive, args, options, result)
-        return result
-
-    def _record(self, verb: Callable[..., object], args: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
-        named = inspect.signature(verb).bind(self, *args, **options).arguments
-        rest = {name: value for name, value in named.items() if name not in ("self", "destination", "payload")}
-        self.sent.append(SentMessage(verb.__name__, named["destination"], named["payload"], rest, result))
+    # The other sending methods call one of these.
+    sync_send = _recorded(RocketMQTemplate.sync_send)
+    async_send = _recorded(RocketMQTemplate.async_send)
+    send_one_way = _recorded(RocketMQTemplate.send_one_way)
+    send_in_transaction = _recorded(RocketMQTemplate.send_in_transaction)
+    async_send_and_receive = _recorded(RocketMQTemplate.async_send_and_receive)
 
 
 class Inbox:

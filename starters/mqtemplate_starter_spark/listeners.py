@@ -90,7 +90,7 @@ class SparkListeners:
                 f"{type(broker).__name__}; use rocketmq.name-server: embedded:<folder>"
             )
         settings = self._context.settings
-        return SparkListenerContainer.on_broker(
+        return SparkListenerContainer(
             self._endpoint(component),
             self._spark,
             broker,

@@ -52,7 +52,7 @@ def started(
 ) -> SparkListenerContainer:
     attributes = {"trigger": AT_ONCE, "retry_delay": 0, **attributes}
     spec = ListenerSpec(topics=("orders",), consumer_group=consumer_group, attributes=attributes)
-    container = SparkListenerContainer.on_broker(endpoint, spark, broker, checkpoints, spec=spec)
+    container = SparkListenerContainer(endpoint, spark, broker, checkpoints, spec=spec)
     container.start()
     return container
 

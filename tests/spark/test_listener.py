@@ -28,11 +28,13 @@ def bill(messages: Any, batch: SparkBatch) -> None:
     """Listener that is never called here."""
 
 
-def container(endpoint: object, tmp_path: Path, store: Path | None = Path("/data")) -> SparkListenerContainer:
-    def no_spark() -> Any:
-        pytest.fail("nothing may be started")
+def container(endpoint: object, folder: Path | None) -> SparkListenerContainer:
+    """Return a container over a broker that is not started."""
 
-    return SparkListenerContainer(endpoint, no_spark, store, tmp_path / "checkpoints", lambda *_: None)
+    def no_spark() -> Any:
+        pytest.fail("no session may be created")
+
+    return SparkListenerContainer(endpoint, no_spark, EmbeddedBroker(folder), "checkpoints")
 
 
 def resolved(
@@ -137,12 +139,9 @@ def test_the_defaults_suit_batches_of_a_second() -> None:
     )
 
 
-def test_a_broker_in_memory_is_refused(tmp_path: Path) -> None:
-    with (
-        EmbeddedBroker() as broker,
-        pytest.raises(SparkError, match=r"a broker in memory has no files .* embedded:./data"),
-    ):
-        SparkListenerContainer.on_broker(bill, lambda: pytest.fail("no session"), broker, tmp_path)
+def test_a_broker_in_memory_is_refused() -> None:
+    with pytest.raises(SparkError, match=r"a broker in memory has no files .* embedded:./data"):
+        container(bill, None)
 
 
 def test_an_undecorated_function_is_refused(tmp_path: Path) -> None:
