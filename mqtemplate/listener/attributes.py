@@ -16,7 +16,8 @@ Resolve = Callable[[str], str]
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
 _MAX_INT = 2**31 - 1
-_NOT_READABLE = (AttributeError, LookupError, TypeError, ValueError)
+NOT_READABLE = (AttributeError, LookupError, TypeError, ValueError)
+"""Errors of `Attribute.read` for a value that is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Attribute:
     Attributes:
         default: Value where the decorator does not name the attribute; it may hold placeholders.
         allowed: End of the sentence "… must be" for errors.
-        read: Function that converts a value without placeholders. It raises one of `_NOT_READABLE` if it cannot.
+        read: Function that converts a value without placeholders. It raises one of `NOT_READABLE` otherwise.
     """
 
     default: object
@@ -49,7 +50,7 @@ def flag(default: bool | str) -> Attribute:
     return Attribute(default, "true or false", lambda value: {"true": True, "false": False}[str(value).lower()])
 
 
-def number(default: int, low: int, high: int = _MAX_INT) -> Attribute:
+def number(default: int | None, low: int, high: int = _MAX_INT) -> Attribute:
     """Return an attribute that takes a whole number, *low* and *high* included."""
 
     def read(value: int | str) -> int:
@@ -183,6 +184,6 @@ def _read(listener: str, name: str, attribute: Attribute, given: object, resolve
     value = resolve(given).strip() if isinstance(given, str) else given
     try:
         return attribute.read(value)
-    except _NOT_READABLE:
+    except NOT_READABLE:
         source = f" from {given!r}" if isinstance(given, str) and "${" in given else ""
         raise ListenerError(f"{listener}: {name} must be {attribute.allowed}, got {value!r}{source}") from None

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from mqtemplate.converter import MessageConverter
-from mqtemplate.listener.headers import message_headers
 from mqtemplate.listener.settings import ListenerSettings
-from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageExt, MessageQueue
 
 Handler = Callable[..., object]
 SingleCall = Callable[[MessageExt], object]
 """Function that calls a handler with one message."""
 
-_Read = Callable[[MessageExt], object]
+Read = Callable[[MessageExt], object]
+"""Function that returns the value of a parameter."""
 
 
-class Extra(Enum):
-    """Value that a handler can take after the payload."""
-
-    MESSAGE = "message"
-    QUEUE = "queue"
-    HEADERS = "headers"
+def read_message(message: MessageExt) -> MessageExt:
+    """Return the message itself."""
+    return message
 
 
-_READ_EXTRA: dict[Extra, _Read] = {
-    Extra.MESSAGE: lambda message: message,
-    Extra.QUEUE: lambda message: message.message_queue,
-    Extra.HEADERS: message_headers,
-}
+def read_queue(message: MessageExt) -> MessageQueue:
+    """Return the queue of the message."""
+    return message.message_queue
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCall:
     """Functions that call a batch handler. Each body is read alone, so that an unreadable one fails alone."""
 
-    read: _Read
+    read: Read
     call: Callable[[list[object], Sequence[MessageExt]], object]
 
 
@@ -49,19 +43,19 @@ class HandlerPlan:
     Attributes:
         payload_type: Type that a body is converted to; in a batch, the type of one item.
         is_raw: True if the payload is the message itself and nothing is converted.
-        extras: Parameter -> value that it takes, beside the payload.
+        extras: Parameter after the payload -> function that reads its value.
     """
 
     handler: Handler
     payload_type: Any
     is_batch: bool
     is_raw: bool
-    extras: dict[str, Extra]
+    extras: Mapping[str, Read]
 
     def single_call(self, converter: MessageConverter) -> SingleCall:
         """Return the handler as a function of the message. It runs for each message, so common cases are short."""
         handler, read = self.handler, self._reader(converter)
-        extras = tuple((name, _READ_EXTRA[extra]) for name, extra in self.extras.items())
+        extras = tuple(self.extras.items())
         if extras:
             return lambda message: handler(read(message), **{name: extra(message) for name, extra in extras})
         if self.is_raw:
@@ -70,22 +64,21 @@ class HandlerPlan:
 
     def batch_call(self, converter: MessageConverter) -> BatchCall:
         """Return the handler as functions of a batch of messages."""
-        handler = self.handler
-        extras = tuple((name, extra, _READ_EXTRA[extra]) for name, extra in self.extras.items())
+        handler, extras = self.handler, tuple(self.extras.items())
 
         def call(payloads: list[object], messages: Sequence[MessageExt]) -> object:
             named = {
                 # Only an orderly batch may have a queue parameter: all its messages are of one queue.
-                name: read(messages[0]) if extra is Extra.QUEUE else [read(message) for message in messages]
-                for name, extra, read in extras
+                name: extra(messages[0]) if extra is read_queue else [extra(message) for message in messages]
+                for name, extra in extras
             }
             return handler(payloads, **named)
 
         return BatchCall(self._reader(converter), call)
 
-    def _reader(self, converter: MessageConverter) -> _Read:
+    def _reader(self, converter: MessageConverter) -> Read:
         if self.is_raw:
-            return _READ_EXTRA[Extra.MESSAGE]
+            return read_message
         from_body, payload_type = converter.from_body, self.payload_type
         return lambda message: from_body(message.body, payload_type, message.properties)
 

@@ -8,7 +8,8 @@ import inspect
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.endpoint import Extra, Handler, HandlerPlan
+from mqtemplate.listener.endpoint import Handler, HandlerPlan, Read, read_message, read_queue
+from mqtemplate.listener.headers import message_headers
 from mqtemplate.message import Message, MessageExt, MessageQueue
 
 _ALLOWED_EXTRAS = "MessageExt, MessageQueue, or headers: dict[str, str]"
@@ -43,14 +44,14 @@ def plan_handler(handler: Handler, name: str, *, batch: bool | None = None, is_o
     bare = _bare(item_type)
     if bare is MessageQueue:
         raise ListenerError(f"{name}: the first parameter is the payload, a MessageQueue comes after it")
-    extras: dict[str, Extra] = {}
+    extras: dict[str, Read] = {}
     for parameter in parameters[1:]:
         extra = _extra(parameter, hints.get(parameter.name), is_batch)
         if extra is not None:
             extras[parameter.name] = extra
         elif parameter.default is parameter.empty and parameter.kind not in _COLLECTORS:
             raise _unknown(name, parameter, hints.get(parameter.name), is_batch)
-    if is_batch and Extra.QUEUE in extras.values() and not is_orderly:
+    if is_batch and read_queue in extras.values() and not is_orderly:
         raise ListenerError(f"{name}: a concurrent batch mixes queues; take list[MessageExt], or use ORDERLY")
     return HandlerPlan(handler, item_type, is_batch, bare in (Message, MessageExt), extras)
 
@@ -101,22 +102,22 @@ def _payload(annotation: Any, batch: bool | None, where: str) -> tuple[Any, bool
     return (items[0] if items else Any), True
 
 
-def _extra(parameter: inspect.Parameter, annotation: Any, is_batch: bool) -> Extra | None:
-    """Return the value that a parameter after the payload takes; None if unknown, or if not passed by name."""
+def _extra(parameter: inspect.Parameter, annotation: Any, is_batch: bool) -> Read | None:
+    """Return the function that reads the value of a parameter; None if it is unknown, or not passed by name."""
     if parameter.kind in (*_COLLECTORS, inspect.Parameter.POSITIONAL_ONLY):
         return None
     bare = _bare(annotation)
     if bare is MessageQueue:
-        return Extra.QUEUE
+        return read_queue
     if is_batch:
         if get_origin(bare) not in _LISTS:
             return None
         bare = _bare(get_args(bare)[0])
     if bare in (Message, MessageExt):
-        return Extra.MESSAGE
+        return read_message
     is_text_mapping = get_origin(bare) in _MAPPINGS and get_args(bare) == (str, str)
     is_named_headers = parameter.name == "headers" and (bare in _MAPPINGS or bare is None)
-    return Extra.HEADERS if is_text_mapping or is_named_headers else None
+    return message_headers if is_text_mapping or is_named_headers else None
 
 
 def _unknown(name: str, parameter: inspect.Parameter, annotation: Any, is_batch: bool) -> ListenerError:

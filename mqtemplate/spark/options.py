@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from mqtemplate.errors import ConfigurationError, DestinationError, ListenerError, UnsupportedError
+from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.offsets import OffsetTable, parse_offsets
 from mqtemplate.topics import check_topic
@@ -34,6 +36,8 @@ _HINTS = {
     "subscribepattern": "the option is 'topicPattern' here",
 }
 _WORDS = ("earliest", "latest", "group")
+_NUMBER = number(None, 1, 2**63 - 1)
+_TRUE = flag(True)
 
 Position = str | int | OffsetTable
 """Start or end: ``earliest``, ``latest``, ``group``; a store time in epoch ms; or an offset for each queue."""
@@ -91,16 +95,17 @@ class SourceOptions:
             broker_name=given.get("brokerName", "broker-a"),
             start=_position(given, "starting", "group" if streaming and group else "earliest"),
             end=_position(given, "ending", "latest"),
-            max_offsets_per_trigger=_number(given, "maxOffsetsPerTrigger"),
-            min_partitions=_number(given, "minPartitions"),
-            fail_on_data_loss=_flag(given, "failOnDataLoss", True),
-            include_properties=_flag(given, "includeProperties", True),
+            max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", _NUMBER),
+            min_partitions=_value(given, "minPartitions", _NUMBER),
+            fail_on_data_loss=_value(given, "failOnDataLoss", _TRUE),
+            include_properties=_value(given, "includeProperties", _TRUE),
         )
 
     @staticmethod
     def wants_properties(options: Mapping[str, str]) -> bool:
         """Return ``includeProperties`` only: Spark asks for the schema before it says if the read is a stream."""
-        return _flag(_known({name.lower(): value for name, value in options.items()}), "includeProperties", True)
+        given = _known({name.lower(): value for name, value in options.items()})
+        return bool(_value(given, "includeProperties", _TRUE))
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
@@ -202,17 +207,10 @@ def _milliseconds(option: str, text: str) -> int:
     return int(moment.timestamp() * 1_000)
 
 
-def _number(given: Mapping[str, str], option: str) -> int | None:
+def _value(given: Mapping[str, str], option: str, attribute: Attribute) -> Any:
     if option not in given:
-        return None
-    text = given[option].strip()
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigurationError(f"option {option}={given[option]!r} must be a whole number above 0")
-    return int(text)
-
-
-def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:
-    text = given.get(option, str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise ConfigurationError(f"option {option}={given[option]!r} must be true or false")
-    return text == "true"
+        return attribute.default
+    try:
+        return attribute.read(given[option].strip())
+    except NOT_READABLE:
+        raise ConfigurationError(f"option {option}={given[option]!r} must be {attribute.allowed}") from None

@@ -25,8 +25,9 @@ _TUNED = {
     "spark.sql.shuffle.partitions": "2",  # a micro-batch is small; 200 tasks cost more than they save
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
 }
-_TUNED_ON_THIS_MACHINE = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 _MEMORY, _JAVA_OPTIONS = "spark.driver.memory", "spark.driver.extraJavaOptions"
 
 
@@ -57,7 +58,7 @@ def session(
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    settings = {**_TUNED, **_TUNED_ON_THIS_MACHINE, "spark.app.name": app_name, "spark.master": master, **conf}
+    settings = {**_TUNED, "spark.app.name": app_name, "spark.master": master, **conf}
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -46,13 +46,26 @@ class RangesPartition(InputPartition):
         super().__init__(tuple(ranges))
 
 
-class BatchReader(DataSourceReader):
-    """Reader of a batch. Its start and end are fixed when Spark calls ``partitions``."""
+class _FolderReader:
+    """Common part of both readers."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = _arrow_schema(schema)
         self._reader = StoreReader(options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of one task."""
+        # If there are no partitions, Spark creates one of None.
+        return self._reader.batches(partition.value or (), self._schema)
+
+    def _partitions(self, start: OffsetTable, end: OffsetTable) -> list[InputPartition]:
+        ranges = self._reader.ranges(start, end)
+        return [RangesPartition(share) for share in distribute(ranges, self._options.min_partitions)]
+
+
+class BatchReader(_FolderReader, DataSourceReader):
+    """Reader of a batch. Its start and end are fixed when Spark calls ``partitions``."""
 
     def partitions(self) -> Sequence[InputPartition]:
         self._reader.require_topics()
@@ -63,17 +76,10 @@ class BatchReader(DataSourceReader):
                     f"{topic}, queue {queue_id}: the read would start at offset {offset} and end at "
                     f"{end[topic, queue_id]}; check the starting and ending options"
                 )
-        return [
-            RangesPartition(share)
-            for share in distribute(self._reader.ranges(start, end), self._options.min_partitions)
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # If there are no partitions, Spark creates one of None.
-        return self._reader.batches(partition.value or (), self._schema)
+        return self._partitions(start, end)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_FolderReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of a stream, which plans micro-batches. It lives as long as the query, in a Python process of Spark.
 
     - Offsets never decrease, and a range contains the same messages each time it is read.
@@ -82,9 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._options = options
-        self._schema = _arrow_schema(schema)
-        self._reader = StoreReader(options)
+        super().__init__(options, schema)
         self._first: OffsetTable | None = None
         self._target: OffsetTable | None = None
 
@@ -112,11 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_spark(limited(known, end, limit.max_rows if isinstance(limit, ReadMaxRows) else None))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ranges = self._reader.ranges(from_spark(start), from_spark(end))
-        return [RangesPartition(share) for share in distribute(ranges, self._options.min_partitions)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._reader.batches(partition.value or (), self._schema)
+        return self._partitions(from_spark(start), from_spark(end))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: the checkpoint has the progress, and the folder belongs to another process."""

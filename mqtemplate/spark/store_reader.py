@@ -84,12 +84,12 @@ class StoreReader:
 
     def end_offsets(self) -> OffsetTable:
         """Return the current offsets of ``endingOffsets`` or ``endingTimestamp``; all messages before are flushed."""
-        self._make_durable(self._latest())
+        self.latest_offsets()
         return self._resolve(self._options.end, "endingOffsets", LATEST)
 
     def latest_offsets(self) -> OffsetTable:
         """Return the current end of each queue; all messages before are flushed, so that no crash removes them."""
-        latest = self._latest()
+        latest = {queue: self._folder.max_offset(*queue) for queue in self.queues()}
         self._make_durable(latest)
         return latest
 
@@ -124,9 +124,6 @@ class StoreReader:
         for queue, offset in sorted(start.items()):
             if latest.get(queue, 0) < offset:
                 self._lost(queue, offset, offset, f"the queue now ends at {latest.get(queue, 0)}")
-
-    def _latest(self) -> OffsetTable:
-        return {queue: self._folder.max_offset(*queue) for queue in self.queues()}
 
     def _make_durable(self, latest: OffsetTable) -> None:
         ends = [self._physical_end(*queue, offset) for queue, offset in latest.items() if offset]

@@ -51,7 +51,7 @@ def test_times_are_epoch_milliseconds_or_iso_8601() -> None:
         ({"startingOffsets": "group"}, "option startingOffsets='group' needs the option 'group'"),
         ({"startingTimestamp": "yesterday"}, "give epoch milliseconds, or ISO 8601 such as"),
         ({"startingTimestamp": "2026-01-01T00:00:00"}, "has no time zone; add one"),
-        ({"minPartitions": "0"}, "option minPartitions='0' must be a whole number above 0"),
+        ({"minPartitions": "0"}, "option minPartitions='0' must be a whole number from 1 to"),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss='maybe' must be true or false"),
         ({"topic": "a,,b"}, "option topic='a,,b': the topic is empty"),
         ({"topic": "a,a"}, "names one topic twice"),

@@ -90,11 +90,6 @@ class ListenerContainer:
         """True if the container is a member of its group; a paused one is."""
         return self.state in (ContainerState.RUNNING, ContainerState.PAUSED)
 
-    @property
-    def in_flight(self) -> int:
-        """Number of messages that were fetched and are not finished."""
-        return self._queues.in_flight if self.is_running else 0
-
     # --- start and stop ----------------------------------------------------------------------------
 
     def start(self) -> None:

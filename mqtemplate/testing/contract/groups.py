@@ -28,6 +28,13 @@ def _until_assigned(under_test: BrokerUnderTest, topic: str, counts: list[int], 
     )
 
 
+def _two_members(under_test: BrokerUnderTest, topic: str) -> tuple[Consumer, Consumer]:
+    """Return two members of a group, each with two of four queues."""
+    one, other = under_test.join("billing", topic), under_test.join("billing", topic)
+    _until_assigned(under_test, topic, [2, 2], one, other)
+    return one, other
+
+
 def _fill(under_test: BrokerUnderTest, topic: str, each: int = 2) -> list[str]:
     """Send *each* messages to each queue. Return their bodies, sorted."""
     sent = []
@@ -69,16 +76,14 @@ class GroupContract:
 
     def test_members_share_the_queues(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
-        one, other = under_test.join("billing", topic), under_test.join("billing", topic)
 
-        _until_assigned(under_test, topic, [2, 2], one, other)
+        one, other = _two_members(under_test, topic)
 
         assert _queues_of(one, topic) | _queues_of(other, topic) == {0, 1, 2, 3}
 
     def test_members_share_the_messages(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
-        one, other = under_test.join("billing", topic), under_test.join("billing", topic)
-        _until_assigned(under_test, topic, [2, 2], one, other)
+        one, other = _two_members(under_test, topic)
 
         sent = _fill(under_test, topic)
 
@@ -92,8 +97,7 @@ class GroupContract:
 
     def test_the_queues_of_a_closed_member_are_reassigned(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
-        one, other = under_test.join("billing", topic), under_test.join("billing", topic)
-        _until_assigned(under_test, topic, [2, 2], one, other)
+        one, other = _two_members(under_test, topic)
 
         one.close()
 

@@ -14,13 +14,15 @@ _DELAY_MS = 1_000
 
 
 class _Checker:
-    """Checker that returns these states one after the other, the last one for ever. An exception is raised."""
+    """Registered checker that returns these states one after the other, the last one for ever, or raises them."""
 
-    def __init__(self, *states: TransactionState | Exception) -> None:
+    def __init__(self, under_test: BrokerUnderTest, *states: TransactionState | Exception) -> None:
+        under_test.needs(Capability.TRANSACTION)
         self.states = list(states)
         self.checked: list[MessageExt] = []
+        self.registration = under_test.broker.check_transactions(under_test.name("shop"), self._check)
 
-    def __call__(self, message: MessageExt) -> TransactionState:
+    def _check(self, message: MessageExt) -> TransactionState:
         self.checked.append(message)
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if isinstance(state, Exception):
@@ -80,15 +82,13 @@ class TransactionContract:
     # --- checks --------------------------------------------------------------------------------
 
     def test_an_open_transaction_is_checked(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
-        topic, checker = under_test.topic(queue_count=1), _Checker(TransactionState.COMMIT)
-        registration = under_test.broker.check_transactions(under_test.name("shop"), checker)
+        topic, checker = under_test.topic(queue_count=1), _Checker(under_test, TransactionState.COMMIT)
         half = under_test.send_half(topic, "open", {Property.TAGS: "paid", "order": "4466"})
 
         under_test.until(lambda: bool(checker.checked), "the transaction is checked", under_test.checks_within_ms)
         message = under_test.take_one(under_test.join("billing", topic))
 
-        registration.close()
+        checker.registration.close()
         checked = checker.checked[0]
         assert (checked.topic, checked.body, checked.tags) == (topic, b"open", "paid")
         assert checked.properties["order"] == "4466"
@@ -97,22 +97,19 @@ class TransactionContract:
 
     def test_a_transaction_is_checked_until_its_state_is_known(self, under_test: BrokerUnderTest) -> None:
         """A checker that raises an error counts as ``UNKNOWN``."""
-        under_test.needs(Capability.TRANSACTION)
-        checker = _Checker(TransactionState.UNKNOWN, ValueError("no database"), TransactionState.ROLLBACK)
-        registration = under_test.broker.check_transactions(under_test.name("shop"), checker)
+        states = TransactionState.UNKNOWN, ValueError("no database"), TransactionState.ROLLBACK
+        checker = _Checker(under_test, *states)
         half = under_test.send_half(under_test.topic(queue_count=1), "open")
 
         under_test.until(lambda: len(checker.checked) >= 3, "there are three checks", 3 * under_test.checks_within_ms)
 
-        registration.close()
+        checker.registration.close()
         assert {message.msg_id for message in checker.checked} == {half.send_result.msg_id}
         assert under_test.broker.pull(half.send_result.message_queue, 0).messages == []
 
     def test_a_transaction_that_has_ended_is_not_checked(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
         under_test.needs_virtual_time()
-        topic, checker = under_test.topic(queue_count=1), _Checker(TransactionState.COMMIT)
-        under_test.broker.check_transactions(under_test.name("shop"), checker)
+        topic, checker = under_test.topic(queue_count=1), _Checker(under_test, TransactionState.COMMIT)
 
         under_test.broker.end_transaction(under_test.send_half(topic, "one"), TransactionState.COMMIT)
         under_test.broker.end_transaction(under_test.send_half(topic, "two"), TransactionState.ROLLBACK)
@@ -121,30 +118,28 @@ class TransactionContract:
         assert checker.checked == []
 
     def test_a_group_has_at_most_one_checker(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
-        group, checker = under_test.name("shop"), _Checker(TransactionState.COMMIT)
-        first = under_test.broker.check_transactions(group, checker)
+        first = _Checker(under_test, TransactionState.COMMIT)
 
-        with pytest.raises(ListenerError, match=group):
-            under_test.broker.check_transactions(group, checker)
+        with pytest.raises(ListenerError, match=under_test.name("shop")):
+            _Checker(under_test, TransactionState.COMMIT)
 
-        first.close()
-        first.close()
-        under_test.broker.check_transactions(group, checker).close()
+        first.registration.close()
+        first.registration.close()
+        _Checker(under_test, TransactionState.COMMIT).registration.close()
 
     def test_open_transactions_are_checked_after_a_restart(self, under_test: BrokerUnderTest) -> None:
         """Transactions that ended before the restart stay committed or rolled back."""
-        topic, checker = under_test.topic(queue_count=1), _Checker(TransactionState.COMMIT)
+        topic = under_test.topic(queue_count=1)
         under_test.broker.end_transaction(under_test.send_half(topic, "before"), TransactionState.COMMIT)
         under_test.broker.end_transaction(under_test.send_half(topic, "never"), TransactionState.ROLLBACK)
         under_test.send_half(topic, "after")
 
         under_test.reopen()
-        registration = under_test.broker.check_transactions(under_test.name("shop"), checker)
+        checker = _Checker(under_test, TransactionState.COMMIT)
         under_test.until(lambda: bool(checker.checked), "the transaction is checked", under_test.checks_within_ms)
         messages = under_test.take(under_test.join("billing", topic), 2)
 
-        registration.close()
+        checker.registration.close()
         assert bodies(messages) == ["before", "after"]
         assert bodies(checker.checked) == ["after"]
 

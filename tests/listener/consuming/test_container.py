@@ -338,7 +338,7 @@ def test_fetching_pauses_while_too_many_messages_are_unfinished(
     @message_listener(topic="orders", consumer_group="billing", consume_thread_number=2, pull_batch_size=8)
     def bill(body: str) -> None:
         assert proceed.wait(PATIENCE_S)
-        most_in_flight.append(container.in_flight)
+        most_in_flight.append(container._queues.in_flight)
         received.put(int(body))
 
     container = threaded_app.listen(bill)
