@@ -40,7 +40,7 @@ def default_resolve(text: str) -> str:
 
 
 def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: str = "") -> ListenerSettings:
-    """Return the settings that a spec stands for.
+    """Return the resolved settings of a spec.
 
     Args:
         name: Name of the listener where its spec gives no id.
@@ -72,7 +72,7 @@ def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple
     """Return the topics of a spec. A placeholder may stand for several, joined by commas.
 
     Raises:
-        ListenerError: A name is not allowed, or stands there twice.
+        ListenerError: A name is not allowed, or is used twice.
     """
     names = [name.strip() for topic in spec.topics for name in resolve(topic).split(",")]
     for name in names:

@@ -37,13 +37,13 @@ def plan_handler(handler: Handler, name: str, *, batch: bool | None = None, is_o
     payload = parameters[0].name
     if payload not in hints:
         raise ListenerError(
-            f"{name}: parameter {payload!r} has no type; annotate it with what the body shall become: "
+            f"{name}: parameter {payload!r} has no type; annotate it with the type to convert the body to: "
             "str, bytes, dict, a dataclass, a pydantic model, MessageExt, or list[...] of one of these for batches"
         )
     item_type, is_batch = _payload(hints[payload], batch, f"{name}: parameter {payload!r}")
     bare = _bare(item_type)
     if bare is MessageQueue:
-        raise ListenerError(f"{name}: the first parameter is the payload, a MessageQueue comes after it")
+        raise ListenerError(f"{name}: the first parameter is the payload; put the MessageQueue after it")
     extras: dict[str, Read] = {}
     for parameter in parameters[1:]:
         extra = _extra(parameter, hints.get(parameter.name), is_batch)

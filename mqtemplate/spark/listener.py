@@ -170,7 +170,7 @@ def spark_listener_specs(target: object) -> tuple[ListenerSpec, ...]:
 
 
 def resolve_spark_spec(spec: ListenerSpec, name: str, resolve: Resolve) -> SparkListenerSettings:
-    """Return the settings that a spec stands for.
+    """Return the resolved settings of a spec.
 
     Args:
         name: Name of the listener, for errors.

@@ -227,9 +227,9 @@ def positional_only(order: str, message: MessageExt, /) -> None: ...
     ("handler", "sentence"),
     [
         (no_parameter, r"has no parameter for the payload; write it first, such as \(message: str\)"),
-        (no_type, "parameter 'message' has no type; annotate it with what the body shall become"),
+        (no_type, "parameter 'message' has no type; annotate it with the type to convert the body to"),
         (bare_list, r"a bare list may mean two things; write list\[Order\]"),
-        (queue_first, "the first parameter is the payload, a MessageQueue comes after it"),
+        (queue_first, "the first parameter is the payload; put the MessageQueue after it"),
         (unknown_service, "parameter 'audit' has the type .*Order; .*services are injected through the constructor"),
         (untyped_extra, "parameter 'more' has no type"),
         (unseen_name, "an annotation cannot be read: name 'Decimal' is not defined; import or define the name"),

@@ -40,7 +40,7 @@ class Gateway:
 
 
 def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway:
-    """Start Spark's driver JVM without Spark's shell scripts; these add a flag that small Java runtimes do not know.
+    """Start Spark's driver JVM without Spark's shell scripts; these add a flag that small Java runtimes refuse.
 
     The standard input of the JVM is a pipe. The JVM ends when the pipe is closed, also when this process is killed.
 
@@ -69,8 +69,8 @@ def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway
 
 def class_path() -> list[str]:
     """Return Spark's jars in a fixed order: an archive of classes is valid for one order only."""
-    home = _spark_home()
-    return [str(home / "conf"), *map(str, sorted((home / "jars").glob("*.jar")))]
+    spark = _spark_home()
+    return [str(spark / "conf"), *map(str, sorted((spark / "jars").glob("*.jar")))]
 
 
 def _spark_home() -> Path:

@@ -19,7 +19,7 @@ class SelectorContract:
     def test_an_sql92_group_gets_the_messages_that_match(self, under_test: BrokerUnderTest) -> None:
         queue = _priced(under_test)
 
-        messages = under_test.take(under_test.join("dear", queue.topic, Sql92Selector("price > 6")), 3)
+        messages = under_test.take(under_test.join("expensive", queue.topic, Sql92Selector("price > 6")), 3)
 
         assert [message.properties["price"] for message in messages] == ["7", "12", "20"]
 
@@ -63,7 +63,7 @@ class SelectorContract:
     def test_a_message_that_an_sql92_group_sends_back_is_redelivered(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.SQL92)
         topic = under_test.topic(queue_count=1)
-        consumer = under_test.join("dear", topic, Sql92Selector("price > 6"))
+        consumer = under_test.join("expensive", topic, Sql92Selector("price > 6"))
         under_test.send(topic, "tea", properties={"price": "9"})
 
         consumer.send_back(under_test.take_one(consumer), delay_level=1)
@@ -74,10 +74,10 @@ class SelectorContract:
     def test_a_member_with_another_sql92_selector_is_refused(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.SQL92)
         topic = under_test.topic()
-        under_test.join("dear", topic, Sql92Selector("price > 6"))
+        under_test.join("expensive", topic, Sql92Selector("price > 6"))
 
         with pytest.raises(ListenerError, match="price > 7"):
-            under_test.join("dear", topic, Sql92Selector("price > 7"))
+            under_test.join("expensive", topic, Sql92Selector("price > 7"))
 
     def test_the_error_for_wrong_sql92_has_the_column(self) -> None:
         with pytest.raises(SelectorError, match=r"column 8: found '>'"):
