@@ -11,11 +11,10 @@ from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, MessageQueue
 
 Handler = Callable[..., object]
-SingleCall = Callable[[MessageExt], object]
-"""Function that calls a handler with one message."""
-
 Read = Callable[[MessageExt], object]
-"""Function that returns the value of a parameter."""
+"""Function that returns a value of the message, such as that of a parameter."""
+BatchCall = Callable[[list[object], Sequence[MessageExt]], object]
+"""Function that calls a batch handler with its payloads and their messages."""
 
 
 def read_message(message: MessageExt) -> MessageExt:
@@ -26,14 +25,6 @@ def read_message(message: MessageExt) -> MessageExt:
 def read_queue(message: MessageExt) -> MessageQueue:
     """Return the queue of the message."""
     return message.message_queue
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCall:
-    """Functions that call a batch handler. Each body is read alone, so that an unreadable one fails alone."""
-
-    read: Read
-    call: Callable[[list[object], Sequence[MessageExt]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +43,9 @@ class HandlerPlan:
     is_raw: bool
     extras: Mapping[str, Read]
 
-    def single_call(self, converter: MessageConverter) -> SingleCall:
+    def single_call(self, converter: MessageConverter) -> Read:
         """Return the handler as a function of the message. It runs for each message, so common cases are short."""
-        handler, read = self.handler, self._reader(converter)
+        handler, read = self.handler, self.payload_reader(converter)
         extras = tuple(self.extras.items())
         if extras:
             return lambda message: handler(read(message), **{name: extra(message) for name, extra in extras})
@@ -62,8 +53,8 @@ class HandlerPlan:
             return handler
         return lambda message: handler(read(message))
 
-    def batch_call(self, converter: MessageConverter) -> BatchCall:
-        """Return the handler as functions of a batch of messages."""
+    def batch_call(self) -> BatchCall:
+        """Return the handler as a function of payloads and messages."""
         handler, extras = self.handler, tuple(self.extras.items())
 
         def call(payloads: list[object], messages: Sequence[MessageExt]) -> object:
@@ -74,9 +65,10 @@ class HandlerPlan:
             }
             return handler(payloads, **named)
 
-        return BatchCall(self._reader(converter), call)
+        return call
 
-    def _reader(self, converter: MessageConverter) -> Read:
+    def payload_reader(self, converter: MessageConverter) -> Read:
+        """Return the function that converts the body of a message to the payload."""
         if self.is_raw:
             return read_message
         from_body, payload_type = converter.from_body, self.payload_type

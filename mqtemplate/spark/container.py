@@ -42,14 +42,18 @@ class FolderBroker(Protocol):
     """Broker that stores its files in a folder of this machine, and the offsets of groups."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the broker."""
 
     @property
-    def path(self) -> Path | None: ...
+    def path(self) -> Path | None:
+        """Store folder; None for a broker in memory."""
 
-    def committed_offset(self, group: str, queue: MessageQueue) -> int | None: ...
+    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """Return the first queue offset that the group has not committed; None if it never committed."""
 
-    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None: ...
+    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Commit the messages before *queue_offset* for the group."""
 
 
 class _StoppingError(Exception):

@@ -27,10 +27,12 @@ class Application(Protocol):
     """Application with a broker and listener containers, for a harness."""
 
     @property
-    def broker(self) -> Broker: ...
+    def broker(self) -> Broker:
+        """Broker on a `VirtualClock`."""
 
     @property
-    def containers(self) -> Sequence[Service]: ...
+    def containers(self) -> Sequence[Service]:
+        """Listener containers in the order of their steps."""
 
 
 class Harness:

@@ -40,8 +40,8 @@ def called(handler: Callable[..., Any], message: MessageExt, **options: Any) -> 
 
 
 def called_with_batch(handler: Callable[..., Any], messages: list[MessageExt], **options: Any) -> Any:
-    call = plan_handler(handler, "listener test", **options).batch_call(CONVERTER)
-    return call.call([call.read(message) for message in messages], messages)
+    plan = plan_handler(handler, "listener test", **options)
+    return plan.batch_call()(list(map(plan.payload_reader(CONVERTER), messages)), messages)
 
 
 def test_a_payload_can_be_text_or_bytes(make_message: MakeMessage) -> None:

@@ -29,9 +29,11 @@ _Work = TypeVar("_Work")
 class Handling(Protocol):
     """Handler of a listener: it returns the failures."""
 
-    def handle(self, messages: Sequence[MessageExt]) -> list[Failure]: ...
+    def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
+        """Handle several messages."""
 
-    def handle_one(self, message: MessageExt) -> Failure | None: ...
+    def handle_one(self, message: MessageExt) -> Failure | None:
+        """Handle one message with a handler that takes single messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class Invocation:
         self._reply = reply
         self._warned = False
         if self._is_batch:
-            self._batch = endpoint.plan.batch_call(converter)
+            self._read, self._call_many = endpoint.plan.payload_reader(converter), endpoint.plan.batch_call()
         else:
             self._call = endpoint.plan.single_call(converter)
 
@@ -65,8 +65,8 @@ class Invocation:
         token = CURRENT.set((self._group, messages))
         try:
             for message in messages:
-                try:
-                    payloads.append(self._batch.read(message))
+                try:  # each body is read alone, so that an unreadable one fails alone
+                    payloads.append(self._read(message))
                     readable.append(message)
                 except HANDLER_ERRORS as error:
                     failures.append(Failure((message,), error))
@@ -80,7 +80,7 @@ class Invocation:
         count, error = len(messages), None
         try:
             try:
-                failed = failed_indices(self._awaited(self._batch.call(payloads, messages)), count)
+                failed = failed_indices(self._awaited(self._call_many(payloads, messages)), count)
             except BatchFailure as failure:
                 failed, error = failed_indices(failure.failed, count), failure
         except HANDLER_ERRORS as raised:
