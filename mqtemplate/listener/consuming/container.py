@@ -19,7 +19,6 @@ from mqtemplate.listener.consuming.failure import FailureLog
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
-from mqtemplate.listener.consuming.replier import Replier
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
 from mqtemplate.listener.endpoint import Endpoint
 
@@ -121,14 +120,13 @@ class ListenerContainer:
 
     def _make_service(self) -> ConsumeService[Any, Any]:
         endpoint, settings = self.endpoint, self.endpoint.settings
-        replier = Replier(self._broker, self._converter, settings.reply_timeout, endpoint.id)
         context = ConsumeContext(
             settings=settings,
             take_size=endpoint.take_size,
             is_batch=endpoint.plan.is_batch,
             consumer=self._consumer,
             queues=self._queues,
-            handling=Invocation(endpoint, self._converter, self._loop.run, self._failures, replier.reply),
+            handling=Invocation(endpoint, self._broker, self._converter, self._loop.run, self._failures),
             failures=self._failures,
             clock=self._clock,
             on_earlier_due=self._wake_polling,

@@ -46,6 +46,7 @@ class FailureLog:
     - ``listener.reconsume_later`` (info): the handler returned ``RECONSUME_LATER``.
     - ``listener.send_back_failed`` (error): the broker did not take a message back; it is retried here.
     - ``listener.blocked`` (error): a handler hangs, that is, it takes longer than its ``consume_timeout``.
+    - ``listener.reply_failed`` (error): a reply could not be converted or sent.
     - ``listener.result_ignored`` (warning): a handler returned a reply, but the message is no request.
     """
 
@@ -64,13 +65,17 @@ class FailureLog:
 
     def send_back_failed(self, message: MessageExt, error: Exception, retry_in_ms: int) -> None:
         """Report a message that the broker did not take back."""
-        self._log.error("listener.send_back_failed", exc_info=error, retry_in_ms=retry_in_ms, **log_fields(message))
+        self._log.error("listener.send_back_failed", exc_info=error, retry_in_ms=retry_in_ms, **_log_fields(message))
 
     def blocked(self, messages: Sequence[MessageExt], blocked_ms: int, stack: str, next_step: str) -> None:
         """Report a hanging handler with the stack of its thread."""
         self._log.error(
             "listener.blocked", blocked_ms=blocked_ms, handler_stack=stack, next_step=next_step, **_fields(messages)
         )
+
+    def reply_failed(self, request: MessageExt, error: Exception) -> None:
+        """Report a reply that could not be converted or sent."""
+        self._log.error("listener.reply_failed", reason=str(error), **_log_fields(request))
 
     def result_ignored(self, result: object) -> None:
         """Report a returned value that is neither a status nor a reply."""
@@ -82,7 +87,7 @@ class FailureLog:
         )
 
 
-def log_fields(message: MessageExt) -> dict[str, object]:
+def _log_fields(message: MessageExt) -> dict[str, object]:
     """Return the fields that identify a message in logs."""
     return {
         "topic": message.topic,
@@ -95,7 +100,7 @@ def log_fields(message: MessageExt) -> dict[str, object]:
 
 
 def _fields(messages: Sequence[MessageExt]) -> dict[str, object]:
-    first = log_fields(messages[0])
+    first = _log_fields(messages[0])
     if len(messages) == 1:
         return first
     ids = [message.msg_id for message in messages[:_MAX_LOGGED_IDS]]

@@ -1,38 +1,39 @@
-"""Invocation of a handler: it takes messages and returns the failures; nothing that a handler raises escapes."""
+"""Invocation of a handler: it takes messages, replies to requests, and returns the failures."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 
-from mqtemplate.converter import MessageConverter
+from mqtemplate.broker import Broker
+from mqtemplate.converter import CONTENT_TYPE, MessageConverter
+from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener.consuming.async_loop import RunCoroutine
 from mqtemplate.listener.consuming.failure import HANDLER_ERRORS, Failure, FailureLog
 from mqtemplate.listener.current import CURRENT
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
-from mqtemplate.message import MessageExt
-
-Reply = Callable[[MessageExt, object], bool]
-"""Function that replies to a request with a handler's result; False if the message is no request."""
+from mqtemplate.message import MessageExt, Property
 
 
 class Invocation:
-    """Handler of one endpoint, as functions from messages to failures."""
+    """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler."""
 
     def __init__(
         self,
         endpoint: Endpoint,
+        broker: Broker,
         converter: MessageConverter,
         run_coroutine: RunCoroutine,
         log: FailureLog,
-        reply: Reply,
     ) -> None:
         self._group = endpoint.settings.group
+        self._reply_timeout_ms = endpoint.settings.reply_timeout
+        self._broker = broker
+        self._converter = converter
         self._is_batch = endpoint.plan.is_batch
         self._run_coroutine = run_coroutine
         self._log = log
-        self._reply = reply
         self._warned = False
         if self._is_batch:
             self._read, self._call_many = endpoint.plan.payload_reader(converter), endpoint.plan.batch_call()
@@ -91,10 +92,25 @@ class Invocation:
         result = self._awaited(result)
         if result is None or isinstance(result, ConsumeStatus):
             return result is ConsumeStatus.RECONSUME_LATER
-        if not self._reply(message, result) and not self._warned:
+        if message.properties.get(Property.REPLY_TO_CLIENT):
+            self._reply(message, result)
+        elif not self._warned:
             self._warned = True
             self._log.result_ignored(result)
         return False
+
+    def _reply(self, request: MessageExt, result: object) -> None:
+        """Send the result of the handler to the client that sent the request.
+
+        A reply that fails is logged and nothing else, as in rocketmq-spring: the message was handled, and the client
+        gets a timeout.
+        """
+        try:
+            body, content_type = self._converter.to_body(result)
+            properties = {} if content_type is None else {CONTENT_TYPE: content_type}
+            self._broker.reply(request, body, properties, self._reply_timeout_ms)
+        except MQTemplateError as exc:
+            self._log.reply_failed(request, exc)
 
     def _awaited(self, result: object) -> object:
         """Return the result of an ``async def`` handler; other results unchanged."""
