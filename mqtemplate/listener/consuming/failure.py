@@ -31,7 +31,7 @@ class Failure(NamedTuple):
 
 
 class NextStep(Enum):
-    """What happens to a message that failed."""
+    """Next step for a message that failed."""
 
     REDELIVERY = "redelivery"
     DEAD_LETTER = "dead_letter"
