@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _why_not_spark() -> str | None:
     from mqtemplate.errors import SparkError
     from mqtemplate.spark.jvm.java import find_java
-    from mqtemplate.spark.session import require_pyspark
+    from mqtemplate.spark.requirements import require_pyspark
 
     try:
         require_pyspark()

@@ -1,14 +1,16 @@
-"""Decorated listeners: what calls users when messages arrive."""
+"""Listeners: decorated functions and classes that handle messages."""
 
-from mqtemplate.listener.batch import BatchFailure
+from mqtemplate.listener.attributes import ListenerSpec
 from mqtemplate.listener.consuming.container import ContainerState, ListenerContainer
 from mqtemplate.listener.current import add_current_message, current_group, current_message, current_messages
-from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerSpec, listener_specs, message_listener
-from mqtemplate.listener.endpoint import Endpoint, make_endpoints
+from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, ListenerAttributes, listener_specs, message_listener
+from mqtemplate.listener.discovery import make_endpoints
+from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus
 from mqtemplate.listener.headers import message_headers
-from mqtemplate.listener.modes import ConsumeMode, ConsumeStatus
 from mqtemplate.listener.registry import ListenerRegistry, check_subscriptions
-from mqtemplate.listener.resolution import ListenerSettings, default_resolve, resolve_spec
+from mqtemplate.listener.resolution import default_resolve, resolve_spec
+from mqtemplate.listener.settings import ConsumeMode, ListenerSettings
 
 __all__ = [
     "LISTENER_ATTRIBUTE",
@@ -17,6 +19,7 @@ __all__ = [
     "ConsumeStatus",
     "ContainerState",
     "Endpoint",
+    "ListenerAttributes",
     "ListenerContainer",
     "ListenerRegistry",
     "ListenerSettings",

@@ -1,4 +1,4 @@
-"""The headers of a received message: its facts under ``rocketmq_`` names, beside the sender's own properties."""
+"""Headers of a received message: its fields under ``rocketmq_`` names, and the producer's own properties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEVER_COPIED = frozenset({"id", "timestamp"})
 
 
 def message_headers(message: MessageExt) -> dict[str, str]:
-    """Every header as text; a fact that the message does not have is left out.
+    """Return every header as text, without those that the message does not have.
 
     Source: the names of ``rocketmq-spring: RocketMQHeaders``.
     """

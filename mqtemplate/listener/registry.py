@@ -1,4 +1,4 @@
-"""All listeners of an application: checked against each other, started in order, stopped in reverse."""
+"""Registry of all listeners of an application: they are checked together, started in order, stopped in reverse."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ import structlog
 from mqtemplate.broker import Broker
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
+from mqtemplate.listener.attributes import Resolve
 from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
 from mqtemplate.listener.consuming.container import ListenerContainer
-from mqtemplate.listener.endpoint import Endpoint, make_endpoints
-from mqtemplate.listener.resolution import ListenerSettings, Resolve, default_resolve
+from mqtemplate.listener.discovery import make_endpoints
+from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.resolution import default_resolve
+from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]
-"""Whether configuration lets a listener run: (group, topic) -> bool."""
+"""Function that returns True if the configuration lets a listener run: (group, topic) -> bool."""
 
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
 
 
 class ListenerRegistry:
-    """Holds a container for each listener.
+    """Containers of the listeners.
 
     Args:
-        resolve: Fills the placeholders of the decorators in.
-        is_enabled: Switches single listeners off, as ``rocketmq.consumer.listeners.<group>.<topic>: false`` does.
-            A listener of several topics loses the one that is off.
+        resolve: Function that replaces the placeholders of the decorators.
+        is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
+            of several topics loses the disabled one.
     """
 
     def __init__(
@@ -49,17 +52,17 @@ class ListenerRegistry:
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:
-        """In the order of their registration; listeners that are switched off have none."""
+        """Containers in the order of registration. A disabled listener has none."""
         return tuple(self._containers.values())
 
     def __iter__(self) -> Iterator[ListenerContainer]:
         return iter(self.containers)
 
     def container(self, listener_id: str) -> ListenerContainer:
-        """The container of a listener, to pause it or to start one that does not start by itself.
+        """Return the container of a listener, for example to pause it or to start it by hand.
 
         Raises:
-            ListenerError: There is none of this id.
+            ListenerError: No listener has this id.
         """
         try:
             return self._containers[listener_id]
@@ -69,29 +72,29 @@ class ListenerRegistry:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every listener that starts by itself is running."""
+        """True if every listener with ``auto_startup`` is running."""
         return all(container.is_running for container in self if container.endpoint.settings.auto_startup)
 
     def register(self, target: object) -> list[ListenerContainer]:
-        """Take in a decorated function, or an object of a decorated class; returns a container for each decorator.
+        """Add a decorated function, or an object of a decorated class. Return a container for each decorator.
 
         Raises:
-            ListenerError: It is no listener, is declared wrongly, or its id is taken.
-            UnsupportedError: It asks for what cannot be honoured.
+            ListenerError: The object is no listener, is declared wrongly, or its id is taken.
+            UnsupportedError: The broker cannot honour an attribute.
         """
-        made = []
+        added = []
         for endpoint in make_endpoints(target, self._resolve):
             if endpoint.id in self._containers:
                 raise ListenerError(
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
-            if (switched := self._switch(endpoint)) is not None:
-                container = ListenerContainer(self._broker, switched, self._converter, loop=self._loop)
+            if (enabled := self._enabled_part(endpoint)) is not None:
+                container = ListenerContainer(self._broker, enabled, self._converter, loop=self._loop)
                 self._containers[endpoint.id] = container
-                made.append(container)
-        return made
+                added.append(container)
+        return added
 
-    def _switch(self, endpoint: Endpoint) -> Endpoint | None:
+    def _enabled_part(self, endpoint: Endpoint) -> Endpoint | None:
         settings = endpoint.settings
         topics = tuple(topic for topic in settings.topics if self._is_enabled(settings.group, topic))
         if not settings.enabled or not topics:
@@ -100,11 +103,11 @@ class ListenerRegistry:
         return endpoint if topics == settings.topics else replace(endpoint, settings=replace(settings, topics=topics))
 
     def start(self) -> None:
-        """Check the listeners against each other and start those that start by themselves.
+        """Check the listeners against each other and start those with ``auto_startup``.
 
         Raises:
-            ListenerError: Their subscriptions contradict each other; nothing was started.
-            Exception: One could not start; those before it were stopped again.
+            ListenerError: Subscriptions contradict each other; no listener was started.
+            Exception: A listener could not start; those started before it were stopped again.
         """
         check_subscriptions(container.endpoint.settings for container in self)
         with contextlib.ExitStack() as undo:
@@ -115,10 +118,10 @@ class ListenerRegistry:
             undo.pop_all()
 
     def stop(self) -> None:
-        """Stop all, the last one first.
+        """Stop all listeners, the last one first.
 
         Raises:
-            ExceptionGroup: Some could not be stopped cleanly; all were tried.
+            ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
         errors: list[Exception] = []
         for stop in [*(container.stop for container in reversed(self.containers)), self._loop.stop]:
@@ -131,27 +134,27 @@ class ListenerRegistry:
 
 
 def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:
-    """Refuse listeners of one group that want different things.
+    """Refuse listeners of one group with different subscriptions, message models or consume modes.
 
-    Each member of a group gets a part of the queues of all topics that the group subscribes to. A member with
-    another subscription silently loses what the others' queues hold, so such a group is an error from the start.
+    Each member of a group gets a part of the queues of all topics that the group subscribes to. A member with another
+    subscription would silently lose the messages in the queues of the other members.
 
     Raises:
-        ListenerError: Names both listeners, the difference, and the way out.
+        ListenerError: It names both listeners, the difference, and the solution.
     """
     first_of: dict[str, ListenerSettings] = {}
     for listener in listeners:
         first = first_of.setdefault(listener.group, listener)
         for what, one, other in (
-            ("subscribe to different things", _subscription(first), _subscription(listener)),
+            ("have different subscriptions", _subscription(first), _subscription(listener)),
             ("have different message models", first.message_model.value, listener.message_model.value),
             ("have different consume modes", first.consume_mode.value, listener.consume_mode.value),
         ):
             if one != other:
                 raise ListenerError(
                     f"listeners {first.id} and {listener.id} are both of group {listener.group!r} and {what}: "
-                    f"{one} and {other}. The members of a group share its queues, so each would lose messages meant "
-                    "for the other. Give each listener a consumer_group of its own, or hear all of it in one listener"
+                    f"{one} and {other}. The members of a group share its queues, so each would lose messages of the "
+                    "other. Give each listener a consumer_group of its own, or use one listener for all"
                 )
 
 

@@ -1,28 +1,47 @@
-"""Spark: a data source over the store, sessions that find their Java, listeners that get DataFrames.
+"""Spark: a data source over the store, sessions that find Java, and listeners for DataFrames.
 
-Importing it needs neither PySpark nor Java; using it says in one sentence what is missing.
+Importing it needs neither PySpark nor Java; using it raises an error that says what is missing. Names are imported
+when they are used: each query starts Python processes that need the data source and nothing else.
 """
 
-from mqtemplate.spark.container import SparkListenerContainer
-from mqtemplate.spark.jvm.java import find_java
-from mqtemplate.spark.listener import (
-    AVAILABLE_NOW,
-    SparkBatch,
-    SparkListenerSpec,
-    refuse_shared_groups,
-    spark_listener,
-    spark_listener_specs,
-)
-from mqtemplate.spark.offsets import QueueRange
-from mqtemplate.spark.schema import payload_schema, source_schema
-from mqtemplate.spark.session import register, session
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqtemplate.spark.container import SparkListenerContainer
+    from mqtemplate.spark.jvm.java import find_java
+    from mqtemplate.spark.listener import (
+        AVAILABLE_NOW,
+        SparkBatch,
+        SparkListenerAttributes,
+        refuse_shared_groups,
+        spark_listener,
+        spark_listener_specs,
+    )
+    from mqtemplate.spark.offsets import QueueRange
+    from mqtemplate.spark.schema import payload_schema, source_schema
+    from mqtemplate.spark.sessions import register, session
+else:
+    _MODULES = {
+        "SparkListenerContainer": "container",
+        "find_java": "jvm.java",
+        "QueueRange": "offsets",
+        **dict.fromkeys(("payload_schema", "source_schema"), "schema"),
+        **dict.fromkeys(("register", "session"), "sessions"),
+    }
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'listener')}"), name)
+
 
 __all__ = [
     "AVAILABLE_NOW",
     "QueueRange",
     "SparkBatch",
+    "SparkListenerAttributes",
     "SparkListenerContainer",
-    "SparkListenerSpec",
     "find_java",
     "payload_schema",
     "refuse_shared_groups",

@@ -1,4 +1,4 @@
-"""Runs one Spark listener: a streaming query whose batches go to the listener's function."""
+"""Container of a Spark listener: a streaming query whose batches are passed to the listener's function."""
 
 from __future__ import annotations
 
@@ -9,53 +9,73 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from mqtemplate.errors import ListenerError, SparkError
+from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageQueue
 from mqtemplate.spark.checkpoint import QueryCheckpoint
-from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, SparkListenerSpec, spark_listener_specs
+from mqtemplate.spark.listener import (
+    AVAILABLE_NOW,
+    SparkBatch,
+    SparkListenerSettings,
+    resolve_spark_spec,
+    spark_listener_specs,
+)
 from mqtemplate.spark.offsets import OffsetTable, QueueRange, to_spark
 from mqtemplate.spark.options import SourceOptions
-from mqtemplate.spark.session import register, require_pyspark
+from mqtemplate.spark.requirements import require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-
 _log = structlog.stdlib.get_logger("mqtemplate.spark")
-_COMMIT_WITHIN_S = 10.0
-_LOOK_EVERY_S = 0.01
+_COMMIT_TIMEOUT_S = 10.0
+_POLL_S = 0.01
+
+
+class FolderBroker(Protocol):
+    """Broker that stores its files in a folder of this machine, and the offsets of groups."""
+
+    @property
+    def name(self) -> str:
+        """Name of the broker."""
+
+    @property
+    def path(self) -> Path | None:
+        """Store folder; None for a broker in memory."""
+
+    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """Return the first queue offset that the group has not committed; None if it never committed."""
+
+    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Commit the messages before *queue_offset* for the group."""
 
 
 class _StoppingError(Exception):
-    """Ends the query's thread when a batch would begin while the container stops."""
+    """Ends the query's thread when a batch would start while the container stops."""
 
 
 class SparkListenerContainer:
-    """Connects one ``@spark_listener`` to the folder of an embedded broker.
+    """Container of one ``@spark_listener``, which reads the folder of an embedded broker.
 
-    - The checkpoint is the truth about progress. The group's offset on the broker follows it, never the other way
-      round, except that a query without a checkpoint begins where the group is, else at the beginning.
-    - A batch whose function returned is reported to the group; a crash before Spark notes the batch repeats it.
-    - One batch at a time, in the driver's process: the function shares the application's objects.
+    - The checkpoint holds the progress. The group's offsets on the broker follow it. The only exception: a query
+      without a checkpoint starts at the group's offsets, or at the first offset of a queue without one.
+    - The end of a batch is reported to the group when the function has returned. If the process ends before Spark
+      commits the batch, the batch is repeated.
+    - One batch at a time, in the driver's process: the function can use the application's objects.
 
     Args:
         endpoint: A decorated function, or an object of a decorated class.
-        spark: A session, or what makes one when the container starts.
-        store_path: The broker's folder; None for a broker in memory, which is refused.
-        checkpoint_root: Where the listener's checkpoint folder is made, unless it names its own.
-        report_offsets: Takes (topic, queue id, queue offset) when everything before the offset is done; ascending.
-        committed_offset: Tells how far the group is, by (topic, queue id); None reads what the broker last wrote to
-            its folder, which may be some seconds old.
-        broker_name: What stands in the column ``brokerName``.
-        resolve: Fills placeholders in; without it their defaults stand.
-        spec: Which of the endpoint's decorations to run, if it has several.
+        spark: A session, or a function that creates one when the container starts.
+        broker: Broker whose folder is read. The container starts at the offsets of its group, and commits them.
+        checkpoint_root: Folder for the listener's checkpoint folder, unless the listener names its own.
+        resolve: Function that replaces placeholders; by default, with their defaults.
+        spec: Spec to run, if the endpoint has several.
 
     Raises:
         SparkError: PySpark is missing, or the broker has no folder.
@@ -66,80 +86,45 @@ class SparkListenerContainer:
         self,
         endpoint: object,
         spark: SparkSession | Callable[[], SparkSession],
-        store_path: Path | str | None,
+        broker: FolderBroker,
         checkpoint_root: Path | str,
-        report_offsets: Callable[[str, int, int], None],
         *,
-        committed_offset: Callable[[str, int], int | None] | None = None,
-        broker_name: str = "broker-a",
-        resolve: Callable[[str], str] = default_resolve,
-        spec: SparkListenerSpec | None = None,
+        resolve: Resolve = default_resolve,
+        spec: ListenerSpec | None = None,
     ) -> None:
         self.name = _name_of(endpoint)
-        self.spec = (spec or _only_spec(endpoint, self.name)).resolved(self.name, resolve)
+        self.settings = resolve_spark_spec(spec or _only_spec(endpoint), self.name, resolve)
         require_pyspark()
-        if store_path is None:
+        if broker.path is None:
             raise SparkError(
                 f"Spark listener {self.name}: a broker in memory has no files that Spark could read; "
                 "keep the broker in a folder, such as rocketmq.name-server: embedded:./data"
             )
         self._function: Callable[[DataFrame, SparkBatch], object] = getattr(endpoint, "on_batch", endpoint)  # type: ignore[arg-type]
-        self._spark = spark
-        self._store_path, self._broker_name = Path(store_path), broker_name
-        self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.spec))
-        self._report_offsets, self._committed_offset = report_offsets, committed_offset
+        self._spark, self._broker = spark, broker
+        self._checkpoint = QueryCheckpoint(_checkpoint_folder(Path(checkpoint_root), self.settings))
+        self._topic = ",".join(self.settings.topics)
+        self._log = _log.bind(listener=self.name, topic=self._topic, group=self.settings.consumer_group)
         self._query: StreamingQuery | None = None
         self._lock = threading.Lock()
         self._stopping, self._no_batch_runs, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._last_batch = self._replayed = -1
         self._error: Exception | None = None
-        self._reported: OffsetTable = {}
 
-    @classmethod
-    def on_broker(
-        cls,
-        endpoint: object,
-        spark: SparkSession | Callable[[], SparkSession],
-        broker: EmbeddedBroker,
-        checkpoint_root: Path | str,
-        *,
-        resolve: Callable[[str], str] = default_resolve,
-        spec: SparkListenerSpec | None = None,
-    ) -> SparkListenerContainer:
-        """A container over a broker of this process: it begins where the group is, and moves the group along."""
-        group = resolve((spec or _only_spec(endpoint, _name_of(endpoint))).consumer_group).strip()
-
-        def committed(topic: str, queue_id: int) -> int | None:
-            return broker.committed_offset(group, MessageQueue(topic, broker.name, queue_id))
-
-        def report(topic: str, queue_id: int, queue_offset: int) -> None:
-            if queue_offset > (committed(topic, queue_id) or 0):
-                broker.commit_offset(group, MessageQueue(topic, broker.name, queue_id), queue_offset)
-
-        return cls(
-            endpoint,
-            spark,
-            broker.path,
-            checkpoint_root,
-            report,
-            committed_offset=committed,
-            broker_name=broker.name,
-            resolve=resolve,
-            spec=spec,
-        )
-
-    # --- life ----------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the query; it goes on where its checkpoint says. Starting a running one is harmless.
+        """Start the query; it continues after its checkpoint. Starting a running one is harmless.
 
         Raises:
-            SparkError: No Java, or the folder is not a store.
+            SparkError: Java is missing, or the folder is not a store.
         """
+        from mqtemplate.spark.source import MqTemplateSource
+
         if self.is_running:
             return
         spark = self._spark() if callable(self._spark) else self._spark
-        register(spark)
+        spark.dataSource.register(MqTemplateSource)
         self._stopping.clear()
         self._ended.clear()
         self._no_batch_runs.set()
@@ -147,13 +132,13 @@ class SparkListenerContainer:
         first = self._first_offsets()
         planned, committed = self._checkpoint.planned(), self._checkpoint.committed()
         self._replayed = planned if planned > committed else -1
-        self._report(self._checkpoint.end_of(committed) or {})
+        self._commit(self._checkpoint.end_of(committed) or {})
         self._query = self._start_query(spark, first)
         threading.Thread(target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True).start()
-        _log.info("spark.started", listener=self.name, topic=self._topic, group=self.spec.consumer_group)
+        self._log.info("spark.started")
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Let the batch that runs end, for at most *timeout_s*, then end the query. Stopping twice is harmless."""
+        """Wait for the running batch, at most *timeout_s*, and end the query. Stopping twice is harmless."""
         query, self._query = self._query, None
         if query is None:
             return
@@ -162,27 +147,28 @@ class SparkListenerContainer:
         if self._no_batch_runs.wait(timeout_s):
             self._await_commit()
         else:
-            _log.warning("spark.batch_cut_off", listener=self.name, topic=self._topic, group=self.spec.consumer_group)
+            self._log.warning("spark.batch_interrupted")
         if not self._ended.is_set():
             query.stop()
             self._ended.wait(timeout_s)
-        _log.info("spark.stopped", listener=self.name, topic=self._topic, group=self.spec.consumer_group)
+        self._log.info("spark.stopped")
 
     @property
     def is_running(self) -> bool:
+        """True from the start until the query has ended."""
         return self._query is not None and not self._ended.is_set()
 
     @property
     def exception(self) -> SparkError | None:
-        """Why the query ended by itself; None while it runs, and after it was stopped or had done all it should."""
+        """Error that ended the query; None while it runs, and after a stop or a normal end."""
         if self._error is None:
             return None
-        error = SparkError(f"Spark listener {self.name}: {_first_words(self._error)}")
+        error = SparkError(f"Spark listener {self.name}: {_summary(self._error)}")
         error.__cause__ = self._error
         return error
 
     def await_idle(self) -> None:
-        """Return when everything that was in the topic at the call has been handled.
+        """Return when all messages that were in the topic at the call are handled.
 
         Raises:
             SparkError: The query ended with an error, or does not run.
@@ -190,50 +176,47 @@ class SparkListenerContainer:
         query = self._query
         if query is None:
             raise SparkError(f"Spark listener {self.name} does not run; start it first")
-        if self.spec.trigger == AVAILABLE_NOW:
+        if self.settings.trigger == AVAILABLE_NOW:
             self._ended.wait()
         else:
             try:
                 query.processAllAvailable()
-            except Exception:  # the query's own error, or that of a JVM that is gone: `_watch` gets it too
-                if not self._ended.wait(_COMMIT_WITHIN_S):
+            except Exception:  # the query's own error, or that of a JVM that has ended: `_watch` gets it too
+                if not self._ended.wait(_COMMIT_TIMEOUT_S):
                     raise
         if self.exception is not None:
             raise self.exception
 
     # --- the query -----------------------------------------------------------------------------
 
-    @property
-    def _topic(self) -> str:
-        return ",".join(self.spec.topics)
-
     def _options(self, first: OffsetTable | None) -> dict[str, str]:
+        settings = self.settings
         options = {
-            "store": str(self._store_path),
+            "store": str(self._broker.path),
             "topic": self._topic,
-            "tags": self.spec.selector_expression,
-            "group": self.spec.consumer_group,
-            "brokerName": self._broker_name,
-            "maxOffsetsPerTrigger": str(self.spec.max_offsets_per_trigger),
-            "includeProperties": str(self.spec.include_properties).lower(),
-            "failOnDataLoss": str(self.spec.fail_on_data_loss).lower(),
+            "tags": settings.selector_expression,
+            "group": settings.consumer_group,
+            "brokerName": self._broker.name,
+            "maxOffsetsPerTrigger": str(settings.max_offsets_per_trigger),
+            "includeProperties": str(settings.include_properties).lower(),
+            "failOnDataLoss": str(settings.fail_on_data_loss).lower(),
         }
-        if self.spec.min_partitions is not None:
-            options["minPartitions"] = str(self.spec.min_partitions)
+        if settings.min_partitions is not None:
+            options["minPartitions"] = str(settings.min_partitions)
         if first is not None:
             options["startingOffsets"] = json.dumps(to_spark(first))
         return options
 
     def _first_offsets(self) -> OffsetTable:
-        """Where the first batch begins, or began: what the checkpoint keeps, else where the group is."""
-        kept = self._checkpoint.first_offsets()
-        if kept is not None:
-            return kept
-        from mqtemplate.spark.store_reading import StoreReading
+        """Return the start of the first batch: from the checkpoint, else from the group."""
+        known = self._checkpoint.first_offsets()
+        if known is not None:
+            return known
+        from mqtemplate.spark.store_reader import StoreReader
 
-        reading = StoreReading(SourceOptions.parse(self._options(None), streaming=True))
-        first = reading.beginning() if self._committed_offset is None else reading.beginning_at(self._committed_offset)
-        self._checkpoint.keep_first_offsets(first)
+        reader = StoreReader(SourceOptions.parse(self._options(None), streaming=True))
+        first = reader.offsets_of(self._committed)
+        self._checkpoint.write_first_offsets(first)
         return first
 
     def _start_query(self, spark: SparkSession, first: OffsetTable) -> StreamingQuery:
@@ -242,47 +225,48 @@ class SparkListenerContainer:
             self._with_payload(messages)
             .writeStream.foreachBatch(partial(self._on_batch, first))
             .option("checkpointLocation", str(self._checkpoint.folder.absolute()))
-            .queryName(f"{self.spec.consumer_group}@{self._topic}")
+            .queryName(f"{self.settings.consumer_group}@{self._topic}")
         )
-        trigger = self.spec.trigger
+        trigger = self.settings.trigger
         if trigger == AVAILABLE_NOW:
             return writer.trigger(availableNow=True).start()
         span = f"{trigger // timedelta(milliseconds=1)} milliseconds" if isinstance(trigger, timedelta) else trigger
         return writer.trigger(processingTime=span).start()
 
     def _with_payload(self, messages: DataFrame) -> DataFrame:
-        if self.spec.payload is None:
+        if self.settings.payload is None:
             return messages
         from pyspark.sql import functions as f
 
         from mqtemplate.spark.schema import payload_schema
 
-        mode = {"null": "PERMISSIVE", "fail": "FAILFAST"}[self.spec.bad_records]
+        mode = {"null": "PERMISSIVE", "fail": "FAILFAST"}[self.settings.bad_records]
         body = f.col("body").cast("string")
-        return messages.withColumn("payload", f.from_json(body, payload_schema(self.spec.payload), {"mode": mode}))
+        payload = f.from_json(body, payload_schema(self.settings.payload), {"mode": mode})
+        return messages.withColumn("payload", payload)
 
     def _watch(self, query: StreamingQuery) -> None:
-        """Tell when the query ends by itself: it does so in a thread of Spark's, unseen."""
+        """Note the end of the query, which happens in a thread of Spark."""
         from pyspark.errors import StreamingQueryException
 
         try:
             query.awaitTermination()
         except Exception as exc:
             if not self._stopping.is_set():
-                told = exc if isinstance(exc, StreamingQueryException) else SparkError(f"Spark's JVM is gone ({exc})")
-                self._error = self._error or told
-                fields = {"topic": self._topic, "group": self.spec.consumer_group}
-                _log.error("spark.failed", listener=self.name, exc_info=self._error, **fields)
+                error = (
+                    exc if isinstance(exc, StreamingQueryException) else SparkError(f"Spark's JVM has ended ({exc})")
+                )
+                self._error = self._error or error
+                self._log.error("spark.failed", exc_info=self._error)
         finally:
             self._ended.set()
 
     def _await_commit(self) -> None:
-        """Give Spark the moment it needs to note the last batch as done, else a restart would repeat it."""
-        wake_event = threading.Event()  # nobody rings it: a file cannot
-        for _ in range(int(_COMMIT_WITHIN_S / _LOOK_EVERY_S)):
-            if self._last_batch < 0 or self._checkpoint.is_committed(self._last_batch) or self._ended.is_set():
+        """Wait until Spark has committed the last batch; otherwise a restart would repeat it."""
+        deadline = time.monotonic() + _COMMIT_TIMEOUT_S
+        while self._last_batch >= 0 and not self._checkpoint.is_committed(self._last_batch):
+            if self._ended.wait(_POLL_S) or time.monotonic() > deadline:
                 return
-            wake_event.wait(_LOOK_EVERY_S)
 
     # --- a batch -------------------------------------------------------------------------------
 
@@ -293,87 +277,87 @@ class SparkListenerContainer:
             self._no_batch_runs.clear()
         try:
             end = self._checkpoint.end_of(batch_id) or {}
-            make = partial(
+            batch = partial(
                 SparkBatch,
                 query_id=self._checkpoint.query_id(),
                 batch_id=batch_id,
                 ranges=self._ranges(first, end, batch_id),
                 is_replay=batch_id == self._replayed,
                 topic=self._topic,
-                consumer_group=self.spec.consumer_group,
+                consumer_group=self.settings.consumer_group,
             )
-            self._handle(messages, make)
-            self._report(end)
+            self._handle(messages, batch)
+            self._commit(end)
             self._last_batch = batch_id
         finally:
             self._no_batch_runs.set()
 
-    def _handle(self, messages: DataFrame, make: Callable[..., SparkBatch]) -> None:
+    def _handle(self, messages: DataFrame, make_batch: Callable[..., SparkBatch]) -> None:
         """Call the function until it returns, at most *max_attempts* times."""
-        attempts = int(self.spec.max_attempts)
+        attempts = self.settings.max_attempts
         for attempt in range(1, attempts + 1):
-            batch = make(attempt=attempt)
-            fields: dict[str, Any] = {"topic": batch.topic, "group": batch.consumer_group, "batch": batch.batch_id}
-            begun = time.monotonic()
+            batch = make_batch(attempt=attempt)
+            log = self._log.bind(batch=batch.batch_id, attempt=attempt)
+            started = time.monotonic()
             try:
                 self._function(messages, batch)
             except Exception as exc:
-                _log.error("spark.batch_failed", listener=self.name, attempt=attempt, exc_info=exc, **fields)
-                delay_s = self.spec.retry_delay * 2 ** (attempt - 1)
+                log.error("spark.batch_failed", exc_info=exc)
                 if attempt == attempts:
                     self._error = exc
                     raise
-                if self._stopping.wait(delay_s):
+                if self._stopping.wait(self.settings.retry_delay * 2 ** (attempt - 1)):
                     raise
             else:
-                took_ms = int((time.monotonic() - begun) * 1_000)
-                fields |= {"messages": batch.message_count, "attempt": attempt, "replay": batch.is_replay}
-                _log.info("spark.batch", listener=self.name, took_ms=took_ms, **fields)
+                took_ms = int((time.monotonic() - started) * 1_000)
+                log.info("spark.batch_handled", took_ms=took_ms, messages=batch.message_count, replay=batch.is_replay)
                 return
 
     def _ranges(self, first: OffsetTable, end: OffsetTable, batch_id: int) -> tuple[QueueRange, ...]:
-        """What a batch covers. A queue that came with this batch begins at its beginning."""
+        """Return the offsets of a batch. A queue that is new in it starts at 0."""
         before = self._checkpoint.end_of(batch_id - 1) if batch_id else first
         start = {**dict.fromkeys(end, 0), **(before or {})}
         ranges = (QueueRange(*queue, start[queue], stop) for queue, stop in sorted(end.items()))
         return tuple(found for found in ranges if len(found))
 
-    def _report(self, end: OffsetTable) -> None:
-        """Tell the group; never a lower offset than before, as a repeated batch would."""
-        for queue, offset in sorted(end.items()):
-            if offset > self._reported.get(queue, 0):
-                self._reported[queue] = offset
-                self._report_offsets(*queue, offset)
+    def _committed(self, topic: str, queue_id: int) -> int | None:
+        queue = MessageQueue(topic, self._broker.name, queue_id)
+        return self._broker.committed_offset(self.settings.consumer_group, queue)
+
+    def _commit(self, end: OffsetTable) -> None:
+        """Commit the end of a batch for the group, but no lower offset than before, as a repeated batch would."""
+        for (topic, queue_id), offset in sorted(end.items()):
+            if offset > (self._committed(topic, queue_id) or 0):
+                queue = MessageQueue(topic, self._broker.name, queue_id)
+                self._broker.commit_offset(self.settings.consumer_group, queue, offset)
 
 
 def _name_of(endpoint: object) -> str:
     return str(getattr(endpoint, "__qualname__", type(endpoint).__qualname__))
 
 
-def _only_spec(endpoint: object, name: str) -> SparkListenerSpec:
-    specs = spark_listener_specs(endpoint)
+def _only_spec(endpoint: object) -> ListenerSpec:
+    listener = f"Spark listener {_name_of(endpoint)}"
     if isinstance(endpoint, type):
-        raise ListenerError(f"Spark listener {name} is a class; give an object of it")
-    if len(specs) != 1:
-        what = (
-            "is not decorated with @spark_listener"
-            if not specs
-            else "is decorated more than once; say which 'spec' to run"
-        )
-        raise ListenerError(f"Spark listener {name} {what}")
+        raise ListenerError(f"{listener} is a class; give an object of it")
+    specs = spark_listener_specs(endpoint)
+    if len(specs) > 1:
+        raise ListenerError(f"{listener} is decorated more than once; pass the 'spec' to run")
+    if not specs:
+        raise ListenerError(f"{listener} is not decorated with @spark_listener")
     return specs[0]
 
 
-def _checkpoint_folder(root: Path, spec: SparkListenerSpec) -> Path:
-    """A folder of its own for each group and topics; names hold characters that a path may not."""
-    if spec.checkpoint is not None:
-        return Path(spec.checkpoint)
-    name = f"{spec.consumer_group}@{','.join(spec.topics)}"
+def _checkpoint_folder(root: Path, settings: SparkListenerSettings) -> Path:
+    """Return the listener's own folder, or one for its group and topics; a path may not hold all their characters."""
+    if settings.checkpoint is not None:
+        return Path(settings.checkpoint)
+    name = f"{settings.consumer_group}@{','.join(settings.topics)}"
     return root / "".join(char if char.isalnum() or char in "@,_-" else f"+{ord(char):02x}" for char in name)
 
 
-def _first_words(error: object) -> str:
-    """What a Spark error says, without the stacks it carries along; the library's own sentence, where it holds one."""
+def _summary(error: object) -> str:
+    """Return the message of a Spark error without its stacks; if it contains an error of this library, that one's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("mqtemplate.errors.")]
     return ours[-1].partition(": ")[2] if ours else lines[0]

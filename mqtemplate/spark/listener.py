@@ -1,48 +1,58 @@
-"""``@spark_listener``: it notes which messages a function wants in batches, and does nothing else."""
+"""``@spark_listener`` and its attributes."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Annotated, TypedDict, TypeVar, Unpack
 
-from mqtemplate.errors import DestinationError, ListenerError, UnsupportedError
+from mqtemplate.errors import ListenerError, UnsupportedError
+from mqtemplate.listener.attributes import (
+    Attribute,
+    ListenerDecorator,
+    ListenerSpec,
+    Resolve,
+    as_written,
+    flag,
+    number,
+    text,
+)
+from mqtemplate.listener.resolution import resolve_group, resolve_topics
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.offsets import QueueRange
-from mqtemplate.topics import check_topic
 
 SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
-"""Where a decorated object keeps its tuple of `SparkListenerSpec`."""
+"""Attribute of a decorated object that holds its tuple of `ListenerSpec`."""
 
 AVAILABLE_NOW = "available-now"
-"""As *trigger*: take what is there at the start, in as many batches as it needs, and end."""
+"""As *trigger*: handle the messages that are there at the start, in as many batches as needed, and end."""
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
 _INTERVAL = re.compile(r"\d+(\.\d+)?\s*(milli)?(second|minute|hour)s?", re.IGNORECASE)
-_LATER = {
-    "redeliver": "giving a batch back through the retry topic",
-    "dlq": "sending a batch to the dead letter topic",
+_UNSUPPORTED = {
+    ("on_failure", "redeliver"): "sending a batch back through the retry topic",
+    ("on_failure", "dlq"): "sending a batch to the dead letter topic",
+    ("bad_records", "dlq"): "sending a record to the dead letter topic",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkBatch:
-    """What a listener is told beside its DataFrame.
+    """Description of a batch, passed to the listener with its DataFrame.
 
-    A batch may come more than once: again after a failure, and again after a restart that fell between its work and
-    Spark's note of it. Batch id and content stay the same, so whoever writes "replace what this batch wrote", keyed by
-    ``(query_id, batch_id)``, has each message once.
+    A batch may be delivered more than once: after a failure, and after a restart between the listener's work and
+    Spark's commit of the batch. Its id and its messages stay the same. So a listener that replaces the output of
+    ``(query_id, batch_id)`` writes each message once.
 
     Attributes:
-        query_id: The same for the life of the checkpoint.
+        query_id: Id of the query; it stays the same as long as the checkpoint exists.
         attempt: 1, 2, … within one run.
-        ranges: The offsets covered; the DataFrame has fewer rows where tags select.
-        is_replay: The batch was begun before a restart and may have been worked on.
-        topic: The topics, joined by commas.
+        ranges: Offsets of the batch. The DataFrame has fewer rows if tags are selected.
+        is_replay: True if the batch was started before a restart, so its work may be done already.
+        topic: Topics, joined by commas.
     """
 
     query_id: str
@@ -55,190 +65,151 @@ class SparkBatch:
 
     @property
     def message_count(self) -> int:
-        """Messages covered, before tags select."""
+        """Number of messages in the ranges, before tags are selected."""
         return sum(map(len, self.ranges))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkListenerSpec:
-    """The attributes of one ``@spark_listener``, as written; texts may hold ``${key:default}``.
+def _one_of(*words: str, unsupported: Sequence[str] = ()) -> Attribute:
+    """Return an attribute that takes one of these words. *unsupported* ones are refused later, with a reason."""
+    known = {word: word for word in (*words, *unsupported)}
+    return Attribute(words[0], " or ".join(map(repr, words)), known.__getitem__)
 
-    Attributes:
-        topics: One or several.
-        consumer_group: Under whose name the progress shows on the broker. It may have no other listener.
-        selector_expression: Tags joined by two bars; ``*`` for all.
-        payload: A pydantic model or dataclass: the DataFrame gets a column ``payload`` with the JSON body read into it.
-        bad_records: What a body that is no JSON makes of ``payload``: ``null`` (its fields are null) or ``fail``.
-        trigger: How often to look for messages: a span, ``"5 seconds"``, or `AVAILABLE_NOW`.
-        max_offsets_per_trigger: Messages in a batch at most, before tags select.
-        min_partitions: Cut a batch into at least so many tasks; None to let its size decide.
-        include_properties: Have the columns ``properties`` and ``msgId``, which cost most to build.
-        fail_on_data_loss: End the query where messages are gone that it should read; else go on behind them.
-        max_attempts: How often a batch is tried before *on_failure*.
-        retry_delay: Seconds before the second attempt; doubled before each further one.
-        on_failure: ``stop``: the query ends, and a restart takes the same batch again.
-        checkpoint: The folder for the query's progress; by default one named by group and topics.
+
+def _trigger(value: timedelta | str) -> timedelta | str:
+    if isinstance(value, timedelta) or value == AVAILABLE_NOW or _INTERVAL.fullmatch(value):
+        return value
+    raise ValueError(value)
+
+
+_TRIGGER = Attribute(timedelta(seconds=1), f"a timedelta, a text such as '5 seconds', or {AVAILABLE_NOW!r}", _trigger)
+
+
+class SparkListenerAttributes(TypedDict, total=False):
+    """Attributes of ``@spark_listener``: type, default, allowed values and meaning.
+
+    Each text may hold placeholders ``${key:default}``, which are replaced when the container is created.
     """
+
+    selector_expression: Annotated[str, text("*")]
+    """Tags joined by two bars; ``*`` for all messages."""
+    payload: Annotated[type | None, as_written(None)]
+    """A pydantic model or dataclass: the DataFrame gets a column ``payload`` with the JSON body as a struct."""
+    bad_records: Annotated[str, _one_of("null", "fail", unsupported=["dlq"])]
+    """``payload`` of a body that is no JSON: ``null`` (its fields are null), or ``fail`` the batch."""
+    trigger: Annotated[timedelta | str, _TRIGGER]
+    """Time between two batches: a timedelta, ``"5 seconds"``, or `AVAILABLE_NOW`."""
+    max_offsets_per_trigger: Annotated[int | str, number(100_000, 1)]
+    """Maximum number of messages in a batch, before tags are selected."""
+    min_partitions: Annotated[int | None, as_written(None)]
+    """Minimum number of tasks for a batch; None: its size decides."""
+    include_properties: Annotated[bool | str, flag(True)]
+    """False leaves out the columns ``properties`` and ``msgId``, which take most time to build."""
+    fail_on_data_loss: Annotated[bool | str, flag(True)]
+    """True: the query ends if messages that it should read are gone. False: it continues after them."""
+    max_attempts: Annotated[int | str, number(3, 1)]
+    """Number of calls for one batch before *on_failure*."""
+    retry_delay: Annotated[float, as_written(1.0)]
+    """Seconds before the second attempt; doubled before each further one."""
+    on_failure: Annotated[str, _one_of("stop", unsupported=["redeliver", "dlq"])]
+    """``stop``: the query ends, and a restart handles the same batch again."""
+    checkpoint: Annotated[str | None, as_written(None)]
+    """Folder for the progress of the query; by default one named by group and topics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkListenerSettings:
+    """Resolved attributes of a Spark listener."""
 
     topics: tuple[str, ...]
     consumer_group: str
-    selector_expression: str = "*"
-    payload: type | None = None
-    bad_records: str = "null"
-    trigger: timedelta | str = timedelta(seconds=1)
-    max_offsets_per_trigger: int | str = 100_000
-    min_partitions: int | None = None
-    include_properties: bool = True
-    fail_on_data_loss: bool = True
-    max_attempts: int | str = 3
-    retry_delay: float = 1.0
-    on_failure: str = "stop"
-    checkpoint: str | None = None
+    selector_expression: str
+    payload: type | None
+    bad_records: str
+    trigger: timedelta | str
+    max_offsets_per_trigger: int
+    min_partitions: int | None
+    include_properties: bool
+    fail_on_data_loss: bool
+    max_attempts: int
+    retry_delay: float
+    on_failure: str
+    checkpoint: str | None
 
-    def resolved(self, listener: str, resolve: Callable[[str], str]) -> SparkListenerSpec:
-        """The same with placeholders filled in and everything checked.
 
-        Args:
-            listener: Its name, for messages.
-
-        Raises:
-            ListenerError: An attribute cannot be what it says.
-            UnsupportedError: It asks for what is not there yet.
-        """
-        spec = dataclasses.replace(
-            self,
-            topics=tuple(name.strip() for topic in self.topics for name in resolve(topic).split(",")),
-            consumer_group=resolve(self.consumer_group).strip(),
-            selector_expression=resolve(self.selector_expression),
-            trigger=resolve(self.trigger).strip() if isinstance(self.trigger, str) else self.trigger,
-            max_offsets_per_trigger=_number(listener, "max_offsets_per_trigger", self.max_offsets_per_trigger, resolve),
-            max_attempts=_number(listener, "max_attempts", self.max_attempts, resolve),
-            on_failure=resolve(self.on_failure).strip(),
-            checkpoint=None if self.checkpoint is None else resolve(self.checkpoint),
-        )
-        spec._check(listener)
-        return spec
-
-    def _check(self, listener: str) -> None:
-        try:
-            for name in (*self.topics, self.consumer_group):
-                check_topic(name)  # the group becomes part of topic names
-            TagSelector(self.selector_expression)
-        except (DestinationError, ListenerError) as exc:
-            raise ListenerError(f"Spark listener {listener}: {exc}") from exc
-        if self.on_failure in _LATER or self.bad_records == "dlq":
-            wanted = "on_failure", self.on_failure, _LATER.get(self.on_failure, "")
-            attribute, value, what = wanted if wanted[2] else ("bad_records", "dlq", _LATER["dlq"])
-            raise UnsupportedError(
-                f"Spark listener {listener}: {attribute}={value!r}: {what} comes in a later release; "
-                "catch the error in the listener and send the rows on by the template"
-            )
-        _one_of(listener, "on_failure", self.on_failure, ("stop",))
-        _one_of(listener, "bad_records", self.bad_records, ("null", "fail"))
-        if isinstance(self.trigger, str) and self.trigger != AVAILABLE_NOW and not _INTERVAL.fullmatch(self.trigger):
-            raise ListenerError(
-                f"Spark listener {listener}: trigger must be a timedelta, a text such as '5 seconds', "
-                f"or {AVAILABLE_NOW!r}, got {self.trigger!r}"
-            )
+_SPARK_LISTENER = ListenerDecorator(
+    "@spark_listener",
+    SPARK_LISTENER_ATTRIBUTE,
+    "on_batch",
+    "def on_batch(self, messages: DataFrame, batch: SparkBatch) -> None: ...",
+    inspect.isroutine,
+    SparkListenerAttributes,
+)
 
 
 def spark_listener(
-    topic: str | Sequence[str],
-    consumer_group: str,
-    *,
-    selector_expression: str = "*",
-    payload: type | None = None,
-    bad_records: str = "null",
-    trigger: timedelta | str = timedelta(seconds=1),
-    max_offsets_per_trigger: int | str = 100_000,
-    min_partitions: int | None = None,
-    include_properties: bool = True,
-    fail_on_data_loss: bool = True,
-    max_attempts: int | str = 3,
-    retry_delay: float = 1.0,
-    on_failure: str = "stop",
-    checkpoint: str | None = None,
+    topic: str | Sequence[str], consumer_group: str, **attributes: Unpack[SparkListenerAttributes]
 ) -> Callable[[_Target], _Target]:
-    """Give a function, or a class with ``on_batch``, the messages of a topic as DataFrames.
+    """Make a function, or a class with ``on_batch``, a listener for batches of messages as DataFrames.
 
-    It is called with ``(DataFrame, SparkBatch)``; `SparkListenerSpec` tells each attribute. The object is returned
-    unchanged: a test calls it like any other.
+    It is called with ``(DataFrame, SparkBatch)``. The object is returned unchanged: a test calls it like any other.
+
+    Args:
+        consumer_group: Group under which the broker shows the progress. It may have no other listener.
+        attributes: See `SparkListenerAttributes`.
 
     Raises:
         ListenerError: The object cannot be a listener.
+        TypeError: An attribute has an unknown name.
     """
-    attributes: dict[str, Any] = dict(locals())
-    attributes["topics"] = _topics(attributes.pop("topic"))
-    spec = SparkListenerSpec(**attributes)
-
-    def note(target: _Target) -> _Target:
-        _check_target(target)
-        # The lowest decorator runs first; readers expect the order they see.
-        setattr(target, SPARK_LISTENER_ATTRIBUTE, (spec, *spark_listener_specs(target)))
-        return target
-
-    return note
+    return _SPARK_LISTENER.note(topic, consumer_group, attributes)
 
 
-def spark_listener_specs(target: object) -> tuple[SparkListenerSpec, ...]:
-    """What the decorators noted on this very class or function; for an object, on its class."""
-    holder = target if inspect.isclass(target) or inspect.isroutine(target) else type(target)
-    noted: tuple[SparkListenerSpec, ...] = vars(holder).get(SPARK_LISTENER_ATTRIBUTE, ())
-    return noted
+def spark_listener_specs(target: object) -> tuple[ListenerSpec, ...]:
+    """Return the specs noted on this very class or function; for another object, those of its class."""
+    return _SPARK_LISTENER.specs(target if inspect.isclass(target) or inspect.isroutine(target) else type(target))
 
 
-def refuse_shared_groups(spark_groups: Iterable[str], native_groups: Iterable[str]) -> None:
-    """Refuse groups that would have two who move one progress.
+def resolve_spark_spec(spec: ListenerSpec, name: str, resolve: Resolve) -> SparkListenerSettings:
+    """Return the resolved settings of a spec.
 
     Args:
-        spark_groups: The group of each Spark listener.
-        native_groups: The groups of the listeners that get single messages.
+        name: Name of the listener, for errors.
+
+    Raises:
+        ListenerError: The value of an attribute is not allowed.
+        UnsupportedError: An attribute is set to a value that is not supported.
+    """
+    listener = f"Spark listener {name}"
+    values = _SPARK_LISTENER.read(listener, spec, resolve)
+    for (attribute, value), what in _UNSUPPORTED.items():
+        if values[attribute] == value:
+            raise UnsupportedError(
+                f"{listener}: {attribute}={value!r}: {what} is not supported; "
+                "catch the error in the listener and send the rows with the template"
+            )
+    topics, group = resolve_topics(listener, spec, resolve), resolve_group(listener, spec, resolve)
+    try:
+        TagSelector(values["selector_expression"])
+    except ListenerError as exc:
+        raise ListenerError(f"{listener}: {exc}") from exc
+    return SparkListenerSettings(topics=topics, consumer_group=group, **values)
+
+
+def refuse_shared_groups(spark_groups: Iterable[str], message_groups: Iterable[str]) -> None:
+    """Refuse a group with a Spark listener and another listener.
+
+    Args:
+        spark_groups: Group of each Spark listener.
+        message_groups: Groups of the message listeners.
 
     Raises:
         ListenerError: A group is in both, or twice among the first.
     """
-    taken = dict.fromkeys(native_groups, "a message listener")
+    taken = dict.fromkeys(message_groups, "a message listener")
     for group in spark_groups:
         if group in taken:
             raise ListenerError(
-                f"consumer group {group!r} has a Spark listener and {taken[group]}; both would move one progress, and "
-                "each miss what the other took: give the Spark listener a group of its own"
+                f"consumer group {group!r} has a Spark listener and {taken[group]}; both would commit its offsets, "
+                "and each would miss messages of the other: give the Spark listener a group of its own"
             )
         taken[group] = "another Spark listener"
-
-
-def _topics(topic: str | Sequence[str]) -> tuple[str, ...]:
-    topics = (topic,) if isinstance(topic, str) else tuple(topic)
-    if not topics or not all(str(name).strip() for name in topics):
-        raise ListenerError(f"@spark_listener: topic must be a name or a list of names, got {topic!r}")
-    return topics
-
-
-def _check_target(target: object) -> None:
-    name = getattr(target, "__qualname__", repr(target))
-    if inspect.isclass(target):
-        if not callable(getattr(target, "on_batch", None)):
-            raise ListenerError(
-                f"@spark_listener: class {name} has no method on_batch; "
-                "write 'def on_batch(self, messages: DataFrame, batch: SparkBatch) -> None: ...'"
-            )
-    elif not inspect.isroutine(target):
-        raise ListenerError(f"@spark_listener: {name} is neither a function nor a class with on_batch")
-
-
-def _number(listener: str, attribute: str, given: int | str, resolve: Callable[[str], str]) -> int:
-    value = resolve(given).strip() if isinstance(given, str) else given
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if isinstance(value, bool | float) or number < 1:
-        raise ListenerError(f"Spark listener {listener}: {attribute} must be a whole number above 0, got {value!r}")
-    return number
-
-
-def _one_of(listener: str, attribute: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ListenerError(
-            f"Spark listener {listener}: {attribute} must be {' or '.join(map(repr, allowed))}, got {value!r}"
-        )

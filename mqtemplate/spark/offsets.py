@@ -1,4 +1,4 @@
-"""Which messages: offsets as Spark keeps them, ranges of a queue, and how they are shared out. Without Spark."""
+"""Offsets: tables as Spark stores them, ranges of a queue, and their distribution to tasks. Without Spark."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OffsetTable = dict[tuple[str, int], int]
 """(topic, queue id) -> queue offset."""
 
 LATEST, EARLIEST = -1, -2
-"""In an option's JSON: the end and the beginning of a queue, as Spark's Kafka source writes them."""
+"""End and start of a queue in the JSON of an option, as in Spark's Kafka source."""
 
-_ROWS_A_PARTITION = 20_000  # below this a further task costs more than it saves
+_ROWS_A_PARTITION = 20_000  # below this number, one more task costs more than it saves
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class QueueRange:
-    """Messages ``start <= queue offset < end`` of one queue. Reading it gives the same messages each time."""
+    """Messages ``start <= queue offset < end`` of one queue. They are the same each time the range is read."""
 
     topic: str
     queue_id: int
@@ -32,7 +32,7 @@ class QueueRange:
 
 
 def to_spark(offsets: OffsetTable) -> dict[str, dict[str, int]]:
-    """What Spark stores in its checkpoint. Sorted, since Spark compares the text."""
+    """Return the JSON object that Spark stores in its checkpoint. It is sorted, since Spark compares the text."""
     table: dict[str, dict[str, int]] = {}
     for (topic, queue_id), offset in sorted(offsets.items()):
         table.setdefault(topic, {})[str(queue_id)] = int(offset)
@@ -40,18 +40,17 @@ def to_spark(offsets: OffsetTable) -> dict[str, dict[str, int]]:
 
 
 def from_spark(table: Mapping[str, Mapping[str, int]]) -> OffsetTable:
-    """The inverse of `to_spark`."""
+    """Return the table of a JSON object from `to_spark`."""
     return {(topic, int(queue_id)): offset for topic, queues in table.items() for queue_id, offset in queues.items()}
 
 
 def parse_offsets(text: str, option: str) -> OffsetTable:
-    """Read an option such as ``{"orders": {"0": 23, "1": -2}}``.
+    """Parse an option such as ``{"orders": {"0": 23, "1": -2}}``; -1 means the end of a queue, -2 its start.
 
-    A level with the broker's name, ``{"orders": {"broker-a": {"0": 23}}}``, is rocketmq-spark's form; it is taken too.
-    -1 stands for the end of a queue and -2 for its beginning.
+    rocketmq-spark's form with a level for the broker's name, ``{"orders": {"broker-a": {"0": 23}}}``, is allowed too.
 
     Raises:
-        ConfigurationError: It is not of that shape.
+        ConfigurationError: The text has another form.
     """
     try:
         table = json.loads(text)
@@ -84,27 +83,27 @@ def _offset(value: object) -> int:
 
 
 def limited(start: OffsetTable, end: OffsetTable, max_messages: int | None) -> OffsetTable:
-    """The end of a batch of at most *max_messages*, shared out among the queues by what each still holds.
+    """Return the end of a batch of at most *max_messages*, distributed over the queues by the messages of each.
 
-    A queue that has something gets at least one, so that none waits for ever; the batch may be larger by as many.
-    Never below *start*: a queue that shrank keeps its place.
+    Each queue with messages gets at least one, so that none is starved. The batch may exceed the maximum by that many.
+    No end is below *start*, also if a queue has become shorter.
     """
     end = {queue: max(offset, start.get(queue, 0)) for queue, offset in {**start, **end}.items()}
-    waiting = {queue: offset - start.get(queue, 0) for queue, offset in end.items()}
-    total = sum(waiting.values())
+    unread = {queue: offset - start.get(queue, 0) for queue, offset in end.items()}
+    total = sum(unread.values())
     if max_messages is None or total <= max_messages:
         return end
     return {
         queue: start.get(queue, 0) + (max(1, count * max_messages // total) if count else 0)
-        for queue, count in waiting.items()
+        for queue, count in unread.items()
     }
 
 
-def cut(ranges: Iterable[QueueRange], min_partitions: int | None = None) -> list[tuple[QueueRange, ...]]:
-    """Share ranges out among tasks, a list of ranges each; empty ranges are left out.
+def distribute(ranges: Iterable[QueueRange], min_partitions: int | None = None) -> list[tuple[QueueRange, ...]]:
+    """Distribute ranges over tasks, and leave out empty ranges. Return the ranges of each task.
 
-    Without a wish a task gets whole queues, and small queues share one, because a task of its own costs more than
-    reading some thousand messages. With *min_partitions* large ranges are cut as well.
+    By default a task gets whole queues, and small queues share a task: a task costs more than reading some thousand
+    messages. With *min_partitions*, large ranges are split as well.
     """
     filled = sorted((found for found in ranges if len(found)), key=len, reverse=True)
     if not filled:
@@ -114,18 +113,18 @@ def cut(ranges: Iterable[QueueRange], min_partitions: int | None = None) -> list
         tasks = min(len(filled), -(-total // _ROWS_A_PARTITION))
     else:
         tasks = min(max(min_partitions, 1), total)
-        filled = sorted(_cut_large(filled, -(-total // tasks)), key=len, reverse=True)
+        filled = sorted(_split_large(filled, -(-total // tasks)), key=len, reverse=True)
     return _pack(filled, tasks)
 
 
-def _cut_large(ranges: Sequence[QueueRange], size: int) -> Iterable[QueueRange]:
+def _split_large(ranges: Sequence[QueueRange], size: int) -> Iterable[QueueRange]:
     for found in ranges:
         for start in range(found.start, found.end, size):
             yield QueueRange(found.topic, found.queue_id, start, min(start + size, found.end))
 
 
 def _pack(ranges: Sequence[QueueRange], tasks: int) -> list[tuple[QueueRange, ...]]:
-    """The largest range first, each to the task that has least."""
+    """Assign each range to the task with the fewest messages, the largest range first."""
     shares: list[list[QueueRange]] = [[] for _ in range(tasks)]
     loads = [0] * tasks
     for found in ranges:

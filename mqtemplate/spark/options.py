@@ -1,4 +1,4 @@
-"""The options of the data source, checked. Without Spark."""
+"""Options of the data source, parsed and checked. Without Spark."""
 
 from __future__ import annotations
 
@@ -7,30 +7,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from mqtemplate.errors import ConfigurationError, DestinationError, ListenerError, UnsupportedError
+from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.offsets import OffsetTable, parse_offsets
 from mqtemplate.topics import check_topic
 
 OPTION_NAMES = (
-    "store",
-    "topic",
-    "topicPattern",
-    "tags",
-    "subExpression",
-    "group",
-    "brokerName",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "maxOffsetsPerTrigger",
-    "minPartitions",
-    "failOnDataLoss",
-    "includeProperties",
+    *("store", "topic", "topicPattern", "tags", "subExpression", "group", "brokerName"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeProperties"),
 )
-"""What can be given with ``.option(...)``; upper and lower case make no difference."""
+"""Names for ``.option(...)``; case does not matter."""
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 _STREAM_ONLY = ("maxOffsetsPerTrigger",)
@@ -46,26 +36,28 @@ _HINTS = {
     "subscribepattern": "the option is 'topicPattern' here",
 }
 _WORDS = ("earliest", "latest", "group")
+_NUMBER = number(None, 1, 2**63 - 1)
+_TRUE = flag(True)
 
 Position = str | int | OffsetTable
-"""Where to begin or end: ``earliest``, ``latest``, ``group``; a store time in epoch ms; or an offset for each queue."""
+"""Start or end: ``earliest``, ``latest``, ``group``; a store time in epoch ms; or an offset for each queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What to read, from where to where, and how.
+    """Checked options of one read.
 
     Attributes:
-        topics: Names; empty if *topic_pattern* chooses.
+        topics: Names; empty if *topic_pattern* selects the topics.
         selector: Tags to keep.
-        group: Whose committed offsets ``startingOffsets=group`` means.
-        broker_name: What stands in the column ``brokerName``; a store folder does not tell it.
-        start: Where a batch, or a query without a checkpoint, begins.
-        end: Where a batch ends.
-        max_offsets_per_trigger: Messages in one micro-batch, before tags select; None for all there are.
-        min_partitions: Cut ranges into at least so many tasks; None to let the size decide.
-        fail_on_data_loss: Fail where messages are gone that should be read; else go on behind them with a warning.
-        include_properties: Have the columns ``properties`` and ``msgId``, which cost most to build.
+        group: Consumer group whose committed offsets ``startingOffsets=group`` means.
+        broker_name: Value of the column ``brokerName``; the store folder does not contain it.
+        start: Start of a batch, or of a query without a checkpoint.
+        end: End of a batch.
+        max_offsets_per_trigger: Maximum number of messages in a micro-batch, before tags are selected; None: no limit.
+        min_partitions: Minimum number of tasks; None: the size decides.
+        fail_on_data_loss: Fail if messages that should be read are gone; False: warn, and continue after them.
+        include_properties: Build the columns ``properties`` and ``msgId``, which take most time.
     """
 
     store: str
@@ -83,11 +75,11 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-        """Check the options of a read.
+        """Return the checked options of a read.
 
         Raises:
-            ConfigurationError: One is unknown, malformed, missing, or contradicts another.
-            UnsupportedError: It asks for reading from a remote broker.
+            ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
+            UnsupportedError: The option ``nameServer`` is given: a remote broker cannot be read.
         """
         given = _known({name.lower(): value for name, value in options.items()})
         _refuse_contradictions(given, streaming=streaming)
@@ -103,24 +95,25 @@ class SourceOptions:
             broker_name=given.get("brokerName", "broker-a"),
             start=_position(given, "starting", "group" if streaming and group else "earliest"),
             end=_position(given, "ending", "latest"),
-            max_offsets_per_trigger=_number(given, "maxOffsetsPerTrigger"),
-            min_partitions=_number(given, "minPartitions"),
-            fail_on_data_loss=_flag(given, "failOnDataLoss", True),
-            include_properties=_flag(given, "includeProperties", True),
+            max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", _NUMBER),
+            min_partitions=_value(given, "minPartitions", _NUMBER),
+            fail_on_data_loss=_value(given, "failOnDataLoss", _TRUE),
+            include_properties=_value(given, "includeProperties", _TRUE),
         )
 
     @staticmethod
     def wants_properties(options: Mapping[str, str]) -> bool:
-        """Only ``includeProperties``: the schema is asked for before it is known how the source is read."""
-        return _flag(_known({name.lower(): value for name, value in options.items()}), "includeProperties", True)
+        """Return ``includeProperties`` only: Spark asks for the schema before it says if the read is a stream."""
+        given = _known({name.lower(): value for name, value in options.items()})
+        return bool(_value(given, "includeProperties", _TRUE))
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
-    """The options under their own spelling."""
+    """Return the options under their exact names."""
     spellings = {name.lower(): name for name in OPTION_NAMES}
     if "nameserver" in options:
         raise UnsupportedError(
-            f"option nameServer={options['nameserver']!r}: reading from a remote broker comes later; "
+            f"option nameServer={options['nameserver']!r}: reading from a remote broker is not supported; "
             "read the folder of an embedded broker with option 'store'"
         )
     for name in options:
@@ -214,17 +207,10 @@ def _milliseconds(option: str, text: str) -> int:
     return int(moment.timestamp() * 1_000)
 
 
-def _number(given: Mapping[str, str], option: str) -> int | None:
+def _value(given: Mapping[str, str], option: str, attribute: Attribute) -> Any:
     if option not in given:
-        return None
-    text = given[option].strip()
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigurationError(f"option {option}={given[option]!r} must be a whole number above 0")
-    return int(text)
-
-
-def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:
-    text = given.get(option, str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise ConfigurationError(f"option {option}={given[option]!r} must be true or false")
-    return text == "true"
+        return attribute.default
+    try:
+        return attribute.read(given[option].strip())
+    except NOT_READABLE:
+        raise ConfigurationError(f"option {option}={given[option]!r} must be {attribute.allowed}") from None

@@ -1,4 +1,4 @@
-"""Message properties as Arrow columns: found by their separators, many messages at once."""
+"""Message properties as Arrow columns, parsed by their separators for many messages at once."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ _NAME_END, _PAIR_END = 0x01, 0x02
 
 
 class PropertyColumns:
-    """The properties of a batch of messages, ``name 0x01 value 0x02 …`` each.
+    """Properties of a batch of messages, ``name 0x01 value 0x02 …`` each.
 
-    Read as RocketMQ reads them (``MessageDecoder.string2messageProperties``): the last separator may be
-    missing, the first 0x01 ends the name, a pair without a name or without a value does not count, and of two
-    pairs with one name the later one does.
+    They are parsed as RocketMQ does (``MessageDecoder.string2messageProperties``): the last separator may be missing,
+    the first 0x01 ends the name, a pair without a name or without a value is ignored, and a later pair replaces an
+    earlier one of the same name.
 
     Args:
-        encoded: Arrow binary array, one cell a message.
+        encoded: Arrow binary array with one cell for each message.
     """
 
     def __init__(self, encoded: pa.Array) -> None:
         encoded = _with_last_separator(encoded)
         self._count = len(encoded)
         offsets, self._data = _parts(encoded)
+        # One entry for each pair of all messages: its start, its first 0x01, its 0x02, and the row of its message.
         stops = np.flatnonzero(self._data == _PAIR_END)
         starts = np.concatenate([np.zeros(min(1, len(stops)), np.int64), stops[:-1] + 1])
         middles = _first_after(np.flatnonzero(self._data == _NAME_END), starts)
         counts = np.diff(np.searchsorted(stops, offsets))
         rows = np.repeat(np.arange(self._count), counts)
-        counted = (middles > starts) & (middles < stops - 1)
+        counted = (middles > starts) & (middles < stops - 1)  # neither the name nor the value is empty
         if not counted.all():
             starts, middles, stops, rows = starts[counted], middles[counted], stops[counted], rows[counted]
         self._starts, self._middles, self._stops, self._rows = starts, middles, stops, rows
         self._cells = self._make_cells()
 
     def value(self, name: str) -> pa.Array:
-        """The value of one property in each message, as a string column; null where it is missing."""
+        """Return one property of each message as a string column; null where it is missing."""
         pairs = self._pairs_named(name.encode())
         at = np.full(self._count, -1)
-        at[self._rows[pairs]] = pairs  # of equal names in one message the last assignment stands
+        at[self._rows[pairs]] = pairs  # for equal names in one message, numpy keeps the last assignment
         return text(self._cells.take(pa.array(4 * at + 2, mask=at < 0)))
 
     def maps(self) -> pa.Array:
-        """All properties of each message, as a column of maps."""
+        """Return all properties of each message as a column of maps."""
         pairs = self._last_of_each_name()
-        if len(foreign := self._pairs_named(CHECK_NAME.encode())):
-            pairs = np.setdiff1d(pairs, foreign)
+        # The check of a record that another broker copied is no property of the message.
+        if len(copied_checks := self._pairs_named(CHECK_NAME.encode())):
+            pairs = np.setdiff1d(pairs, copied_checks)
         offsets = np.searchsorted(self._rows[pairs], np.arange(self._count + 1)).astype(np.int32)
         names = text(self._cells.take(pa.array(4 * pairs)))
         values = text(self._cells.take(pa.array(4 * pairs + 2)))
         return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values)
 
     def _make_cells(self) -> pa.Array:
-        """The bytes as one binary array: name, separator, value, separator and what follows, name, …"""
+        """Return the bytes as one binary array with four cells a pair: name, 0x01, value, 0x02 up to the next name."""
         bounds = np.empty((len(self._starts), 4), np.int32)
         bounds[:, 0], bounds[:, 1] = self._starts, self._middles
         bounds[:, 2], bounds[:, 3] = self._middles + 1, self._stops
@@ -73,7 +75,7 @@ class PropertyColumns:
         return pairs[same]
 
     def _last_of_each_name(self) -> npt.NDArray[np.int64]:
-        """The numbers of the pairs, without those that a later pair of the same message and name replaces."""
+        """Return the indices of the pairs, without those that a later pair of the same message and name replaces."""
         every = np.arange(len(self._starts))
         marks = np.sort(self._name_marks())
         if (marks[1:] != marks[:-1]).all():
@@ -83,10 +85,10 @@ class PropertyColumns:
         return np.array(sorted(last.values()), np.int64)
 
     def _name_marks(self) -> npt.NDArray[np.uint64]:
-        """A number for each pair, equal for equal names in one message, and seldom otherwise.
+        """Return a number for each pair: equal for equal names in one message, and rarely equal otherwise.
 
-        Made of the message's number, the name's length, and its first and last bytes: names that differ only in
-        their middle look equal here, which costs time and nothing else.
+        It consists of the row of the message, the length of the name, and its first and last two bytes. Names that
+        differ only in their middle get equal numbers, which costs time and nothing else.
         """
         lengths = self._middles - self._starts
         head = self._data[self._starts].astype(np.uint64)
@@ -100,7 +102,7 @@ class PropertyColumns:
 
 
 def text(cells: pa.Array) -> pa.Array:
-    """Binary cells as strings; bytes that are not UTF-8 are replaced as Java does, since none may reach the JVM."""
+    """Return binary cells as strings. Bytes that are not UTF-8 are replaced as in Java: the JVM must not get them."""
     try:
         return cells.cast(pa.string())
     except pa.ArrowInvalid:
@@ -109,7 +111,7 @@ def text(cells: pa.Array) -> pa.Array:
 
 
 def _with_last_separator(encoded: pa.Array) -> pa.Array:
-    """End each cell that is not empty with 0x02. An extra one makes an empty pair, which does not count."""
+    """Return the cells with 0x02 at the end of each one that is not empty. An extra 0x02 is an empty pair."""
     offsets, data = _parts(encoded)
     filled = offsets[1:] > offsets[:-1]
     if (data[offsets[1:][filled] - 1] == _PAIR_END).all():
@@ -118,15 +120,15 @@ def _with_last_separator(encoded: pa.Array) -> pa.Array:
 
 
 def _parts(cells: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """The offsets and bytes of a binary array that begins at its buffers' start."""
+    """Return the offsets and bytes of a binary array that starts at the start of its buffers."""
     _, offsets, data = cells.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(cells) + 1).astype(np.int64)
     return bounds, np.frombuffer(data, np.uint8, int(bounds[-1])) if data is not None else np.empty(0, np.uint8)
 
 
 def _first_after(positions: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """For each start the first of the ascending *positions* at or behind it; -1 if there is none."""
+    """Return, for each start, the first of the ascending *positions* at or after it; -1 if there is none."""
     if len(positions) == len(starts) and (positions >= starts).all() and (positions[:-1] < starts[1:]).all():
-        return positions  # the usual case: one in each pair
+        return positions  # the usual case: one 0x01 in each pair
     found = np.searchsorted(positions, starts)
     return np.append(positions, -1)[found]

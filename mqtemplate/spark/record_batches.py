@@ -1,8 +1,8 @@
-"""Commit log records as Arrow record batches, without a Python object a record.
+"""Commit log records as Arrow record batches, without a Python object for each record.
 
 A window of the log *is* an Arrow binary array whose cells are header, body, topic, properties, next header, …
-One int32 offsets buffer says where each cell begins; Arrow's ``take`` then copies the wanted cells in C++, and the
-numbers of the header are gathered by numpy. What is rare (a compressed body, text that is not UTF-8) goes by Python.
+One int32 offsets buffer holds the start of each cell. Arrow's ``take`` copies the selected cells in C++, and numpy
+gathers the numbers of the headers. Rare cases (a compressed body, text that is not UTF-8) are handled in Python.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mqtemplate.checksum import crc32
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import Property, offset_msg_id
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
@@ -41,8 +42,8 @@ from mqtemplate.record.layout import (
     V6_EXTRA,
     SysFlag,
 )
-from mqtemplate.spark.blocks import LocalBlocks, LogWindow
 from mqtemplate.spark.property_columns import PropertyColumns
+from mqtemplate.spark.store_folder import LogWindow, StoreFolder
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
 ARROW_SCHEMA = pa.schema(
@@ -63,24 +64,20 @@ ARROW_SCHEMA = pa.schema(
         ("reconsumeTimes", pa.int32()),
     ]
 )
-"""The columns of the source; ``deliverTimestamp`` is null unless the message was delayed to a time."""
+"""Columns of the source; ``deliverTimestamp`` is null unless the message was delayed to a time."""
 
-_DEAR = ("msgId", "properties")
-ARROW_SCHEMA_WITHOUT_PROPERTIES = pa.schema([field for field in ARROW_SCHEMA if field.name not in _DEAR])
-"""The columns with ``includeProperties=false``: without the two that cost most to build."""
-
-_ROWS = 8_192  # a batch; from here to 32,768 rows the cost a row is the same
-_BYTES = 32 * 1024 * 1024  # a batch; bodies may be megabytes
-_LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that can be told in microseconds
+_ROWS = 8_192  # of a batch; from here to 32,768 rows the time per row is the same
+_BYTES = 32 * 1024 * 1024  # of a batch; bodies may be megabytes
+_LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that a timestamp in microseconds can hold
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSlice:
-    """Units of one queue, and what their rows share.
+    """Units of one queue, and the values that all their rows share.
 
     Attributes:
-        queue_offsets: The place in the queue of each unit, ascending.
+        queue_offsets: Queue offset of each unit, ascending.
         units: Structured array of `CQ_UNIT_DTYPE`, one for each queue offset.
     """
 
@@ -94,22 +91,22 @@ class QueueSlice:
         return QueueSlice(self.topic, self.broker_name, self.queue_id, self.queue_offsets[part], self.units[part])
 
 
-def record_batches(blocks: LocalBlocks, queue: QueueSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The records of *queue* in order, some thousand to a batch.
+def record_batches(folder: StoreFolder, queue: QueueSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the records of *queue* in order, some thousand in a batch.
 
-    Every record is checked: its length, mark, own offset, the lengths inside, the CRC of its body, and the check that
-    our own broker writes over the rest.
+    Each record is checked: its length, magic code, own offset, the lengths inside, the CRC of its body, and the check
+    that our own broker writes for the other bytes.
 
     Raises:
-        CorruptRecordError: A record is damaged; names the file and the physical offset.
-        OffsetOutOfRangeError: The file that held it was deleted.
+        CorruptRecordError: A record is damaged; the text names the file and the physical offset.
+        OffsetOutOfRangeError: The file of a record was deleted.
     """
     physical = queue.units["physical_offset"].astype(np.int64)
     if (np.diff(physical) <= 0).any():
         at = int(np.argmax(np.diff(physical) <= 0))
         where = f"consume queue {queue.queue_id} of {queue.topic}"
         raise CorruptRecordError(where, int(physical[at + 1]), "its units do not ascend")
-    for window, part in blocks.windows(physical):
+    for window, part in folder.windows(physical):
         for piece in _pieces(queue.units["size"][part].astype(np.int64)):
             start = part.start
             chunk = queue[start + piece.start : start + piece.stop]
@@ -117,7 +114,7 @@ def record_batches(blocks: LocalBlocks, queue: QueueSlice, schema: pa.Schema) ->
 
 
 def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
-    """Cut into batches by rows and by bytes; at least one record in each."""
+    """Split records into batches by rows and by bytes; each batch has at least one record."""
     ends = np.cumsum(sizes)
     at = 0
     while at < len(sizes):
@@ -128,7 +125,7 @@ def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
 
 
 class _Records:
-    """Records of one commit log file, their fields found by arithmetic. `mqtemplate.record.codec` has the layout."""
+    """Records of one commit log file, with computed offsets of all fields. `mqtemplate.record.codec` has the layout."""
 
     def __init__(self, window: LogWindow, queue: QueueSlice) -> None:
         self._queue, self._path = queue, window.path
@@ -140,7 +137,7 @@ class _Records:
         self._at = self._physical - window.start - first
         self._require(
             (self._sizes >= SMALLEST_RECORD) & (self._at + self._sizes <= len(self._data)),
-            "its length goes beyond the file, or is below the smallest record",
+            "its length exceeds the file, or is below the smallest record",
         )
         self._find_fields()
         self._check_sums()
@@ -150,16 +147,12 @@ class _Records:
         at, sizes = self._at, self._sizes
         magic = self._i4(at + MAGIC_AT)
         self._require(self._i4(at) == sizes, "its length is not the one in the consume queue")
-        self._require((magic == MAGIC_V1) | (magic == MAGIC_V2), "it does not begin with a record's mark")
-        self._require(
-            self._i8(at + PHYSICAL_OFFSET_AT) == self._physical, "it says that it stands elsewhere in the log"
-        )
+        self._require((magic == MAGIC_V1) | (magic == MAGIC_V2), "it has no magic code of a record")
+        self._require(self._i8(at + PHYSICAL_OFFSET_AT) == self._physical, "its own physical offset is another one")
         self._sys_flags = self._i4(at + SYS_FLAG_AT)
         self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, V6_EXTRA, 0)
         hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, V6_EXTRA, 0)
-        self._tail_at = (
-            at + RECONSUME_TIMES_AT + hosts_extra
-        )  # reconsume times, prepared transaction offset, body length, body
+        self._tail_at = at + RECONSUME_TIMES_AT + hosts_extra  # then prepared transaction offset, body length, body
         self._body_at = at + BODY_AT + hosts_extra
         topic_length_size = np.where(magic == MAGIC_V2, 2, 1)
         end, reason = at + sizes, "the lengths inside it do not add up"
@@ -177,7 +170,7 @@ class _Records:
         self._properties_end = end - np.where(self._has_check, CHECK_SIZE, 0)
 
     def _find_checks(self, end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which records end with a check over everything but their body."""
+        """Return which records end with a check of all bytes except the body."""
         start = np.maximum(end - CHECK_SIZE, self._at)
         expected = np.frombuffer(CHECK_START, np.uint8)
         same = (self._data[start[:, None] + np.arange(len(expected))] == expected).all(axis=1)
@@ -185,19 +178,19 @@ class _Records:
         return found
 
     def _check_sums(self) -> None:
-        crc32, data = zlib.crc32, self._data.data
+        data = self._data.data
         body_at, body_end = self._body_at.tolist(), self._body_end.tolist()
         spans = zip(body_at, body_end, strict=True)
         bodies = np.array([crc32(data[start:end]) for start, end in spans], np.uint32) & 0x7FFF_FFFF
         self._require(bodies == self._i4(self._at + BODY_CRC_AT), "its body does not match its CRC-32")
         around = zip(self._at.tolist(), body_at, body_end, self._properties_end.tolist(), strict=True)
         rest = np.array([crc32(data[back:end], crc32(data[at:front])) for at, front, back, end in around], np.uint32)
-        told = self._hex8(self._properties_end + CHECK_CRC_AT)
-        for row in np.flatnonzero(self._has_check & (told != rest)).tolist():
+        stated = self._hex8(self._properties_end + CHECK_CRC_AT)
+        for row in np.flatnonzero(self._has_check & (stated != rest)).tolist():
             self._parse_alone(row)
 
     def _parse_alone(self, row: int) -> None:
-        """Leave the verdict to `parse_record`, which knows when a check is another record's."""
+        """Check one record with `parse_record`: the bytes of a check may also be a property that was copied."""
         at = int(self._at[row])
         try:
             parse_record(self._data[at : at + int(self._sizes[row])].tobytes())
@@ -205,19 +198,19 @@ class _Records:
             raise self._corrupt(row, str(exc)) from exc
 
     def _hex8(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Eight lower-case hex digits as a number; something else for other characters."""
-        places = np.minimum(at[:, None] + np.arange(8), len(self._data) - 1)
-        digits = self._data[places].astype(np.int64)
+        """Return eight lower-case hex digits as a number; for other characters, any number."""
+        positions = np.minimum(at[:, None] + np.arange(8), len(self._data) - 1)
+        digits = self._data[positions].astype(np.int64)
         values = np.where(digits >= ord("a"), digits - ord("a") + 10, digits - ord("0"))
         numbers: npt.NDArray[np.int64] = values @ (1 << np.arange(28, -1, -4))
         return numbers
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """The columns that *schema* asks for; nothing else is built."""
-        makers = self._makers()
-        return pa.RecordBatch.from_arrays([makers[name]() for name in schema.names], schema=schema)
+        """Return the columns of *schema*; no other one is built."""
+        columns = self._columns()
+        return pa.RecordBatch.from_arrays([columns[name]() for name in schema.names], schema=schema)
 
-    def _makers(self) -> dict[str, Callable[[], pa.Array]]:
+    def _columns(self) -> dict[str, Callable[[], pa.Array]]:
         count, queue = len(self._at), self._queue
         return {
             "topic": lambda: pa.repeat(pa.scalar(queue.topic), count),
@@ -244,7 +237,7 @@ class _Records:
         return self._properties.maps()
 
     def _cells(self, number: int) -> pa.Array:
-        """Cell *number* of each record: 0 header, 1 body, 2 topic and lengths, 3 properties, 4 what follows."""
+        """Return a cell of each record: 0 header, 1 body, 2 topic and lengths, 3 properties, 4 check and the gap."""
         return self._all_cells.take(pa.array(np.arange(number, 5 * len(self._at), 5)))
 
     def _make_cells(self) -> pa.Array:
@@ -273,11 +266,11 @@ class _Records:
             if codec is not None:
                 return bytes(pa.CompressedInputStream(pa.BufferReader(body), codec).read())
         except (zlib.error, OSError) as exc:
-            raise self._corrupt(row, f"its {codec} body does not open: {exc}") from exc
-        raise self._corrupt(row, f"its system flag {int(self._sys_flags[row]):#x} names no known compression")
+            raise self._corrupt(row, f"its {codec} body cannot be decompressed: {exc}") from exc
+        raise self._corrupt(row, f"its system flag {int(self._sys_flags[row]):#x} has no known compression")
 
     def _message_ids(self) -> pa.Array:
-        """The sender's id; the broker's own where the sender gave none."""
+        """Return the producer's ids; the broker's id for a message without one."""
         ids = self._properties.value(Property.UNIQ_KEY)
         if not ids.null_count:
             return ids
@@ -295,7 +288,7 @@ class _Records:
     def _corrupt(self, row: int, reason: str) -> CorruptRecordError:
         return CorruptRecordError(self._path, int(self._physical[row]), reason)
 
-    # Overlapping views, one number at every byte: indexing them gathers big-endian numbers at any place.
+    # Overlapping views with one number at every byte: indexing them gathers big-endian numbers at any offset.
 
     def _i8(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return _gather(self._data, ">i8", at).astype(np.int64)
@@ -318,15 +311,15 @@ def _timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _deliver_timestamps(properties: PropertyColumns) -> pa.Array:
-    """When a message delayed to a time was due, in those that have been put into their real topic."""
+    """Return the due time of messages that were delayed to a time and have been delivered to their real topic."""
     due = properties.value(Property.TIMER_DELIVER_MS)
     if due.null_count < len(due):
         due = pc.if_else(properties.value(Property.REAL_TOPIC).is_valid(), due, pa.scalar(None, pa.string()))
     try:
         milliseconds = due.cast(pa.int64())
-    except pa.ArrowInvalid:  # somebody else wrote the property, and not as a number
-        numbers = (None if word is None or not word.isdecimal() else int(word) for word in due.to_pylist())
-        known = [None if number is None or number > _LAST_MS else number for number in numbers]
-        milliseconds = pa.array(known, pa.int64())
+    except pa.ArrowInvalid:  # another program wrote the property, and not as a number
+        numbers = (None if text is None or not text.isdecimal() else int(text) for text in due.to_pylist())
+        valid = [None if number is None or number > _LAST_MS else number for number in numbers]
+        milliseconds = pa.array(valid, pa.int64())
     in_range = pc.less_equal(pc.abs(milliseconds), _LAST_MS)
     return pc.multiply(pc.if_else(in_range, milliseconds, None), 1_000).view(_TIMESTAMP)

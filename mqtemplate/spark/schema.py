@@ -1,4 +1,4 @@
-"""The columns of the source, and the Spark type of a payload class."""
+"""Spark types: the columns of the source, and the struct of a payload class."""
 
 from __future__ import annotations
 
@@ -17,46 +17,35 @@ if TYPE_CHECKING:
 
 
 def source_schema(*, include_properties: bool = True) -> StructType:
-    """The columns of ``format("mqtemplate")``.
+    """Return the columns of ``format("mqtemplate")``.
 
-    Names and types are rocketmq-spark's where it has the column, except that ``properties`` is a map.
-    ``deliverTimestamp`` is null unless the message was delayed to a time.
+    Names and types are those of rocketmq-spark where it has the column, except that ``properties`` is a map.
+
+    Args:
+        include_properties: False leaves out ``properties`` and ``msgId``, which take most time to build.
     """
-    from pyspark.sql import types as t
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
 
-    columns: list[tuple[str, DataType]] = [
-        ("topic", t.StringType()),
-        ("brokerName", t.StringType()),
-        ("queueId", t.IntegerType()),
-        ("queueOffset", t.LongType()),
-        ("msgId", t.StringType()),
-        ("tags", t.StringType()),
-        ("keys", t.StringType()),
-        ("body", t.BinaryType()),
-        ("flag", t.IntegerType()),
-        ("properties", t.MapType(t.StringType(), t.StringType())),
-        ("bornTimestamp", t.TimestampType()),
-        ("storeTimestamp", t.TimestampType()),
-        ("deliverTimestamp", t.TimestampType()),
-        ("reconsumeTimes", t.IntegerType()),
-    ]
-    dear = () if include_properties else ("msgId", "properties")
-    return t.StructType([t.StructField(name, kind) for name, kind in columns if name not in dear])
+    from mqtemplate.spark.record_batches import ARROW_SCHEMA
+
+    left_out = () if include_properties else ("msgId", "properties")
+    return StructType([field for field in from_arrow_schema(ARROW_SCHEMA) if field.name not in left_out])
 
 
 def payload_schema(payload: type) -> StructType:
-    """The struct that JSON bodies of *payload*, a pydantic model or a dataclass, are read into.
+    """Return the struct for the JSON bodies of a pydantic model or a dataclass.
 
-    A field has the name it has in the JSON: a pydantic alias where there is one. Every field may be null, as a body
-    may lack it. ``X | None`` is X; an enum is the type of its values.
+    A field has its name in the JSON, which may be a pydantic alias. Each field may be null, since a body may lack it.
+    ``X | None`` is X. An enum is the type of its values.
 
     Raises:
-        ListenerError: A field's type has no counterpart in Spark.
+        ListenerError: The type of a field has no counterpart in Spark.
     """
     from pyspark.sql.types import StructField, StructType
 
-    named = payload.__qualname__
-    return StructType([StructField(name, _spark_type(kind, f"{named}.{name}")) for name, kind in _fields(payload)])
+    owner = payload.__qualname__
+    return StructType([StructField(name, _spark_type(kind, f"{owner}.{name}")) for name, kind in _fields(payload)])
 
 
 def _fields(payload: Any) -> list[tuple[str, Any]]:

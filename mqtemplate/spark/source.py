@@ -1,4 +1,4 @@
-"""The data source "mqtemplate": what Spark calls. The work is in `store_reading`."""
+"""Data source ``mqtemplate``: the classes that Spark calls. `store_reader` does the work."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.spark.offsets import OffsetTable, QueueRange, cut, from_spark, limited, to_spark
+from mqtemplate.spark.offsets import OffsetTable, QueueRange, distribute, from_spark, limited, to_spark
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.schema import source_schema
-from mqtemplate.spark.store_reading import StoreReading
+from mqtemplate.spark.store_reader import StoreReader
 
 
 class MqTemplateSource(DataSource):
-    """``spark.read.format("mqtemplate")`` and ``spark.readStream.format("mqtemplate")``.
+    """Data source for ``spark.read.format("mqtemplate")`` and ``spark.readStream.format("mqtemplate")``.
 
-    The options are those of `SourceOptions`. A schema given with ``.schema(...)`` chooses columns: what is not
-    asked for is not built.
+    The options are those of `SourceOptions`. A schema given with ``.schema(...)`` selects columns: no other one is
+    built.
     """
 
     @classmethod
@@ -40,54 +40,61 @@ class MqTemplateSource(DataSource):
 
 
 class RangesPartition(InputPartition):
-    """What one task reads, in this order."""
+    """Ranges that one task reads, in this order."""
 
     def __init__(self, ranges: Sequence[QueueRange]) -> None:
         super().__init__(tuple(ranges))
 
 
-class BatchReader(DataSourceReader):
-    """Reads once, from a beginning to an end that are fixed when Spark asks for the partitions."""
+class _FolderReader:
+    """Common part of both readers."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = _arrow_schema(schema)
-        self._reading = StoreReading(options)
+        self._reader = StoreReader(options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of one task."""
+        # If there are no partitions, Spark creates one of None.
+        return self._reader.batches(partition.value or (), self._schema)
+
+    def _partitions(self, start: OffsetTable, end: OffsetTable) -> list[InputPartition]:
+        ranges = self._reader.ranges(start, end)
+        return [RangesPartition(share) for share in distribute(ranges, self._options.min_partitions)]
+
+
+class BatchReader(_FolderReader, DataSourceReader):
+    """Reader of a batch. Its start and end are fixed when Spark calls ``partitions``."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        self._reading.require_topics()
-        start, end = self._reading.beginning(), self._reading.ending()
+        self._reader.require_topics()
+        start, end = self._reader.start_offsets(), self._reader.end_offsets()
         for (topic, queue_id), offset in start.items():
             if offset > end[topic, queue_id]:
                 raise ConfigurationError(
-                    f"{topic}, queue {queue_id}: the read would begin at offset {offset} and end at "
+                    f"{topic}, queue {queue_id}: the read would start at offset {offset} and end at "
                     f"{end[topic, queue_id]}; check the starting and ending options"
                 )
-        return [RangesPartition(share) for share in cut(self._reading.ranges(start, end), self._options.min_partitions)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where there are no partitions Spark makes one, of None.
-        return self._reading.batches(partition.value or (), self._schema)
+        return self._partitions(start, end)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches. Lives as long as the query, in a process of Spark's.
+class StreamReader(_FolderReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reader of a stream, which plans micro-batches. It lives as long as the query, in a Python process of Spark.
 
-    - Offsets never go back, and a range gives the same messages each time it is read.
-    - The first offset is found once: Spark asks for it twice, and the answers must be one.
-    - With ``Trigger.AvailableNow`` nothing that came after the start is read.
+    - Offsets never decrease, and a range contains the same messages each time it is read.
+    - The first offset is determined once: Spark calls ``initialOffset`` twice, and must get equal offsets.
+    - With ``Trigger.AvailableNow`` no message is read that was stored after the start.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        self._options = options
-        self._schema = _arrow_schema(schema)
-        self._reading = StoreReading(options)
+        super().__init__(options, schema)
         self._first: OffsetTable | None = None
         self._target: OffsetTable | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802
         if self._first is None:
-            self._first = self._reading.beginning()
+            self._first = self._reader.start_offsets()
         return to_spark(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -95,38 +102,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._reading.latest()
+        self._target = self._reader.latest_offsets()
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802
-        return to_spark(self._reading.latest())
+        return to_spark(self._reader.latest_offsets())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, dict[str, int]]:  # noqa: N802
-        begin = from_spark(start)
-        latest = self._reading.latest()
-        self._reading.check_not_shrunk(begin, latest)
-        begin = self._reading.with_new_queues(begin)
+        known = from_spark(start)
+        latest = self._reader.latest_offsets()
+        self._reader.check_not_shrunk(known, latest)
+        known = self._reader.with_new_queues(known)
         end = self._target if self._target is not None else latest
-        return to_spark(limited(begin, end, limit.max_rows if isinstance(limit, ReadMaxRows) else None))
+        return to_spark(limited(known, end, limit.max_rows if isinstance(limit, ReadMaxRows) else None))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        ranges = self._reading.ranges(from_spark(start), from_spark(end))
-        return [RangesPartition(share) for share in cut(ranges, self._options.min_partitions)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._reading.batches(partition.value or (), self._schema)
+        return self._partitions(from_spark(start), from_spark(end))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the checkpoint knows, and the folder belongs to another process."""
+        """Do nothing: the checkpoint has the progress, and the folder belongs to another process."""
 
     def stop(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file is open."""
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow form of the columns asked for.
+    """Return the Arrow types of the selected columns.
 
     Raises:
-        ConfigurationError: One does not exist, or has another type.
+        ConfigurationError: A column does not exist, or has another type.
     """
     ours = source_schema()
     fields = []

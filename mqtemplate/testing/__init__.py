@@ -1,6 +1,21 @@
-"""For tests of applications: virtual time, fixtures, recorded messages, and the contract of the port."""
+"""Test kit for applications: virtual time, fixtures, recorded messages, and the contract suite for brokers.
 
-from mqtemplate.testing.harness import Harness, NotIdleError
-from mqtemplate.testing.recording import Inbox, RecordingTemplate, SentMessage, messages_in
+Names are imported when they are used: pytest loads `mqtemplate.testing.plugin` in every run.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqtemplate.testing.harness import Harness, NotIdleError
+    from mqtemplate.testing.recording import Inbox, RecordingTemplate, SentMessage, messages_in
+else:
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = "harness" if name in ("Harness", "NotIdleError") else "recording"
+        return getattr(import_module(f"{__name__}.{module}"), name)
+
 
 __all__ = ["Harness", "Inbox", "NotIdleError", "RecordingTemplate", "SentMessage", "messages_in"]

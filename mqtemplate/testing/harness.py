@@ -1,9 +1,9 @@
-"""Virtual time for a whole application: move the clock, and all that falls due on the way has happened."""
+"""Harness: virtual time for an application. It moves the clock and does all work that is due on the way."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -16,35 +16,37 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SPAN = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))+\s*")
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
-_MOST_ROUNDS = 100_000
+_MAX_ROUNDS = 100_000
 
 
 class NotIdleError(AssertionError):
-    """The services go on for ever without time passing: each round one of them says there is more at once."""
+    """The services always have more work at one instant, so time cannot pass."""
 
 
 class Application(Protocol):
-    """What a harness needs to know of an application: its broker, and its listener containers in their order."""
+    """Application with a broker and listener containers, for a harness."""
 
     @property
-    def broker(self) -> Broker: ...
+    def broker(self) -> Broker:
+        """Broker on a `VirtualClock`."""
 
     @property
-    def containers(self) -> Sequence[Service]: ...
+    def containers(self) -> Sequence[Service]:
+        """Listener containers in the order of their steps."""
 
 
 class Harness:
-    """Steps a broker and its listeners on a `VirtualClock`, in one thread and in a fixed order.
+    """Stepper of a broker and its listeners on a `VirtualClock`, in one thread and in a fixed order.
 
-    The broker's services come first, then the containers as given. They are stepped round by round until a round
-    leaves nothing due; then the clock jumps to the next time that one of them named. So a test that says
-    ``advance("3h")`` goes on when all that was due within three hours has been handled, and always gives the same.
+    The services of the broker are stepped first, then the containers in their order, until a round leaves no work that
+    is due. Then the clock moves to the next due time. ``advance("3h")`` returns when all work of these three hours is
+    done, and has the same result each time.
 
-    What a service raises, the harness raises: on a virtual clock nothing is tried again behind a test's back.
+    An error of a service is raised to the test: on a virtual clock no service is retried.
 
     Args:
         app_or_broker: A started broker, or an application that has one.
-        containers: Further services, stepped after those of the application.
+        containers: More services, stepped after those of the application.
 
     Raises:
         ConfigurationError: The broker runs on a real clock.
@@ -57,24 +59,24 @@ class Harness:
         if not isinstance(clock, VirtualClock):
             raise ConfigurationError(
                 f"a harness moves a VirtualClock, and this broker runs on a {type(clock).__name__}; "
-                "make it with clock=VirtualClock()"
+                "create it with clock=VirtualClock()"
             )
         self.clock = clock
         self._containers = list(containers)
         self._woken = False
-        self._known: dict[int, Service] = {}
+        self._listened: dict[int, Service] = {}
         self._stepping: set[int] = set()
         clock.drive_with(self.advance_until)
 
     def add(self, container: Service) -> None:
-        """Step this one, too, after the others."""
+        """Step this service, too, after the others."""
         self._containers.append(container)
 
     def advance(self, span: str | timedelta | int) -> None:
         """Let time pass: ``"3h"``, ``"1h 30m"``, ``"250ms"``, a timedelta, or milliseconds.
 
         Raises:
-            NotIdleError: At some instant the services never came to rest.
+            NotIdleError: At some instant the services always have more work.
         """
         target_ms = self.clock.now_ms() + span_ms(span)
         due_ms = self.run_until_idle()
@@ -85,9 +87,9 @@ class Harness:
         self.run_until_idle()
 
     def advance_until(self, happened: Callable[[], bool]) -> None:
-        """Let time pass until something happened, or nothing is left that falls due.
+        """Let time pass until *happened* returns True, or no more work is due.
 
-        A handler may call it, by what waits for something: it is not stepped again meanwhile, the others are.
+        A handler may call it, by a method that waits. Then its own container is not stepped, but the others are.
         """
         due_ms = self.run_until_idle()
         while not happened() and due_ms is not None:
@@ -95,18 +97,19 @@ class Harness:
             due_ms = self.run_until_idle()
 
     def _move_to(self, now_ms: int) -> None:
-        """Forward only: a handler that waited may have let more time pass than its own advance knows of."""
+        """Move the clock, but never back: a handler that waited may have moved it beyond *now_ms*."""
         self.clock.set_ms(max(now_ms, self.clock.now_ms()))
 
     def run_until_idle(self) -> int | None:
-        """Do what is due now and what follows from it; no time passes. Returns when the next thing falls due."""
-        for _ in range(_MOST_ROUNDS):
+        """Do the work that is due now, without time passing. Return the next due time, or None."""
+        for _ in range(_MAX_ROUNDS):
             self._woken = False
-            wishes = [self._step(service) for service in self._services()]
-            due_ms = min((wish for wish in wishes if wish is not None), default=None)
+            due_ms = min(
+                (due for service in self._services() if (due := self._step(service)) is not None), default=None
+            )
             if not self._woken and (due_ms is None or due_ms > self.clock.now_ms()):
                 return due_ms
-        raise NotIdleError(self._who_is_busy())
+        raise NotIdleError(self._busy_services())
 
     def _step(self, service: Service) -> int | None:
         key = id(service)
@@ -119,36 +122,34 @@ class Harness:
             self._stepping.discard(key)
 
     def _services(self) -> list[Service]:
-        """Asked anew each round, since a broker and an application may get more services as they go."""
+        """Return all services; a broker or an application may have new ones in each round."""
         containers = self._app.containers if self._app is not None else ()
         services = [*self.broker.services(), *containers, *self._containers]
-        self._listen_to(service for service in services if id(service) not in self._known)
-        return services
-
-    def _listen_to(self, services: Iterable[Service]) -> None:
         for service in services:
-            self._known[id(service)] = service
-            service.on_wake(self._note_wake)
+            if id(service) not in self._listened:
+                self._listened[id(service)] = service
+                service.on_wake(self._note_wake)
+        return services
 
     def _note_wake(self) -> None:
         self._woken = True
 
-    def _who_is_busy(self) -> str:
+    def _busy_services(self) -> str:
         now_ms = self.clock.now_ms()
-        asked = [(service.name, service.step()) for service in self._services()]
-        busy = [name for name, wish in asked if wish is not None and wish <= now_ms]
+        due = [(service.name, service.step()) for service in self._services()]
+        busy = [name for name, due_ms in due if due_ms is not None and due_ms <= now_ms]
         return (
-            f"after {_MOST_ROUNDS} rounds at one instant there is still work for "
-            f"{', '.join(busy) or 'somebody who keeps waking'}; "
-            "does a handler send to its own topic, or does the step of a service never say that it is done?"
+            f"after {_MAX_ROUNDS} rounds at one instant there is still work for "
+            f"{', '.join(busy) or 'a service that is always woken'}; "
+            "does a handler send to its own topic, or does the step of a service always return the current time?"
         )
 
 
 def span_ms(span: str | timedelta | int) -> int:
-    """A span of time in milliseconds.
+    """Return a span of time in milliseconds.
 
     Raises:
-        ValueError: It is negative, or a text that is no span.
+        ValueError: The span is negative, or a text of another form.
     """
     if isinstance(span, timedelta):
         milliseconds = span // timedelta(milliseconds=1)

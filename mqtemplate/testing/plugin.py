@@ -1,14 +1,15 @@
-"""Fixtures for pytest, found by themselves once mqtemplate is installed.
+"""Fixtures for pytest, which loads this plugin wherever mqtemplate is installed.
 
-What a fixture needs is imported when it is asked for. All fixtures of one test share one broker and one clock.
+Each fixture imports what it needs when it is used, so that other test runs stay fast. All fixtures of one test share
+one broker and one clock.
 
 ==========================  =======================================================================================
 ``mqtemplate_clock``        a `VirtualClock` at 2026-01-01T00:00:00Z
 ``mqtemplate_broker``       a started `EmbeddedBroker` in memory, on that clock
-``mqtemplate_template``     a `RecordingTemplate` over that broker: sends as ever, and keeps ``sent``
+``mqtemplate_template``     a `RecordingTemplate` over that broker: it sends, and records the calls in ``sent``
 ``mqtemplate_harness``      a `Harness` over that broker: ``advance("3h")``
-``mqtemplate_app``          a function that starts an `MQApplication` of given components over broker and template
-                            of the test; ``mqtemplate_harness`` steps its listeners, too
+``mqtemplate_app``          a function that starts an `MQApplication` of the given components, over the broker and
+                            template of the test; ``mqtemplate_harness`` steps its listeners, too
 ==========================  =======================================================================================
 """
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def mqtemplate_clock() -> VirtualClock:
-    """A clock that stands still until the test moves it, best by ``mqtemplate_harness``."""
+    """A clock that only the test moves, usually with ``mqtemplate_harness``."""
     from mqtemplate.clock import VirtualClock
 
     return VirtualClock()
@@ -40,7 +41,7 @@ def mqtemplate_clock() -> VirtualClock:
 
 @pytest.fixture
 def mqtemplate_broker(mqtemplate_clock: VirtualClock) -> Iterator[EmbeddedBroker]:
-    """The real engine over memory. It has no threads: its work is done when the harness steps it."""
+    """A broker in memory without threads: the harness steps its services."""
     from mqtemplate.brokers import EmbeddedBroker
 
     with EmbeddedBroker(None, clock=mqtemplate_clock) as broker:
@@ -49,6 +50,7 @@ def mqtemplate_broker(mqtemplate_clock: VirtualClock) -> Iterator[EmbeddedBroker
 
 @pytest.fixture
 def mqtemplate_template(mqtemplate_broker: EmbeddedBroker) -> Iterator[RecordingTemplate]:
+    """A template that records its calls, and can receive from ``mqtemplate-test-topic``."""
     from mqtemplate.testing.recording import RecordingTemplate
 
     with RecordingTemplate(
@@ -62,6 +64,7 @@ def mqtemplate_template(mqtemplate_broker: EmbeddedBroker) -> Iterator[Recording
 
 @pytest.fixture
 def mqtemplate_harness(mqtemplate_broker: EmbeddedBroker) -> Harness:
+    """A harness that moves the clock and steps the broker."""
     from mqtemplate.testing.harness import Harness
 
     return Harness(mqtemplate_broker)
@@ -71,7 +74,7 @@ def mqtemplate_harness(mqtemplate_broker: EmbeddedBroker) -> Harness:
 def mqtemplate_app(
     mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> Iterator[StartApp]:
-    """``app = mqtemplate_app(Listener, Service, settings={...})``: arguments as `MQApplication`; stopped at the end."""
+    """``app = mqtemplate_app(Listener, Service, settings={...})``, arguments as `MQApplication`; stopped at the end."""
     from mqtemplate.broker import Broker
     from mqtemplate.context import MQApplication
     from mqtemplate.template import RocketMQTemplate

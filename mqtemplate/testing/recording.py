@@ -1,31 +1,34 @@
-"""What a test wants to look at afterwards: what was sent, and what arrived."""
+"""Recordings for tests: sent messages, received messages, and the content of a topic."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, Unpack, cast
 
 from mqtemplate.broker import Broker
-from mqtemplate.listener import message_listener
+from mqtemplate.listener.decorator import ListenerAttributes, message_listener
 from mqtemplate.message import MessageExt
-from mqtemplate.results import PullStatus, SendResult, TransactionSendResult
-from mqtemplate.template import RocketMQTemplate
+from mqtemplate.results import PullStatus, SendResult
 from mqtemplate.template.destination import parse_destination
+from mqtemplate.template.rocketmq_template import RocketMQTemplate
+
+_Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """One call of a sending verb that the broker did not refuse.
+    """One successful call of a sending method.
 
     Attributes:
         verb: ``sync_send``, ``async_send``, ``send_one_way``, ``send_in_transaction``, ``async_send_and_receive``;
-            the other verbs and the names of Spring end in one of them.
-        payload: The object as it was passed, not its bytes.
-        options: What else was passed, by name.
-        result: What the call returned.
+            the other methods and Spring's names call one of these.
+        payload: The passed object, before its conversion to bytes.
+        options: Other arguments by name.
+        result: Result of the call.
     """
 
     verb: str
@@ -36,65 +39,53 @@ class SentMessage:
 
     @property
     def topic(self) -> str:
+        """Topic of the destination."""
         return parse_destination(self.destination).topic
 
     @property
     def tag(self) -> str | None:
+        """Tag of the destination; None if it has none."""
         return parse_destination(self.destination).tag
 
 
-class RecordingTemplate(RocketMQTemplate):
-    """A template that sends as ever and remembers it.
+def _recorded(verb: _Verb) -> _Verb:
+    """Return a sending method that records its calls."""
 
-    Attributes:
-        sent: The calls, oldest first. Clear it as you like.
-    """
-
-    def __init__(self, broker: Broker, **settings: Any) -> None:
-        super().__init__(broker, **settings)
-        self.sent: list[SentMessage] = []
-
-    def sync_send(self, *args: Any, **options: Any) -> SendResult:
-        result = super().sync_send(*args, **options)
-        self._note(RocketMQTemplate.sync_send, args, options, result)
-        return result
-
-    def async_send(self, *args: Any, **options: Any) -> Future[SendResult]:
-        result = super().async_send(*args, **options)
-        self._note(RocketMQTemplate.async_send, args, options, result)
-        return result
-
-    def send_one_way(self, *args: Any, **options: Any) -> None:
-        super().send_one_way(*args, **options)
-        self._note(RocketMQTemplate.send_one_way, args, options, None)
-
-    def send_in_transaction(self, *args: Any, **options: Any) -> TransactionSendResult:
-        result = super().send_in_transaction(*args, **options)
-        self._note(RocketMQTemplate.send_in_transaction, args, options, result)
-        return result
-
-    def async_send_and_receive(self, *args: Any, **options: Any) -> Future[Any]:
-        result = super().async_send_and_receive(*args, **options)
-        self._note(RocketMQTemplate.async_send_and_receive, args, options, result)
-        return result
-
-    def _note(
-        self,
-        verb: Callable[..., object],
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-        result: SendResult | Future[Any] | None,
-    ) -> None:
+    @functools.wraps(verb)
+    def send(self: RecordingTemplate, *args: Any, **options: Any) -> Any:
+        result = verb(self, *args, **options)
         named = inspect.signature(verb).bind(self, *args, **options).arguments
         rest = {
             name: value for name, value in named.items() if name not in ("self", "destination", "payload", "options")
         }
         rest |= named.get("options", {})
         self.sent.append(SentMessage(verb.__name__, named["destination"], named["payload"], rest, result))
+        return result
+
+    return cast("_Verb", send)
+
+
+class RecordingTemplate(RocketMQTemplate):
+    """Template that sends messages and records the calls.
+
+    Attributes:
+        sent: Recorded calls, oldest first. A test may clear it.
+    """
+
+    def __init__(self, broker: Broker, **settings: Any) -> None:
+        super().__init__(broker, **settings)
+        self.sent: list[SentMessage] = []
+
+    # The other sending methods call one of these.
+    sync_send = _recorded(RocketMQTemplate.sync_send)
+    async_send = _recorded(RocketMQTemplate.async_send)
+    send_one_way = _recorded(RocketMQTemplate.send_one_way)
+    send_in_transaction = _recorded(RocketMQTemplate.send_in_transaction)
+    async_send_and_receive = _recorded(RocketMQTemplate.async_send_and_receive)
 
 
 class Inbox:
-    """A listener that keeps what it hears.
+    """Listener that collects its messages.
 
     ::
 
@@ -102,28 +93,31 @@ class Inbox:
         mqtemplate_app(inbox.listener("orders", "audit", selector_expression="paid"))
 
     Attributes:
-        received: Oldest first.
+        received: Messages, oldest first.
     """
 
     def __init__(self) -> None:
         self.received: list[MessageExt] = []
 
-    def listener(self, topic: str, consumer_group: str, **attributes: Any) -> Callable[[MessageExt], None]:
-        """A decorated function that puts each message in here; attributes as `message_listener`."""
+    def listener(
+        self, topic: str, consumer_group: str, **attributes: Unpack[ListenerAttributes]
+    ) -> Callable[[MessageExt], None]:
+        """Return a decorated function that collects messages here; arguments as `message_listener`."""
 
-        @message_listener(topic=topic, consumer_group=consumer_group, **attributes)
-        def keep(message: MessageExt) -> None:
+        @message_listener(topic, consumer_group, **attributes)
+        def collect(message: MessageExt) -> None:
             self.received.append(message)
 
-        return keep
+        return collect
 
     @property
     def bodies(self) -> list[bytes]:
+        """Bodies of the received messages."""
         return [message.body for message in self.received]
 
 
 def messages_in(broker: Broker, topic: str) -> list[MessageExt]:
-    """Everything a consumer of *topic* could see now, queue by queue; a delayed message is there once it is due."""
+    """Return all messages of *topic* that a consumer could get now, queue by queue; no pending ones."""
     found: list[MessageExt] = []
     for queue in broker.queues(topic):
         queue_offset = broker.min_offset(queue)

@@ -11,10 +11,9 @@ import structlog
 from mqtemplate import Broker, EmbeddedBroker
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration
 from mqtemplate.errors import SparkError
-from mqtemplate.listener import ListenerRegistry
+from mqtemplate.listener import ListenerRegistry, ListenerSpec
 from mqtemplate.spark import (
     SparkListenerContainer,
-    SparkListenerSpec,
     refuse_shared_groups,
     session,
     spark_listener_specs,
@@ -73,7 +72,7 @@ class SparkListeners:
         ]
         message_listeners = self._context.get(ListenerRegistry)
         refuse_shared_groups(
-            [container.spec.consumer_group for container in self.containers],
+            [container.settings.consumer_group for container in self.containers],
             [container.endpoint.settings.group for container in message_listeners],
         )
         for container in self.containers:
@@ -98,7 +97,7 @@ class SparkListeners:
         if errors:
             raise ExceptionGroup("Spark could not be stopped cleanly", errors)
 
-    def _container(self, component: object, spec: SparkListenerSpec) -> SparkListenerContainer:
+    def _container(self, component: object, spec: ListenerSpec) -> SparkListenerContainer:
         broker: Broker = self._context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
         if not isinstance(broker, EmbeddedBroker):
             raise SparkError(
@@ -106,7 +105,7 @@ class SparkListeners:
                 f"{type(broker).__name__}; use rocketmq.name-server: embedded:<folder>"
             )
         settings = self._context.settings
-        return SparkListenerContainer.on_broker(
+        return SparkListenerContainer(
             self._endpoint(component),
             self._spark,
             broker,

@@ -1,4 +1,4 @@
-"""The embedded broker keeps the promises of the port, in memory and on disk, on virtual and on real time."""
+"""Contract of the embedded broker, in memory and on disk, on a virtual and on a real clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mqtemplate.testing.contract import (
     PullContract,
     ReceiveContract,
     ReplyContract,
-    SelectContract,
+    SelectorContract,
     SendContract,
     TransactionContract,
 )
@@ -28,9 +28,7 @@ SMALL = EmbeddedSettings(
     mapped_file_size_consume_queue=20_000,
     max_message_size=1024 * 1024,
 )
-
-
-IMPATIENT = replace(SMALL, transaction_timeout_ms=300, transaction_check_interval_ms=300)
+WITH_EARLY_CHECKS = replace(SMALL, transaction_timeout_ms=300, transaction_check_interval_ms=300)
 
 
 class TestInMemory(BrokerContract):
@@ -41,7 +39,7 @@ class TestInMemory(BrokerContract):
 
 
 class TestOnDisk(BrokerContract):
-    """The same, and what was acknowledged is there again after a restart."""
+    """A restarted broker has all acknowledged messages."""
 
     @pytest.fixture
     def under_test(self, tmp_path: Path) -> Iterator[BrokerUnderTest]:
@@ -62,12 +60,14 @@ class TestOnDisk(BrokerContract):
 
 
 class _OnRealTime:
-    """With threads, waiting, and waking; the chapters that let hours pass are left to virtual time."""
+    """With threads. The contract classes with long delays run on a virtual clock only."""
 
     @pytest.fixture
     def under_test(self) -> Iterator[BrokerUnderTest]:
-        with EmbeddedBroker(None, IMPATIENT, SystemClock()) as broker:
-            yield BrokerUnderTest.on_real_clock(broker, max_message_bytes=SMALL.max_message_size, asks_within_ms=5_000)
+        with EmbeddedBroker(None, WITH_EARLY_CHECKS, SystemClock()) as broker:
+            yield BrokerUnderTest.on_real_clock(
+                broker, max_message_bytes=SMALL.max_message_size, checks_within_ms=5_000
+            )
 
 
 class TestSendingOnRealTime(_OnRealTime, SendContract): ...
@@ -79,7 +79,7 @@ class TestPullingOnRealTime(_OnRealTime, PullContract): ...
 class TestGroupsOnRealTime(_OnRealTime, GroupContract): ...
 
 
-class TestSelectingOnRealTime(_OnRealTime, SelectContract): ...
+class TestSelectingOnRealTime(_OnRealTime, SelectorContract): ...
 
 
 class TestTransactionsOnRealTime(_OnRealTime, TransactionContract): ...

@@ -64,7 +64,7 @@ def connected(address: str, folder: Path) -> Iterator[BrokerUnderTest]:
         return connect()
 
     under_test = BrokerUnderTest.on_real_clock(
-        connect(), restart=restart, early_ms=EARLY_MS, longest_delay_ms=LONGEST_DELAY_MS, asks_within_ms=5_000
+        connect(), restart=restart, early_ms=EARLY_MS, longest_delay_ms=LONGEST_DELAY_MS, checks_within_ms=5_000
     )
     try:
         yield under_test

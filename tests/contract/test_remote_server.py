@@ -60,5 +60,5 @@ class TestOurServer(BrokerContract):
     @pytest.fixture
     def under_test(self, tmp_path: Path) -> Iterator[BrokerUnderTest]:
         server = OurServer(tmp_path)
-        yield BrokerUnderTest.on_real_clock(server.client, restart=server.restart, asks_within_ms=5_000)
+        yield BrokerUnderTest.on_real_clock(server.client, restart=server.restart, checks_within_ms=5_000)
         server.stop()

@@ -1,8 +1,9 @@
-"""Messages made by hand, and a small world: a broker in memory, listeners over it, and a clock that the test moves."""
+"""Messages built by hand, and a broker in memory with listeners whose clock the test moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ListenerContainer, ListenerRegistry
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.results import SendResult
-from mqtemplate.services import Service
+from mqtemplate.testing import Harness
 
 MakeMessage = Callable[..., MessageExt]
 
@@ -22,7 +23,7 @@ MakeMessage = Callable[..., MessageExt]
 @pytest.fixture
 def make_message() -> MakeMessage:
     def make(body: bytes = b"hello", *, topic: str = "orders", offset: int = 0, **changes: Any) -> MessageExt:
-        facts: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "properties": {},
             "broker_name": "broker-a",
             "queue_id": 0,
@@ -38,72 +39,68 @@ def make_message() -> MakeMessage:
             "reconsume_times": 0,
             "prepared_transaction_offset": 0,
         }
-        return MessageExt(topic, body, **(facts | changes))
+        return MessageExt(topic, body, **(fields | changes))
 
     return make
 
 
-class World:
-    """A broker in memory with listeners. On a virtual clock, time passes only in `advance`."""
+class App:
+    """Broker in memory with listeners. On a virtual clock, time passes only in `advance`."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.registry = ListenerRegistry(broker, JsonMessageConverter())
 
+    @property
+    def containers(self) -> Sequence[ListenerContainer]:
+        return self.registry.containers
+
+    @cached_property
+    def harness(self) -> Harness:
+        return Harness(self)
+
     def listen(self, *targets: object) -> ListenerContainer:
-        """Register and start; returns the last container."""
+        """Register and start listeners. Return the last container."""
         container = [self.registry.register(target) for target in targets][-1][-1]
         self.registry.start()
         return container
 
     def send(self, topic: str, *bodies: str, tag: str | None = None, queue_id: int = 0) -> list[SendResult]:
-        """Put messages into one queue, so that their order is known."""
+        """Send messages to one queue, so that their order is fixed."""
         properties = {"TAGS": tag} if tag else {}
         queue = MessageQueue(topic, self.broker.name, queue_id)
         self.broker.queues(topic)
         return [self.broker.send(Message(topic, body.encode(), dict(properties)), queue) for body in bodies]
 
-    def confirm(self) -> None:
-        """Let everything happen that is due now."""
-        self.advance(0)
+    def run_until_idle(self) -> None:
+        """Do everything that is due now."""
+        self.harness.run_until_idle()
 
     def advance(self, milliseconds: int) -> None:
-        clock = self.broker.clock
-        assert isinstance(clock, VirtualClock)
-        target = clock.now_ms() + milliseconds
-        while True:
-            services: list[Service] = [*self.broker.services(), *self.registry.containers]
-            dues = [due for service in services if (due := service.step()) is not None]
-            next_ms = min(dues, default=target + 1)
-            if next_ms <= clock.now_ms():
-                continue
-            if next_ms > target:
-                break
-            clock.set_ms(next_ms)
-        clock.set_ms(target)
+        self.harness.advance(milliseconds)
 
     def committed(self, group: str, topic: str = "orders", queue_id: int = 0) -> int | None:
         return self.broker.committed_offset(group, MessageQueue(topic, self.broker.name, queue_id))
 
     def bodies(self, topic: str, queue_id: int = 0) -> list[str]:
-        """Everything that stands in one queue, read without a group."""
+        """Return the bodies of all messages in one queue, read without a group."""
         queue = MessageQueue(topic, self.broker.name, queue_id)
         return [message.body.decode() for message in self.broker.pull(queue, 0, 1_000).messages]
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def app() -> Iterator[App]:
     """On a virtual clock: no threads, the same result each time."""
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
-        world = World(broker)
-        yield world
-        world.registry.stop()
+        app = App(broker)
+        yield app
+        app.registry.stop()
 
 
 @pytest.fixture
-def real_world() -> Iterator[World]:
-    """On the machine's clock, with threads; tests wait for events."""
+def threaded_app() -> Iterator[App]:
+    """On the real clock, with threads; tests wait for events."""
     with EmbeddedBroker(None, clock=SystemClock()) as broker:
-        world = World(broker)
-        yield world
-        world.registry.stop()
+        app = App(broker)
+        yield app
+        app.registry.stop()

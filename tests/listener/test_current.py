@@ -1,4 +1,4 @@
-"""The current message, for logs."""
+"""Current message of a handler, in code and in log events."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from tests.listener.conftest import MakeMessage
 
 
-def test_outside_of_handlers_there_is_none_and_events_are_left_alone() -> None:
+def test_outside_of_handlers_there_is_no_current_message_and_events_stay_unchanged() -> None:
     assert (current_message(), current_messages(), current_group()) == (None, (), None)
     assert add_current_message(None, "info", {"event": "x"}) == {"event": "x"}
 
 
 @pytest.mark.feature("C8")
-def test_events_bear_the_message_they_are_about(make_message: MakeMessage) -> None:
-    """Whatever a handler or a library below it logs."""
+def test_events_get_the_fields_of_the_current_message(make_message: MakeMessage) -> None:
+    """Events of a handler and of the libraries below it."""
     message = make_message(properties={"TAGS": "paid", "UNIQ_KEY": "ABC"})
     token = CURRENT.set(("billing", message))
     try:
@@ -31,7 +31,7 @@ def test_events_bear_the_message_they_are_about(make_message: MakeMessage) -> No
     assert event == {"event": "x", "topic": "mine", "group": "billing", "tag": "paid", "msg_id": "ABC"}
 
 
-def test_in_a_batch_no_single_message_is_the_current_one(make_message: MakeMessage) -> None:
+def test_a_batch_of_several_messages_has_no_single_current_message(make_message: MakeMessage) -> None:
     messages = [make_message(), make_message(offset=1)]
     token = CURRENT.set(("billing", messages))
     try:

@@ -1,8 +1,8 @@
-"""``@message_listener`` notes, and changes nothing."""
+"""``@message_listener`` notes a spec on its object and changes nothing else."""
 
 from __future__ import annotations
 
-import inspect
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from dependency_injector.wiring import Provide, inject
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ConsumeMode, ListenerSpec, listener_specs, message_listener
+from mqtemplate.listener.decorator import MESSAGE_LISTENER
 from mqtemplate.selectors.tags import SelectorType
 
 
@@ -20,7 +21,7 @@ def test_a_decorated_function_is_the_same_function() -> None:
     decorated = message_listener(topic="orders", consumer_group="billing")(handle)
 
     assert decorated is handle
-    assert listener_specs(handle) == (ListenerSpec(topics=("orders",), consumer_group="billing"),)
+    assert listener_specs(handle) == (ListenerSpec(topics=("orders",), consumer_group="billing", attributes={}),)
 
 
 @pytest.mark.feature("B15")
@@ -39,38 +40,41 @@ def test_a_decorated_class_is_the_same_class() -> None:
 
 
 def test_the_defaults_are_those_of_the_spring_annotation() -> None:
-    """Features 2.2: who leaves an attribute out gets what he knows."""
-    spec = ListenerSpec(topics=("t",), consumer_group="g")
+    spec = ListenerSpec(topics=("t",), consumer_group="g", attributes={})
 
-    assert spec.selector_type is SelectorType.TAG
-    assert spec.selector_expression == "*"
-    assert spec.consume_mode is ConsumeMode.CONCURRENTLY
-    assert spec.message_model is MessageModel.CLUSTERING
-    assert (spec.consume_thread_max, spec.consume_thread_number) == (64, 20)
-    assert (spec.max_reconsume_times, spec.consume_timeout, spec.reply_timeout) == (-1, 15, 3_000)
-    assert spec.access_key == "${rocketmq.consumer.access-key:}"
-    assert spec.secret_key == "${rocketmq.consumer.secret-key:}"
-    assert spec.enable_msg_trace is False
-    assert spec.customized_trace_topic == "${rocketmq.consumer.customized-trace-topic:}"
-    assert spec.name_server == "${rocketmq.name-server:}"
-    assert spec.access_channel == "${rocketmq.access-channel:}"
-    assert (spec.tls_enable, spec.namespace, spec.namespace_v2) == ("false", "", "")
-    assert spec.delay_level_when_next_consume == 0
-    assert spec.suspend_current_queue_time_millis == 1_000
-    assert spec.await_termination_millis_when_shutdown == 1_000
-    assert (spec.instance_name, spec.pull_interval, spec.pull_batch_size) == ("DEFAULT", 0, 32)
-    assert spec.consume_message_batch_max_size == 1
-    assert spec.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-
-
-def test_the_decorator_and_its_record_have_the_same_attributes_and_defaults() -> None:
-    """One is written for readers, the other for the machine; they must not drift apart."""
-    parameters = inspect.signature(message_listener).parameters
-    fields = inspect.signature(ListenerSpec).parameters
-
-    assert {"topics" if name == "topic" else name for name in parameters} == set(fields)
-    assert {name: parameters[name].default for name in fields if name != "topics"} == {
-        name: field.default for name, field in fields.items() if name != "topics"
+    assert MESSAGE_LISTENER.read("listener t", spec, resolve=str) == {
+        "selector_type": SelectorType.TAG,
+        "selector_expression": "*",
+        "consume_mode": ConsumeMode.CONCURRENTLY,
+        "message_model": MessageModel.CLUSTERING,
+        "consume_thread_max": 64,
+        "consume_thread_number": 20,
+        "max_reconsume_times": -1,
+        "consume_timeout": 15,
+        "reply_timeout": 3_000,
+        "access_key": "${rocketmq.consumer.access-key:}",
+        "secret_key": "${rocketmq.consumer.secret-key:}",
+        "enable_msg_trace": False,
+        "customized_trace_topic": "${rocketmq.consumer.customized-trace-topic:}",
+        "name_server": "${rocketmq.name-server:}",
+        "access_channel": "${rocketmq.access-channel:}",
+        "tls_enable": False,
+        "namespace": "",
+        "namespace_v2": "",
+        "delay_level_when_next_consume": 0,
+        "suspend_current_queue_time_millis": 1_000,
+        "await_termination_millis_when_shutdown": 1_000,
+        "instance_name": "DEFAULT",
+        "pull_interval": 0,
+        "pull_batch_size": 32,
+        "consume_message_batch_max_size": 1,
+        "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        # attributes that Spring does not have
+        "consume_timestamp": None,
+        "batch": None,
+        "enabled": True,
+        "auto_startup": True,
+        "id": "",
     }
 
 
@@ -89,8 +93,8 @@ def test_stacked_decorators_are_several_listeners_in_reading_order() -> None:
     assert [spec.topics for spec in listener_specs(handle)] == [("first",), ("second",)]
 
 
-def test_a_subclass_is_not_a_listener_because_its_base_is() -> None:
-    """Else a base class and its subclass would both join the group when a module is scanned."""
+def test_a_subclass_does_not_inherit_the_decorator_of_its_base() -> None:
+    """Otherwise both classes would join the group when a module is scanned."""
 
     @message_listener(topic="orders", consumer_group="billing")
     class Base:
@@ -101,22 +105,19 @@ def test_a_subclass_is_not_a_listener_because_its_base_is() -> None:
     assert listener_specs(Child) == ()
 
 
-def test_placeholders_stay_as_they_are_written() -> None:
+def test_the_decorator_does_not_replace_placeholders() -> None:
     @message_listener(topic="${demo.topic:orders}", consumer_group="${demo.group}", consume_thread_number="${demo.n:4}")
     def handle(message: str) -> None: ...
 
     [spec] = listener_specs(handle)
-    assert (spec.topics, spec.consumer_group, spec.consume_thread_number) == (
-        ("${demo.topic:orders}",),
-        "${demo.group}",
-        "${demo.n:4}",
-    )
+    assert (spec.topics, spec.consumer_group) == (("${demo.topic:orders}",), "${demo.group}")
+    assert spec.attributes == {"consume_thread_number": "${demo.n:4}"}
 
 
-# --- refused, with a way out --------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
-def test_a_class_under_inject_is_refused_because_it_became_a_function() -> None:
+def test_a_class_that_inject_turned_into_a_function_is_refused() -> None:
     class Listener:
         def __init__(self, audit: object = Provide["audit"]) -> None: ...
 
@@ -133,7 +134,7 @@ def test_a_class_without_on_message_is_refused() -> None:
         message_listener(topic="orders", consumer_group="billing")(Silent)
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_an_object_that_cannot_be_called_is_refused() -> None:
     nothing: Any = 42
 
     with pytest.raises(ListenerError, match="42 cannot be called; decorate a function, or a class with on_message"):
@@ -141,11 +142,26 @@ def test_what_cannot_be_called_is_refused() -> None:
 
 
 @pytest.mark.parametrize("topic", ["", " ", [], ["orders", ""], [7]])
-def test_a_topic_must_be_named(topic: Any) -> None:
+def test_a_missing_topic_name_is_refused(topic: Any) -> None:
     with pytest.raises(ListenerError, match="topic must be a name or a list of names, got"):
         message_listener(topic=topic, consumer_group="billing")
 
 
-def test_a_topic_is_named_once() -> None:
+def test_a_topic_that_is_named_twice_is_refused() -> None:
     with pytest.raises(ListenerError, match="names one topic twice"):
         message_listener(topic=["orders", "orders"], consumer_group="billing")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("consume_thread_numer", "did you mean 'consume_thread_number'?"),
+        ("consumeThreadNumber", "did you mean 'consume_thread_number'?"),
+        ("colour", "known attributes are selector_type, selector_expression, "),
+    ],
+)
+def test_an_unknown_attribute_is_refused_with_the_nearest_known_one(name: str, hint: str) -> None:
+    attributes: dict[str, Any] = {name: 4}
+
+    with pytest.raises(TypeError, match=rf"^@message_listener has no attribute '{name}'; {re.escape(hint)}"):
+        message_listener("orders", "billing", **attributes)

@@ -1,4 +1,4 @@
-"""The headers that a handler sees."""
+"""Headers of a message for its handler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from tests.listener.conftest import MakeMessage
 
 
-def test_the_facts_of_a_message_bear_the_prefix(make_message: MakeMessage) -> None:
-    """Features 2.4: the names of rocketmq-spring."""
+def test_the_fields_of_a_message_have_the_prefix_of_rocketmq_spring(make_message: MakeMessage) -> None:
     message = make_message(
         properties={"KEYS": "4466", "TAGS": "2021S4", "UNIQ_KEY": "ABC", "DELAY": "3", "WAIT": "true"},
         flag=7,
@@ -33,7 +32,7 @@ def test_the_facts_of_a_message_bear_the_prefix(make_message: MakeMessage) -> No
     }
 
 
-def test_the_senders_own_properties_come_as_they_are(make_message: MakeMessage) -> None:
+def test_user_properties_keep_their_names(make_message: MakeMessage) -> None:
     message = make_message(properties={"region": "eu", "REAL_TOPIC": "orders", "id": "1", "timestamp": "2"})
 
     headers = message_headers(message)

@@ -1,4 +1,4 @@
-"""From what a decorator says to what a listener does."""
+"""Resolution: from the attributes of a decorator to the settings of a listener."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from mqtemplate.selectors.sql92 import Sql92Selector
 NOW_MS = 1_767_225_600_000
 
 
+def spec(topics: tuple[str, ...] = ("orders",), consumer_group: str = "billing", **attributes: Any) -> ListenerSpec:
+    return ListenerSpec(topics=topics, consumer_group=consumer_group, attributes=attributes)
+
+
 def resolved(**attributes: Any) -> ListenerSettings:
-    return resolve_spec(ListenerSpec(**({"topics": ("orders",), "consumer_group": "billing"} | attributes)))
+    return resolve_spec(spec(**attributes))
 
 
 def resolver(**values: str) -> Any:
-    """Knows some keys, with underscores for dots and dashes, and fills in the defaults of the others."""
+    """Return a function that replaces these keys, and others by their defaults; ``__`` means a dot, ``_`` a dash."""
 
     def resolve(text: str) -> str:
         for key, value in values.items():
@@ -31,8 +35,8 @@ def resolver(**values: str) -> Any:
     return resolve
 
 
-def test_placeholders_are_filled_in_wherever_they_stand() -> None:
-    spec = ListenerSpec(
+def test_placeholders_in_all_attributes_are_replaced() -> None:
+    given = spec(
         topics=("${demo.topic}",),
         consumer_group="${demo.group:billing}-eu",
         selector_expression="${demo.tags:paid || refunded}",
@@ -41,7 +45,7 @@ def test_placeholders_are_filled_in_wherever_they_stand() -> None:
         enabled="${demo.on:false}",
     )
 
-    settings = resolve_spec(spec, resolver(demo__topic="orders"))
+    settings = resolve_spec(given, resolver(demo__topic="orders"))
 
     assert settings.topics == ("orders",)
     assert settings.group == "billing-eu"
@@ -52,9 +56,9 @@ def test_placeholders_are_filled_in_wherever_they_stand() -> None:
 
 
 def test_a_placeholder_may_name_several_topics() -> None:
-    spec = ListenerSpec(topics=("${demo.topics}",), consumer_group="billing")
+    given = spec(topics=("${demo.topics}",))
 
-    assert resolve_spec(spec, resolver(demo__topics="orders, refunds")).topics == ("orders", "refunds")
+    assert resolve_spec(given, resolver(demo__topics="orders, refunds")).topics == ("orders", "refunds")
 
 
 def test_defaults_may_hold_placeholders() -> None:
@@ -66,62 +70,60 @@ def test_without_configuration_a_placeholder_needs_a_default() -> None:
         resolved(topics=("${demo.topic}",))
 
 
-def test_minutes_become_milliseconds() -> None:
+def test_the_consume_timeout_is_in_minutes() -> None:
     assert resolved(consume_timeout=15).consume_timeout_ms == 900_000
 
 
-def test_retries_are_sixteen_concurrently_and_endless_in_order() -> None:
-    """Features 2.2: -1 means what RocketMQ means by it."""
+def test_by_default_there_are_sixteen_retries_or_no_limit_if_orderly() -> None:
+    """-1 has RocketMQ's meaning."""
     assert resolved().retry_limit == 16
     assert resolved(consume_mode=ConsumeMode.ORDERLY).retry_limit == 2**31 - 1
     assert resolved(consume_mode=ConsumeMode.ORDERLY, max_reconsume_times=3).retry_limit == 3
 
 
-def test_the_ceiling_of_threads_bounds_their_number() -> None:
+def test_the_maximum_of_threads_limits_their_number() -> None:
     assert resolved(consume_thread_number=20, consume_thread_max=5).thread_number == 5
 
 
 def test_the_id_is_the_name_unless_one_is_given() -> None:
-    spec = ListenerSpec(topics=("orders",), consumer_group="billing")
-
-    assert resolve_spec(spec, name="shop.Bill").id == "shop.Bill"
+    assert resolve_spec(spec(), name="shop.Bill").id == "shop.Bill"
     assert resolved(id="bill-${demo.region:eu}").id == "bill-eu"
 
 
 def test_a_listener_joins_its_group_with_all_topics() -> None:
     settings = resolved(topics=("orders", "refunds"), selector_expression="paid", instance_name="left")
 
-    spec = settings.consumer_spec(NOW_MS)
+    consumer = settings.consumer_spec(NOW_MS)
 
-    assert spec.group == "billing"
-    assert {topic: selector.expression for topic, selector in spec.subscriptions.items()} == {
+    assert consumer.group == "billing"
+    assert {topic: selector.expression for topic, selector in consumer.subscriptions.items()} == {
         "orders": "paid",
         "refunds": "paid",
     }
-    assert (spec.max_reconsume_times, spec.instance_name, spec.consume_timestamp) == (16, "left", None)
+    assert (consumer.max_reconsume_times, consumer.instance_name, consumer.consume_timestamp) == (16, "left", None)
 
 
-def test_consuming_from_a_time_begins_half_an_hour_ago_unless_told() -> None:
+def test_consuming_from_a_timestamp_starts_half_an_hour_ago_by_default() -> None:
     settings = resolved(consume_from_where="CONSUME_FROM_TIMESTAMP")
 
     assert settings.consumer_spec(NOW_MS).consume_timestamp == NOW_MS - 1_800_000
     assert settings.consume_from_where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
 
 
-def test_a_timestamp_is_milliseconds_or_rocketmqs_local_form() -> None:
+def test_a_timestamp_is_epoch_milliseconds_or_rocketmqs_local_form() -> None:
     local = datetime(2026, 1, 2, 3, 4, 5).astimezone()
 
     assert resolved(consume_timestamp=NOW_MS).consume_timestamp == NOW_MS
     assert resolved(consume_timestamp="20260102030405").consume_timestamp == int(local.timestamp()) * 1_000
 
 
-# --- refused ------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("attributes", "sentence"),
     [
-        ({"consume_thread_number": "many"}, "consume_thread_number must be a whole number, got 'many'"),
+        ({"consume_thread_number": "many"}, "consume_thread_number must be a whole number from 1 to 1000, got 'many'"),
         ({"consume_thread_number": 0}, "consume_thread_number must be a whole number from 1 to 1000, got 0"),
         ({"consume_thread_number": True}, "consume_thread_number must be a whole number from 1 to 1000, got True"),
         ({"pull_batch_size": "${demo.size:1.5}"}, r"got '1.5' from '\$\{demo.size:1.5\}'"),
@@ -130,14 +132,14 @@ def test_a_timestamp_is_milliseconds_or_rocketmqs_local_form() -> None:
         ({"delay_level_when_next_consume": -2}, "delay_level_when_next_consume must be a whole number from -1"),
         ({"enabled": "maybe"}, "enabled must be true or false, got 'maybe'"),
         ({"consume_mode": "SOMEHOW"}, "consume_mode must be one of CONCURRENTLY, ORDERLY, got 'SOMEHOW'"),
-        ({"consumer_group": "${demo.group:}"}, "consumer_group is empty; name who shares the work"),
+        ({"consumer_group": "${demo.group:}"}, "consumer_group is empty; name the group whose members share work"),
         ({"consumer_group": "a b"}, "consumer_group: topic 'a b' has characters that are not allowed"),
         ({"topics": ("a:b",)}, "topic: topic 'a:b' has characters that are not allowed"),
         ({"selector_expression": "a ||"}, "has an empty tag; write 'a || b'"),
         ({"consume_timestamp": "yesterday"}, "consume_timestamp must be epoch milliseconds or yyyyMMddHHmmss"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(attributes: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_value_is_shown_with_the_allowed_ones(attributes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ListenerError, match=f"^listener .*{sentence}"):
         resolved(**attributes)
 
@@ -154,8 +156,8 @@ def test_broadcasting_in_order_is_refused() -> None:
 @pytest.mark.parametrize(
     ("attributes", "reason"),
     [
-        ({"access_key": "me"}, "knows no users"),
-        ({"secret_key": "hush"}, "knows no users"),
+        ({"access_key": "me"}, "has no users"),
+        ({"secret_key": "hush"}, "has no users"),
         ({"tls_enable": "true"}, "nothing travels over a network"),
         ({"namespace": "prod"}, "has no namespaces"),
         ({"namespace_v2": "prod"}, "has no namespaces"),
@@ -165,13 +167,13 @@ def test_broadcasting_in_order_is_refused() -> None:
         ({"name_server": "10.0.0.1:9876"}, "a listener of another cluster needs an application of its own"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_with_a_reason(attributes: dict[str, Any], reason: str) -> None:
-    """Design 4.15: never ignored. U15: nor is a listener quietly connected to the wrong cluster."""
+def test_an_attribute_that_cannot_be_honoured_is_refused_with_a_reason(attributes: dict[str, Any], reason: str) -> None:
+    """It is not ignored. A listener of another cluster is not connected to the wrong one."""
     with pytest.raises(UnsupportedError, match=f"{next(iter(attributes))}.*{reason}"):
         resolved(**attributes)
 
 
-def test_an_sql92_selector_is_read_once_and_a_mistake_names_listener_and_column() -> None:
+def test_an_sql92_selector_is_parsed_once_and_an_error_names_listener_and_column() -> None:
     settings = resolved(selector_type="SQL92", selector_expression="price > 6")
 
     assert settings.selector == Sql92Selector("price > 6")
@@ -180,8 +182,8 @@ def test_an_sql92_selector_is_read_once_and_a_mistake_names_listener_and_column(
         resolved(selector_type="${kind:sql92}", selector_expression="price >> 6")
 
 
-def test_the_time_for_a_reply_is_read() -> None:
-    assert resolved(reply_timeout="${reply:250}").reply_timeout_ms == 250
+def test_the_reply_timeout_is_in_milliseconds() -> None:
+    assert resolved(reply_timeout="${reply:250}").reply_timeout == 250
 
 
 def test_a_secret_is_not_shown_when_it_is_refused() -> None:
@@ -195,8 +197,7 @@ CLUSTER = "10.0.0.1:9876"
 
 
 def on_a_cluster(own: dict[str, str], **attributes: Any) -> None:
-    spec = ListenerSpec(topics=("orders",), consumer_group="billing", **attributes)
-    resolve_spec(spec, resolver(rocketmq__name_server=CLUSTER, **own))
+    resolve_spec(spec(**attributes), resolver(rocketmq__name_server=CLUSTER, **own))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def on_a_cluster(own: dict[str, str], **attributes: Any) -> None:
         ("namespace_v2", "p"),
     ],
 )
-def test_on_a_cluster_a_listener_may_say_what_the_application_says(attribute: str, value: str) -> None:
+def test_on_a_cluster_a_listener_may_repeat_an_attribute_of_the_application(attribute: str, value: str) -> None:
     own = {f"rocketmq__producer__{attribute}": value}
 
     on_a_cluster(own, **{attribute: value})
@@ -222,12 +223,12 @@ def test_on_a_cluster_a_listener_may_say_what_the_application_says(attribute: st
 @pytest.mark.parametrize(
     "attributes", [{"enable_msg_trace": True}, {"customized_trace_topic": "traces"}, {"access_channel": "CLOUD"}]
 )
-def test_on_a_cluster_too_some_things_are_refused(attributes: dict[str, Any]) -> None:
+def test_on_a_cluster_some_attributes_are_refused_too(attributes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match=next(iter(attributes))):
         on_a_cluster({}, **attributes)
 
 
-def test_naming_the_applications_own_name_server_is_fine() -> None:
-    spec = ListenerSpec(topics=("orders",), consumer_group="billing", name_server="embedded:memory")
+def test_the_name_server_of_the_application_is_allowed() -> None:
+    given = spec(name_server="embedded:memory")
 
-    assert resolve_spec(spec, resolver(rocketmq__name_server="embedded:memory")).group == "billing"
+    assert resolve_spec(given, resolver(rocketmq__name_server="embedded:memory")).group == "billing"

@@ -1,4 +1,4 @@
-"""Folders to read, and one Spark session for the whole run."""
+"""Store folders to read, and one Spark session for the whole run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LOG_FILE_SIZE = 4_096
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker that owns a folder, on a clock that stands still: what was sent is in the files at once."""
+    """Broker that owns a folder. On its virtual clock, sent messages are in the files at once."""
     with EmbeddedBroker(tmp_path / "store", clock=VirtualClock()) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The one session of the run; making it takes seconds, and two at a time do not fit a small machine."""
+    """The session of the run. Its start takes seconds, and a small machine has no memory for two."""
     from mqtemplate.spark import session
 
     warehouse = tmp_path_factory.mktemp("warehouse")
@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignRecord:
-    """A record as RocketMQ writes it, packed by hand from the layout: without the check of our own broker."""
+    """Record as RocketMQ writes it, packed by hand from the layout, without the check of our own broker."""
 
     body: bytes = b""
     properties: bytes = b""
@@ -81,7 +81,7 @@ FolderWriter = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def write_foreign_folder() -> FolderWriter:
-    """Writes commit log and one consume queue as RocketMQ would leave them, in small files."""
+    """Return a function that writes commit log and one consume queue like RocketMQ, in small files."""
 
     def write(
         folder: Path, records: Sequence[ForeignRecord], *, log_file_size: int = LOG_FILE_SIZE, units_a_file: int = 100
@@ -90,7 +90,7 @@ def write_foreign_folder() -> FolderWriter:
         units, at = b"", 0
         for number, record in enumerate(records):
             size = len(record.pack(0, 0))
-            if at % log_file_size + size + 8 > log_file_size:  # it ends with a blank
+            if at % log_file_size + size + 8 > log_file_size:  # the rest of the file is a blank
                 at += log_file_size - at % log_file_size
             start = at - at % log_file_size
             file = log.setdefault(start, bytearray(log_file_size))

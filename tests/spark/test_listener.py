@@ -1,8 +1,7 @@
-"""``@spark_listener`` and what its container refuses, without Spark."""
+"""``@spark_listener``, its attributes, and errors of its container, without Spark."""
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,32 +10,41 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import ListenerError, SparkError, UnsupportedError
+from mqtemplate.listener import ListenerSpec
 from mqtemplate.spark import (
     AVAILABLE_NOW,
     QueueRange,
     SparkBatch,
     SparkListenerContainer,
-    SparkListenerSpec,
     refuse_shared_groups,
     spark_listener,
     spark_listener_specs,
 )
-from mqtemplate.spark.checkpoint import QueryCheckpoint
+from mqtemplate.spark.listener import SparkListenerSettings, resolve_spark_spec
 
 
 @spark_listener("orders", "billing")
 def bill(messages: Any, batch: SparkBatch) -> None:
-    """A listener that is never called here."""
+    """Listener that is never called here."""
 
 
-def container(endpoint: object, tmp_path: Path, store: Path | None = Path("/data")) -> SparkListenerContainer:
+def container(endpoint: object, folder: Path | None) -> SparkListenerContainer:
+    """Return a container over a broker that is not started."""
+
     def no_spark() -> Any:
-        pytest.fail("nothing may be started")
+        pytest.fail("no session may be created")
 
-    return SparkListenerContainer(endpoint, no_spark, store, tmp_path / "checkpoints", lambda *_: None)
+    return SparkListenerContainer(endpoint, no_spark, EmbeddedBroker(folder), "checkpoints")
 
 
-def test_the_decorator_records_and_returns_the_function_unchanged() -> None:
+def resolved(
+    topics: tuple[str, ...] = ("orders",), consumer_group: str = "billing", **attributes: Any
+) -> SparkListenerSettings:
+    spec = ListenerSpec(topics=topics, consumer_group=consumer_group, attributes=attributes)
+    return resolve_spark_spec(spec, "work", lambda text: text)
+
+
+def test_the_decorator_returns_the_function_unchanged() -> None:
     """A test calls it like any other."""
 
     def work(messages: list[int], batch: SparkBatch) -> int:
@@ -46,10 +54,10 @@ def test_the_decorator_records_and_returns_the_function_unchanged() -> None:
 
     assert decorated is work
     assert spark_listener_specs(work)[0].topics == ("orders",)
-    assert spark_listener_specs(work)[0].selector_expression == "paid"
+    assert spark_listener_specs(work)[0].attributes == {"selector_expression": "paid"}
 
 
-def test_a_class_needs_on_batch_and_its_objects_carry_the_note() -> None:
+def test_a_class_needs_on_batch_and_its_objects_have_its_specs() -> None:
     @spark_listener(["orders", "refunds"], "billing")
     class Billing:
         def on_batch(self, messages: object, batch: SparkBatch) -> None: ...
@@ -67,64 +75,81 @@ def test_a_listener_without_topic_is_refused(topic: Any) -> None:
         spark_listener(topic, "billing")
 
 
-def test_placeholders_are_filled_in_when_the_container_is_made(tmp_path: Path) -> None:
+def test_placeholders_are_replaced_when_the_container_is_created(tmp_path: Path) -> None:
     @spark_listener("${shop.topic:orders,refunds}", "${shop.group:billing}", max_offsets_per_trigger="${shop.most:500}")
     def work(messages: object, batch: SparkBatch) -> None: ...
 
-    spec = container(work, tmp_path).spec
+    settings = container(work, tmp_path).settings
 
-    assert (spec.topics, spec.consumer_group, spec.max_offsets_per_trigger) == (("orders", "refunds"), "billing", 500)
+    assert (settings.topics, settings.consumer_group, settings.max_offsets_per_trigger) == (
+        ("orders", "refunds"),
+        "billing",
+        500,
+    )
 
 
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
         ({"topics": ("or ders",)}, "topic 'or ders' has characters that are not allowed"),
-        ({"consumer_group": ""}, "the topic is empty"),
+        ({"consumer_group": ""}, "consumer_group is empty; name the group"),
         ({"selector_expression": "a || "}, "has an empty tag"),
         ({"trigger": "now and then"}, "trigger must be a timedelta, a text such as '5 seconds', or 'available-now'"),
-        ({"max_attempts": 0}, "max_attempts must be a whole number above 0, got 0"),
-        ({"max_offsets_per_trigger": "many"}, "max_offsets_per_trigger must be a whole number above 0, got 'many'"),
+        ({"max_attempts": 0}, "max_attempts must be a whole number from 1 to 2147483647, got 0"),
+        (
+            {"max_offsets_per_trigger": "many"},
+            "max_offsets_per_trigger must be a whole number from 1 to .*, got 'many'",
+        ),
         ({"on_failure": "shrug"}, "on_failure must be 'stop', got 'shrug'"),
         ({"bad_records": "skip"}, "bad_records must be 'null' or 'fail', got 'skip'"),
     ],
 )
-def test_attributes_that_cannot_be_are_refused_by_name(attributes: dict[str, Any], words: str) -> None:
-    spec = SparkListenerSpec(**{"topics": ("orders",), "consumer_group": "billing", **attributes})
-
-    with pytest.raises(ListenerError, match=words):
-        spec.resolved("work", lambda text: text)
+def test_the_error_for_a_wrong_attribute_names_it(attributes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ListenerError, match=f"^Spark listener work: .*{words}"):
+        resolved(**attributes)
 
 
 @pytest.mark.parametrize("attributes", [{"on_failure": "redeliver"}, {"on_failure": "dlq"}, {"bad_records": "dlq"}])
-def test_what_comes_later_is_refused_with_a_way_out(attributes: dict[str, str]) -> None:
-    spec = SparkListenerSpec(topics=("orders",), consumer_group="billing", **attributes)  # type: ignore[arg-type]
-
-    with pytest.raises(UnsupportedError, match="comes in a later release; catch the error in the listener"):
-        spec.resolved("work", lambda text: text)
+def test_unsupported_values_are_refused_with_an_alternative(attributes: dict[str, str]) -> None:
+    with pytest.raises(UnsupportedError, match="is not supported; catch the error in the listener"):
+        resolved(**attributes)
 
 
 @pytest.mark.parametrize("trigger", ["5 seconds", "100 milliseconds", "1 minute", AVAILABLE_NOW, timedelta(seconds=2)])
-def test_triggers_are_spans_or_available_now(trigger: Any) -> None:
-    spec = SparkListenerSpec(topics=("orders",), consumer_group="billing", trigger=trigger)
-
-    assert spec.resolved("work", lambda text: text).trigger == trigger
+def test_a_trigger_is_a_span_or_available_now(trigger: Any) -> None:
+    assert resolved(trigger=trigger).trigger == trigger
 
 
-def test_a_broker_in_memory_has_nothing_that_spark_could_read(tmp_path: Path) -> None:
-    with (
-        EmbeddedBroker() as broker,
-        pytest.raises(SparkError, match=r"a broker in memory has no files .* embedded:./data"),
-    ):
-        SparkListenerContainer.on_broker(bill, lambda: pytest.fail("no session"), broker, tmp_path)
+def test_the_defaults_suit_batches_of_a_second() -> None:
+    assert resolved() == SparkListenerSettings(
+        topics=("orders",),
+        consumer_group="billing",
+        selector_expression="*",
+        payload=None,
+        bad_records="null",
+        trigger=timedelta(seconds=1),
+        max_offsets_per_trigger=100_000,
+        min_partitions=None,
+        include_properties=True,
+        fail_on_data_loss=True,
+        max_attempts=3,
+        retry_delay=1.0,
+        on_failure="stop",
+        checkpoint=None,
+    )
 
 
-def test_what_is_not_decorated_is_refused(tmp_path: Path) -> None:
+def test_a_broker_in_memory_is_refused() -> None:
+    with pytest.raises(SparkError, match=r"a broker in memory has no files .* embedded:./data"):
+        container(bill, None)
+
+
+def test_an_undecorated_function_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ListenerError, match="is not decorated with @spark_listener"):
         container(lambda messages, batch: None, tmp_path)
 
 
-def test_a_container_that_does_not_run_says_so(tmp_path: Path) -> None:
+def test_a_container_that_does_not_run_cannot_be_awaited(tmp_path: Path) -> None:
     idle = container(bill, tmp_path)
 
     assert not idle.is_running
@@ -134,8 +159,8 @@ def test_a_container_that_does_not_run_says_so(tmp_path: Path) -> None:
         idle.await_idle()
 
 
-def test_a_group_has_one_kind_of_listener() -> None:
-    """Both would move one progress, and each would miss what the other took."""
+def test_a_group_with_a_spark_listener_has_no_other_listener() -> None:
+    """Both would commit its offsets, and each would miss messages of the other."""
     refuse_shared_groups(["billing", "audit"], ["mail"])
 
     with pytest.raises(ListenerError, match="group 'mail' has a Spark listener and a message listener"):
@@ -144,48 +169,7 @@ def test_a_group_has_one_kind_of_listener() -> None:
         refuse_shared_groups(["billing", "billing"], [])
 
 
-# --- the checkpoint ---------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_tells_what_was_planned_and_what_is_done(tmp_path: Path) -> None:
-    """As Spark lays it out: the end of a batch before it runs, a note after it."""
-    checkpoint = QueryCheckpoint(tmp_path)
-    assert (checkpoint.planned(), checkpoint.committed(), checkpoint.end_of(0)) == (-1, -1, None)
-
-    (tmp_path / "offsets").mkdir()
-    (tmp_path / "commits").mkdir()
-    (tmp_path / "metadata").write_text('{"id":"one-and-only"}')
-    for batch_id in range(3):
-        lines = ["v1", "{}", json.dumps({"orders": {"0": 10 * batch_id}})]
-        (tmp_path / "offsets" / str(batch_id)).write_text("\n".join(lines))
-    (tmp_path / "offsets" / ".2.crc").write_text("")
-    (tmp_path / "commits" / "1").write_text("v1\n{}")
-
-    assert (checkpoint.planned(), checkpoint.committed()) == (2, 1)
-    assert checkpoint.end_of(2) == {("orders", 0): 20}
-    assert checkpoint.query_id() == "one-and-only"
-    assert checkpoint.is_committed(1)
-    assert not checkpoint.is_committed(2)
-
-
-def test_a_checkpoint_of_another_query_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "offsets").mkdir()
-    (tmp_path / "offsets" / "0").write_text('v1\n{}\n{"logOffset":3}\n{"logOffset":4}')
-
-    with pytest.raises(SparkError, match="is not of a Spark listener's query"):
-        QueryCheckpoint(tmp_path).end_of(0)
-
-
-def test_where_the_first_batch_begins_is_kept(tmp_path: Path) -> None:
-    checkpoint = QueryCheckpoint(tmp_path / "new")
-    assert checkpoint.first_offsets() is None
-
-    checkpoint.keep_first_offsets({("orders", 0): 7, ("orders", 1): 0})
-
-    assert QueryCheckpoint(tmp_path / "new").first_offsets() == {("orders", 0): 7, ("orders", 1): 0}
-
-
-def test_a_batch_counts_what_it_covers() -> None:
+def test_a_batch_counts_the_messages_of_its_ranges() -> None:
     ranges = (QueueRange("orders", 0, 5, 8), QueueRange("orders", 1, 0, 2))
     batch = SparkBatch(
         query_id="q", batch_id=1, attempt=1, ranges=ranges, is_replay=False, topic="orders", consumer_group="billing"

@@ -1,4 +1,4 @@
-"""Offsets and ranges: nothing lost, nothing twice, nobody starved."""
+"""Offsets and ranges: no message lost, none read twice, no queue starved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.spark.offsets import QueueRange, cut, from_spark, limited, parse_offsets, to_spark
+from mqtemplate.spark.offsets import QueueRange, distribute, from_spark, limited, parse_offsets, to_spark
 
 QUEUES = st.tuples(st.sampled_from(["orders", "refunds"]), st.integers(0, 7))
 TABLES = st.dictionaries(QUEUES, st.integers(0, 1_000), max_size=8)
@@ -20,12 +20,12 @@ RANGES = st.lists(
 
 
 @given(TABLES)
-def test_a_table_survives_the_checkpoint(table: dict[tuple[str, int], int]) -> None:
+def test_a_table_is_restored_from_the_checkpoint(table: dict[tuple[str, int], int]) -> None:
     assert from_spark(json.loads(json.dumps(to_spark(table)))) == table
 
 
 def test_equal_tables_are_equal_text() -> None:
-    """Spark compares the text; another order would be a batch that moves nothing, for ever. Source: spark#54321."""
+    """Spark compares the text. With another order it would run empty batches without end. Source: spark#54321."""
     one, other = {("t", 10): 1, ("t", 9): 2}, {("t", 9): 2, ("t", 10): 1}
 
     assert json.dumps(to_spark(one)) == json.dumps(to_spark(other))
@@ -36,7 +36,7 @@ def test_equal_tables_are_equal_text() -> None:
 def test_limited_batches_reach_the_end_and_never_go_back(
     start: dict[tuple[str, int], int], end: dict[tuple[str, int], int], most: int
 ) -> None:
-    """Each step moves forward by at most the limit and one a queue, until all is read."""
+    """Each step reads at most the limit plus one message for each queue, until all are read."""
     steps = [start]
     while (following := limited(steps[-1], end, most)) != steps[-1] and len(steps) < 10_000:
         steps.append(following)
@@ -48,7 +48,7 @@ def test_limited_batches_reach_the_end_and_never_go_back(
     assert all(steps[-1].get(queue, 0) >= offset for queue, offset in end.items())
 
 
-def test_a_limit_is_shared_out_by_what_is_waiting() -> None:
+def test_a_limit_is_distributed_by_the_unread_messages_of_each_queue() -> None:
     start = {("t", 0): 100, ("t", 1): 0, ("t", 2): 5}
     end = {("t", 0): 1_000, ("t", 1): 100, ("t", 2): 5}
 
@@ -57,9 +57,9 @@ def test_a_limit_is_shared_out_by_what_is_waiting() -> None:
 
 @pytest.mark.feature("U32")
 @given(RANGES, st.none() | st.integers(1, 20))
-def test_cutting_keeps_every_message_once(ranges: list[QueueRange], min_partitions: int | None) -> None:
-    """Empty ranges, and ranges that end before they begin, are nothing."""
-    shares = cut(ranges, min_partitions)
+def test_distributed_ranges_have_every_message_once(ranges: list[QueueRange], min_partitions: int | None) -> None:
+    """Empty ranges, and ranges that end before their start, are left out."""
+    shares = distribute(ranges, min_partitions)
 
     covered = sorted((found.queue_id, found.start, found.end) for share in shares for found in share)
     assert sum(end - start for _, start, end in covered) == sum(map(len, ranges))
@@ -70,22 +70,22 @@ def test_cutting_keeps_every_message_once(ranges: list[QueueRange], min_partitio
 
 
 def test_small_queues_share_a_task_and_large_ones_do_not() -> None:
-    """A task of its own costs more than reading some thousand messages."""
+    """A task costs more than reading some thousand messages."""
     small = [QueueRange("t", queue_id, 0, 100) for queue_id in range(4)]
     large = [QueueRange("t", queue_id, 0, 50_000) for queue_id in range(4)]
 
-    assert len(cut(small)) == 1
-    assert len(cut(large)) == 4
+    assert len(distribute(small)) == 1
+    assert len(distribute(large)) == 4
 
 
-def test_min_partitions_cuts_a_large_queue() -> None:
-    shares = cut([QueueRange("t", 0, 10, 110)], 4)
+def test_min_partitions_splits_a_large_queue() -> None:
+    shares = distribute([QueueRange("t", 0, 10, 110)], 4)
 
     assert shares == [(QueueRange("t", 0, start, start + 25),) for start in (10, 35, 60, 85)]
 
 
 @pytest.mark.parametrize("text", ['{"orders": {"0": 23, "1": -2}}', '{"orders": {"broker-a": {"0": 23, "1": -2}}}'])
-def test_offsets_are_read_with_and_without_the_broker(text: str) -> None:
+def test_offsets_are_parsed_with_and_without_the_brokers_name(text: str) -> None:
     assert parse_offsets(text, "startingOffsets") == {("orders", 0): 23, ("orders", 1): -2}
 
 
@@ -101,6 +101,6 @@ def test_offsets_are_read_with_and_without_the_broker(text: str) -> None:
         '{"orders": {"broker-a": {"0": 1}, "broker-b": {"0": 1}}}',
     ],
 )
-def test_what_is_not_offsets_is_shown_with_an_example(text: str) -> None:
+def test_the_error_for_malformed_offsets_shows_an_example(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r'option startingOffsets: .* write JSON such as \{"orders"'):
         parse_offsets(text, "startingOffsets")

@@ -1,4 +1,4 @@
-"""Options: what is unknown or contradictory is said, not ignored."""
+"""Options: unknown and contradictory ones are errors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def parse(streaming: bool = False, **options: str) -> SourceOptions:
     return SourceOptions.parse({**NEEDED, **options}, streaming=streaming)
 
 
-def test_upper_and_lower_case_make_no_difference() -> None:
-    """Spark hands options over in lower case."""
+def test_the_case_of_option_names_does_not_matter() -> None:
+    """Spark passes option names in lower case."""
     options = SourceOptions.parse({"STORE": "/data", "Topic": "b, a", "includeproperties": "FALSE"}, streaming=False)
 
     assert options.topics == ("a", "b")
     assert not options.include_properties
 
 
-def test_a_batch_reads_all_there_is_and_a_stream_goes_on_where_its_group_is() -> None:
+def test_by_default_a_batch_reads_all_messages_and_a_stream_starts_at_its_groups_offsets() -> None:
     assert (parse().start, parse().end) == ("earliest", "latest")
     assert parse(streaming=True).start == "earliest"
     assert parse(streaming=True, group="g").start == "group"
@@ -51,14 +51,14 @@ def test_times_are_epoch_milliseconds_or_iso_8601() -> None:
         ({"startingOffsets": "group"}, "option startingOffsets='group' needs the option 'group'"),
         ({"startingTimestamp": "yesterday"}, "give epoch milliseconds, or ISO 8601 such as"),
         ({"startingTimestamp": "2026-01-01T00:00:00"}, "has no time zone; add one"),
-        ({"minPartitions": "0"}, "option minPartitions='0' must be a whole number above 0"),
+        ({"minPartitions": "0"}, "option minPartitions='0' must be a whole number from 1 to"),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss='maybe' must be true or false"),
         ({"topic": "a,,b"}, "option topic='a,,b': the topic is empty"),
         ({"topic": "a,a"}, "names one topic twice"),
         ({"tags": "a || "}, "option tags: "),
     ],
 )
-def test_what_cannot_be_is_told_with_a_remedy(options: dict[str, str], words: str) -> None:
+def test_the_error_for_a_wrong_option_says_what_to_do(options: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(words)):
         parse(**options)
 
@@ -66,12 +66,12 @@ def test_what_cannot_be_is_told_with_a_remedy(options: dict[str, str], words: st
 @pytest.mark.parametrize(
     ("left", "words"), [("store", "option 'store' is missing"), ("topic", "option 'topic' is missing")]
 )
-def test_what_is_missing_is_named(left: str, words: str) -> None:
+def test_a_missing_option_is_named(left: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         SourceOptions.parse({name: value for name, value in NEEDED.items() if name != left}, streaming=False)
 
 
-def test_a_stream_has_no_end() -> None:
+def test_a_stream_cannot_have_an_end() -> None:
     with pytest.raises(ConfigurationError, match="option 'endingOffsets' does not apply: a stream has no end"):
         parse(streaming=True, endingOffsets="latest")
 
@@ -81,6 +81,6 @@ def test_a_pattern_must_be_a_regular_expression() -> None:
         SourceOptions.parse({"store": "/data", "topicPattern": "("}, streaming=False)
 
 
-def test_reading_from_afar_comes_later_and_says_so() -> None:
-    with pytest.raises(UnsupportedError, match="reading from a remote broker comes later; read the folder"):
+def test_reading_from_a_remote_broker_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="reading from a remote broker is not supported; read the folder"):
         parse(nameServer="127.0.0.1:9876")

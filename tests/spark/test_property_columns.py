@@ -1,4 +1,4 @@
-"""Properties are read as RocketMQ reads them."""
+"""Property columns: properties are parsed as in RocketMQ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def columns(*encoded: bytes) -> PropertyColumns:
     return PropertyColumns(pa.array(encoded, pa.binary()))
 
 
-def test_no_message_and_no_properties_are_fine() -> None:
+def test_there_may_be_no_messages_and_no_properties() -> None:
     assert columns().value("TAGS").to_pylist() == []
     assert columns().maps().to_pylist() == []
     assert columns(b"", b"").value("TAGS").to_pylist() == [None, None]
@@ -34,16 +34,16 @@ def test_no_message_and_no_properties_are_fine() -> None:
         b"KEYS\x01k\x02__CRC@\x01000000000000abcd\x02x\x01y\x02",  # copied by another broker from one of our records
     ],
 )
-def test_odd_properties_are_read_as_the_plain_parser_does(encoded: bytes) -> None:
-    read = columns(b"TAGS\x01before\x02", encoded, b"TAGS\x01behind\x02")
+def test_unusual_properties_are_parsed_as_by_the_record_parser(encoded: bytes) -> None:
+    read = columns(b"TAGS\x01before\x02", encoded, b"TAGS\x01after\x02")
 
     assert [dict(pairs) for pairs in read.maps().to_pylist()][1] == decode_properties(encoded)
     assert read.value("KEYS").to_pylist() == [None, decode_properties(encoded).get("KEYS"), None]
-    assert read.value("TAGS").to_pylist() == ["before", decode_properties(encoded).get("TAGS"), "behind"]
+    assert read.value("TAGS").to_pylist() == ["before", decode_properties(encoded).get("TAGS"), "after"]
 
 
-def test_of_two_equal_names_the_later_counts_once() -> None:
-    """A Spark map with one key twice would answer with the first."""
+def test_of_two_equal_names_only_the_later_one_counts() -> None:
+    """A Spark map with the same key twice would return the first value."""
     read = columns(b"a\x011\x02b\x012\x02a\x013\x02", b"a\x014\x02")
 
     assert [sorted(pairs) for pairs in read.maps().to_pylist()] == [[("a", "3"), ("b", "2")], [("a", "4")]]
@@ -56,7 +56,7 @@ def test_names_that_differ_only_in_their_middle_are_different() -> None:
 
 
 def test_text_that_is_not_utf_8_is_replaced() -> None:
-    """A bad byte must not reach the JVM; RocketMQ's Java reads such text in the same way."""
+    """Invalid bytes must not reach the JVM. RocketMQ's Java client replaces them in the same way."""
     read = columns(b"TAGS\x01gr\xfc\xdfe\x02")
 
     assert read.value("TAGS").to_pylist() == ["gr\ufffd\ufffde"]

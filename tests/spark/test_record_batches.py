@@ -1,4 +1,4 @@
-"""Records become Arrow columns, and say the same as the plain parser."""
+"""Record batches: Arrow columns with the same values as the record parser."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
 from mqtemplate.clock import VirtualClock  # noqa: E402
 from mqtemplate.errors import CorruptRecordError  # noqa: E402
 from mqtemplate.message import Message  # noqa: E402
-from mqtemplate.record.codec import RecordDraft, parse_record  # noqa: E402
-from mqtemplate.record.message_ext import to_message_ext  # noqa: E402
-from mqtemplate.record.properties import encode_properties  # noqa: E402
-from mqtemplate.spark.blocks import LocalBlocks  # noqa: E402
+from mqtemplate.record.codec import RecordDraft, encode_properties, parse_record, to_message_ext  # noqa: E402
 from mqtemplate.spark.record_batches import ARROW_SCHEMA, QueueSlice, record_batches  # noqa: E402
+from mqtemplate.spark.store_folder import StoreFolder  # noqa: E402
 
 
 def read_all(store: Path, topic: str = "orders", queue_id: int = 0, schema: Any = ARROW_SCHEMA) -> list[dict[str, Any]]:
-    blocks = LocalBlocks(store)
-    start, end = blocks.min_offset(topic, queue_id), blocks.max_offset(topic, queue_id)
-    units = blocks.units(topic, queue_id, start, end)
+    folder = StoreFolder(store)
+    start, end = folder.min_offset(topic, queue_id), folder.max_offset(topic, queue_id)
+    units = folder.units(topic, queue_id, start, end)
     queue = QueueSlice(topic, "broker-a", queue_id, np.arange(start, end), units)
-    return [row for batch in record_batches(blocks, queue, schema) for row in batch.to_pylist()]
+    return [row for batch in record_batches(folder, queue, schema) for row in batch.to_pylist()]
 
 
 def expected_rows(store: Path, topic: str = "orders", queue_id: int = 0) -> list[dict[str, Any]]:
-    """The same by the plain parser, one record at a time."""
-    blocks = LocalBlocks(store)
-    units = blocks.units(topic, queue_id, 0, blocks.max_offset(topic, queue_id))
-    log = b"".join(segment.path.read_bytes() for segment in blocks.log_segments())
+    """Return the same rows from the record parser, one record at a time."""
+    folder = StoreFolder(store)
+    units = folder.units(topic, queue_id, 0, folder.max_offset(topic, queue_id))
+    log = b"".join(segment.path.read_bytes() for segment in folder.log_segments())
     return [
         expected_row(log[at : at + size], topic, queue_id, number)
         for number, (at, size, _) in enumerate(units.tolist())
@@ -93,10 +91,10 @@ PROPERTIES = st.builds(
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_columns_say_what_the_plain_parser_says(
+def test_columns_have_the_values_of_the_record_parser(
     data: st.DataObject, foreign_record: Any, write_foreign_folder: Any
 ) -> None:
-    """Both layouts, both kinds of address, any properties: the quick way may differ in nothing."""
+    """For both layouts, both kinds of address, and any properties."""
     record = st.builds(
         foreign_record,
         body=st.binary(max_size=40),
@@ -116,7 +114,7 @@ def test_columns_say_what_the_plain_parser_says(
         assert ordered(read_all(store)) == ordered(expected_rows(store))
 
 
-def test_records_of_our_own_broker_are_read_with_their_check_left_out(broker: EmbeddedBroker) -> None:
+def test_the_check_of_our_own_records_is_not_a_property(broker: EmbeddedBroker) -> None:
     broker.store.put(draft(b"one", TAGS="pay", KEYS="a b", region="north"))
     broker.store.put(draft(b""))
 
@@ -131,7 +129,7 @@ def draft(body: bytes, *, sys_flag: int = 0, topic: str = "orders", **properties
     return RecordDraft(topic=topic, queue_id=0, body=body, properties=encode_properties(properties), sys_flag=sys_flag)
 
 
-def test_a_message_without_a_sender_s_id_has_the_broker_s(broker: EmbeddedBroker) -> None:
+def test_a_message_without_a_producers_id_has_the_brokers_id(broker: EmbeddedBroker) -> None:
     broker.store.put(draft(b"", UNIQ_KEY="7F00"))
     broker.store.put(draft(b""))
 
@@ -140,8 +138,8 @@ def test_a_message_without_a_sender_s_id_has_the_broker_s(broker: EmbeddedBroker
 
 
 @pytest.mark.parametrize(("kind", "codec"), [(0x000, "zlib"), (0x100, "lz4"), (0x200, "zstd"), (0x300, "zlib")])
-def test_a_compressed_body_comes_out_plain(broker: EmbeddedBroker, kind: int, codec: str) -> None:
-    """The four that RocketMQ's clients write; among plain ones, since a batch may mix them."""
+def test_a_compressed_body_is_decompressed(broker: EmbeddedBroker, kind: int, codec: str) -> None:
+    """The four codecs of RocketMQ's clients, between plain bodies, since a batch may mix them."""
     body = b"many words " * 50
     broker.store.put(draft(b"plain"))
     broker.store.put(draft(compress(body, codec), sys_flag=0x1 | kind))
@@ -159,11 +157,11 @@ def compress(body: bytes, codec: str) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def test_a_body_that_does_not_open_names_its_place(broker: EmbeddedBroker) -> None:
+def test_the_error_for_a_damaged_compressed_body_names_file_and_offset(broker: EmbeddedBroker) -> None:
     broker.store.put(draft(b"not compressed at all", sys_flag=0x1))
 
     with pytest.raises(
-        CorruptRecordError, match=r"^0{20}: bad record at physical offset 0: its zlib body does not open"
+        CorruptRecordError, match=r"^0{20}: bad record at physical offset 0: its zlib body cannot be decompressed"
     ):
         read_all(broker.path)
 
@@ -176,15 +174,15 @@ def test_a_topic_of_more_than_127_characters_is_read(broker: EmbeddedBroker) -> 
     assert [row["body"] for row in read_all(broker.path, topic)] == [b"again"]
 
 
-def test_only_the_columns_asked_for_are_built(broker: EmbeddedBroker) -> None:
+def test_only_the_selected_columns_are_built(broker: EmbeddedBroker) -> None:
     broker.store.put(draft(b"one", TAGS="pay"))
     schema = pa.schema([("tags", pa.string()), ("body", pa.binary())])
 
     assert read_all(broker.path, schema=schema) == [{"tags": "pay", "body": b"one"}]
 
 
-def test_a_delayed_message_tells_when_it_was_due(tmp_path: Path) -> None:
-    """Only once it is in its own topic: a message that merely carries the property was not delayed here."""
+def test_a_delayed_message_has_its_due_time(tmp_path: Path) -> None:
+    """But only in its real topic: a message with the property and without a real topic was not delayed."""
     clock = VirtualClock()
     due = clock.now_ms() + 1_500
     with EmbeddedBroker(tmp_path / "store", clock=clock) as broker:
@@ -201,36 +199,36 @@ def test_a_delayed_message_tells_when_it_was_due(tmp_path: Path) -> None:
     ("at", "reason"),
     [
         (0, "its length is not the one in the consume queue"),
-        (4, "it does not begin with a record's mark"),
+        (4, "it has no magic code of a record"),
         (20, "it does not match its CRC-32"),
-        (30, "it says that it stands elsewhere in the log"),
+        (30, "its own physical offset is another one"),
         (84, "the lengths inside it do not add up"),
         (90, "its body does not match its CRC-32"),
         (110, "it does not match its CRC-32"),
     ],
 )
-def test_a_flipped_bit_anywhere_is_named_with_file_and_offset(broker: EmbeddedBroker, at: int, reason: str) -> None:
-    """The second of three records is damaged; the error says which."""
-    places = [broker.store.put(draft(b"a body of some length", TAGS="pay")) for _ in range(3)]
-    (log,) = [segment for segment in LocalBlocks(broker.path).log_segments() if segment.start == 0]
-    flip(log.path, places[1].physical_offset + at)
+def test_the_error_for_a_flipped_bit_names_file_and_offset(broker: EmbeddedBroker, at: int, reason: str) -> None:
+    """The second of three records is damaged."""
+    records = [broker.store.put(draft(b"a body of some length", TAGS="pay")) for _ in range(3)]
+    (log,) = [segment for segment in StoreFolder(broker.path).log_segments() if segment.start == 0]
+    flip(log.path, records[1].physical_offset + at)
 
     with pytest.raises(CorruptRecordError) as caught:
         read_all(broker.path)
 
     assert str(caught.value).startswith(
-        f"{0:020d}: bad record at physical offset {places[1].physical_offset}: {reason}"
+        f"{0:020d}: bad record at physical offset {records[1].physical_offset}: {reason}"
     )
 
 
-def test_no_flipped_bit_of_a_message_goes_unseen(broker: EmbeddedBroker) -> None:
-    """Each byte of a record in turn, up to the check it ends with, which covers what the body's CRC leaves out."""
+def test_each_flipped_bit_of_a_record_is_detected(broker: EmbeddedBroker) -> None:
+    """For each byte before the check at the end, which covers the bytes that the CRC of the body does not."""
     check_size = 24
-    place = broker.store.put(draft(b"body", TAGS="pay", KEYS="a"))
+    record = broker.store.put(draft(b"body", TAGS="pay", KEYS="a"))
     broker.store.put(draft(b"next"))
-    log = LocalBlocks(broker.path).log_segments()[0].path
+    log = StoreFolder(broker.path).log_segments()[0].path
 
-    for at in range(place.size - check_size):
+    for at in range(record.size - check_size):
         flip(log, at)
         with pytest.raises(CorruptRecordError):
             read_all(broker.path)
@@ -247,17 +245,17 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 0x40]))
 
 
-def test_a_batch_is_cut_by_rows_and_at_the_end_of_each_log_file(
+def test_batches_are_split_by_rows_and_at_the_end_of_each_log_file(
     tmp_path: Path, foreign_record: Any, write_foreign_folder: Any
 ) -> None:
-    """A window of the log lies in one file, and no batch grows without end."""
+    """A window of the log is in one file, and the size of a batch is limited."""
     store = write_foreign_folder(
         tmp_path / "store", [foreign_record(body=bytes(100))] * 9_000, log_file_size=1 << 20, units_a_file=10_000
     )
-    blocks = LocalBlocks(store)
-    queue = QueueSlice("orders", "b", 0, np.arange(9_000), blocks.units("orders", 0, 0, 9_000))
+    folder = StoreFolder(store)
+    queue = QueueSlice("orders", "b", 0, np.arange(9_000), folder.units("orders", 0, 0, 9_000))
 
-    sizes = [batch.num_rows for batch in record_batches(blocks, queue, ARROW_SCHEMA)]
+    sizes = [batch.num_rows for batch in record_batches(folder, queue, ARROW_SCHEMA)]
 
     in_first_file = sizes[0]
     assert in_first_file == ((1 << 20) - 8) // len(foreign_record(body=bytes(100)).pack(0, 0))
@@ -265,7 +263,7 @@ def test_a_batch_is_cut_by_rows_and_at_the_end_of_each_log_file(
 
 
 def test_sent_messages_are_read(broker: EmbeddedBroker) -> None:
-    """Through the port, as an application sends."""
+    """They are sent through the `Broker` interface, as by an application."""
     for number in range(8):
         broker.send(Message("orders", b"%d" % number, {"TAGS": "pay"}))
 

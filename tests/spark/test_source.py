@@ -1,4 +1,4 @@
-"""The readers that Spark calls, called without Spark."""
+"""Readers of the data source, called without Spark."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def stream_reader(broker: EmbeddedBroker, **options: str) -> StreamReader:
 
 
 def rows(reader: BatchReader | StreamReader, partitions: Iterable[InputPartition]) -> list[dict[str, Any]]:
-    """What the tasks would read, through the pickling they would go through."""
-    travelled = pickle.loads(pickle.dumps((reader, list(partitions))))
-    return [row for partition in travelled[1] for batch in travelled[0].read(partition) for row in batch.to_pylist()]
+    """Return the rows that the tasks would read. Reader and partitions are pickled, as by Spark."""
+    reader, copies = pickle.loads(pickle.dumps((reader, list(partitions))))
+    return [row for partition in copies for batch in reader.read(partition) for row in batch.to_pylist()]
 
 
 def offsets(found: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
     return [(row["topic"], row["queueId"], row["queueOffset"]) for row in found]
 
 
-def test_a_batch_reads_every_queue_from_the_beginning(broker: EmbeddedBroker) -> None:
+def test_a_batch_reads_every_queue_from_its_start(broker: EmbeddedBroker) -> None:
     send(broker, 3, queue_id=0)
     send(broker, 2, queue_id=2)
 
@@ -71,7 +71,7 @@ def test_a_batch_reads_every_queue_from_the_beginning(broker: EmbeddedBroker) ->
 
 @pytest.mark.feature("U32")
 def test_a_topic_without_messages_is_an_empty_batch(broker: EmbeddedBroker) -> None:
-    """Spark then makes a partition of None by itself."""
+    """Spark then creates a partition of None."""
     broker.create_topic("orders")
     reader = batch_reader(broker)
 
@@ -79,15 +79,15 @@ def test_a_topic_without_messages_is_an_empty_batch(broker: EmbeddedBroker) -> N
     assert rows(reader, [InputPartition(None)]) == []
 
 
-def test_a_topic_that_was_never_heard_of_is_an_error_in_a_batch(broker: EmbeddedBroker) -> None:
+def test_an_unknown_topic_is_an_error_in_a_batch(broker: EmbeddedBroker) -> None:
     broker.create_topic("order")
 
     with pytest.raises(SparkError, match=r"topic 'orders' is not in the store .*; did you mean 'order'"):
         batch_reader(broker).partitions()
 
 
-def test_several_topics_are_read_by_names_or_by_pattern(broker: EmbeddedBroker) -> None:
-    """A pattern leaves the broker's own topics alone."""
+def test_several_topics_are_selected_by_names_or_by_pattern(broker: EmbeddedBroker) -> None:
+    """A pattern does not select system topics."""
     for topic in ("orders", "orders-eu", "refunds"):
         send(broker, 1, topic=topic)
     broker.send(Message("orders", b"", {"DELAY": "3"}))
@@ -100,8 +100,8 @@ def test_several_topics_are_read_by_names_or_by_pattern(broker: EmbeddedBroker) 
     assert {row["topic"] for row in rows(by_pattern, by_pattern.partitions())} == {"orders", "orders-eu"}
 
 
-def test_tags_select_exactly_though_two_may_have_one_hash(broker: EmbeddedBroker) -> None:
-    """ "Aa" and "BB" have the same Java hash, which is all that a consume queue keeps."""
+def test_tags_with_equal_hashes_are_distinguished(broker: EmbeddedBroker) -> None:
+    """ "Aa" and "BB" have the same Java hash, and a consume queue stores only the hash."""
     send(broker, 2, tags="Aa")
     send(broker, 3, tags="BB")
     send(broker, 4, tags="other")
@@ -126,26 +126,28 @@ def test_a_batch_reads_between_offsets_and_times(tmp_path: Path) -> None:
             assert [row["queueOffset"] for row in rows(reader, reader.partitions())] == [3, 4]
 
 
-def test_a_batch_that_would_end_before_it_begins_is_an_error(broker: EmbeddedBroker) -> None:
+def test_a_batch_that_would_end_before_its_start_is_an_error(broker: EmbeddedBroker) -> None:
     send(broker, 5)
     reader = batch_reader(broker, startingOffsets='{"orders": {"0": 4}}', endingOffsets='{"orders": {"0": 2}}')
 
-    with pytest.raises(ConfigurationError, match="orders, queue 0: the read would begin at offset 4 and end at 2"):
+    with pytest.raises(ConfigurationError, match="orders, queue 0: the read would start at offset 4 and end at 2"):
         reader.partitions()
 
 
 @pytest.mark.parametrize(
     ("text", "words"), [('{"other": {"0": 1}}', "names topic 'other'"), ('{"orders": {"9": 1}}', "names queue 9")]
 )
-def test_starting_offsets_of_what_is_not_read_are_an_error(broker: EmbeddedBroker, text: str, words: str) -> None:
+def test_starting_offsets_of_other_topics_and_queues_are_an_error(
+    broker: EmbeddedBroker, text: str, words: str
+) -> None:
     send(broker, 1)
 
     with pytest.raises(ConfigurationError, match=words):
         batch_reader(broker, startingOffsets=text).partitions()
 
 
-def test_a_read_can_begin_where_a_group_is(tmp_path: Path) -> None:
-    """The broker has written the group's progress down; a group that never said anything begins at the beginning."""
+def test_a_read_can_start_at_the_offsets_of_a_group(tmp_path: Path) -> None:
+    """The broker has stored them. A group without offsets starts at the start of each queue."""
     broker = EmbeddedBroker(tmp_path / "store", clock=VirtualClock())
     with broker:
         send(broker, 5)
@@ -157,7 +159,7 @@ def test_a_read_can_begin_where_a_group_is(tmp_path: Path) -> None:
     assert len(rows(unknown, unknown.partitions())) == 5
 
 
-def test_min_partitions_cuts_a_read_into_tasks(broker: EmbeddedBroker) -> None:
+def test_min_partitions_splits_a_read_into_tasks(broker: EmbeddedBroker) -> None:
     send(broker, 10)
     reader = batch_reader(broker, minPartitions="4")
 
@@ -168,7 +170,7 @@ def test_min_partitions_cuts_a_read_into_tasks(broker: EmbeddedBroker) -> None:
 
 
 def test_a_smaller_schema_reads_fewer_columns(broker: EmbeddedBroker) -> None:
-    """Spark does not tell a source which columns a query needs, so the user may."""
+    """Spark does not pass the columns of a query to the source, so the user can give a schema."""
     send(broker, 1)
     schema = StructType([StructField("tags", StringType()), StructField("queueOffset", LongType())])
     reader = source(broker).reader(schema)
@@ -184,7 +186,7 @@ def test_a_smaller_schema_reads_fewer_columns(broker: EmbeddedBroker) -> None:
         (StructField("queueOffset", IntegerType()), "column 'queueOffset' is bigint, not int"),
     ],
 )
-def test_a_schema_that_cannot_be_read_is_refused(broker: EmbeddedBroker, field: StructField, words: str) -> None:
+def test_a_schema_with_other_columns_is_refused(broker: EmbeddedBroker, field: StructField, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         source(broker).reader(StructType([field]))
 
@@ -192,8 +194,8 @@ def test_a_schema_that_cannot_be_read_is_refused(broker: EmbeddedBroker, field: 
 # --- streams ----------------------------------------------------------------------------------------
 
 
-def test_a_stream_s_first_offset_is_found_once(broker: EmbeddedBroker) -> None:
-    """Spark asks twice; with two answers the messages between them would be lost. Source: spark.md 3."""
+def test_the_first_offset_of_a_stream_is_determined_once(broker: EmbeddedBroker) -> None:
+    """Spark calls ``initialOffset`` twice. With two different offsets the messages between them would be lost."""
     send(broker, 3)
     reader = stream_reader(broker, startingOffsets="latest")
 
@@ -205,8 +207,8 @@ def test_a_stream_s_first_offset_is_found_once(broker: EmbeddedBroker) -> None:
 
 
 @pytest.mark.feature("U31", "U35")
-def test_a_stream_moves_in_steps_of_the_limit_and_a_range_gives_the_same_each_time(broker: EmbeddedBroker) -> None:
-    """Restart at any step and read the range again: the same messages, none twice, none left out."""
+def test_the_ranges_of_a_stream_have_the_same_messages_each_time(broker: EmbeddedBroker) -> None:
+    """Batches are limited. After a restart at any step, no message is read twice or left out."""
     send(broker, 25, queue_id=0)
     send(broker, 15, queue_id=1)
     reader = stream_reader(broker, maxOffsetsPerTrigger="10")
@@ -221,11 +223,11 @@ def test_a_stream_moves_in_steps_of_the_limit_and_a_range_gives_the_same_each_ti
 
     assert limit == ReadMaxRows(10)
     assert first_time == again
-    found = sorted(place for part in again for place in offsets(part))
+    found = sorted(position for part in again for position in offsets(part))
     assert found == [("orders", 0, number) for number in range(25)] + [("orders", 1, number) for number in range(15)]
 
 
-def test_available_now_reads_to_where_the_topic_ended_at_the_start(broker: EmbeddedBroker) -> None:
+def test_available_now_reads_the_messages_that_were_there_at_the_start(broker: EmbeddedBroker) -> None:
     send(broker, 4)
     reader = stream_reader(broker)
     reader.prepareForTriggerAvailableNow()
@@ -238,7 +240,7 @@ def test_available_now_reads_to_where_the_topic_ended_at_the_start(broker: Embed
     assert reader.reportLatestOffset() == {"orders": {"0": 8}}
 
 
-def test_a_queue_that_comes_later_is_read_from_its_beginning(broker: EmbeddedBroker) -> None:
+def test_a_queue_that_is_created_later_is_read_from_its_start(broker: EmbeddedBroker) -> None:
     send(broker, 2, queue_id=0)
     reader = stream_reader(broker)
     start = reader.latestOffset(reader.initialOffset(), ALL)
@@ -249,7 +251,7 @@ def test_a_queue_that_comes_later_is_read_from_its_beginning(broker: EmbeddedBro
     assert offsets(rows(reader, reader.partitions(start, end))) == [("orders", 3, number) for number in range(3)]
 
 
-def test_a_stream_may_begin_before_its_topic_has_messages(broker: EmbeddedBroker) -> None:
+def test_a_stream_can_start_before_its_topic_has_messages(broker: EmbeddedBroker) -> None:
     reader = stream_reader(broker)
     start = reader.initialOffset()
     nothing_yet = reader.latestOffset(start, ALL)
@@ -259,10 +261,10 @@ def test_a_stream_may_begin_before_its_topic_has_messages(broker: EmbeddedBroker
     assert reader.latestOffset(start, ALL) == {"orders": {"0": 1}}
 
 
-def test_messages_that_were_deleted_stop_a_stream_unless_it_may_lose_them(
+def test_deleted_messages_end_a_stream_unless_data_loss_is_allowed(
     tmp_path: Path, foreign_record: Any, write_foreign_folder: Any
 ) -> None:
-    """A range gives the same each time, or an error; never quietly less."""
+    """A range has the same messages each time, or is an error."""
     records = [foreign_record(body=bytes(400))] * 20
     store = write_foreign_folder(tmp_path / "store", records, log_file_size=1_200)
     (store / "commitlog" / f"{0:020d}").unlink()
@@ -279,24 +281,24 @@ def test_messages_that_were_deleted_stop_a_stream_unless_it_may_lose_them(
     assert [row["queueOffset"] for row in rows(lenient, lenient.partitions(*span))] == [2, 3]
 
 
-def test_a_folder_that_was_replaced_stops_a_stream(broker: EmbeddedBroker) -> None:
-    """The queue ends before the place the checkpoint knows: waiting there would be a silent standstill."""
+def test_a_replaced_folder_ends_a_stream(broker: EmbeddedBroker) -> None:
+    """The queue ends before the offset of the checkpoint. Waiting for it would hide the loss."""
     send(broker, 2)
 
     with pytest.raises(SparkError, match=r"messages are gone: orders, queue 0, .*the queue now ends at 2"):
         stream_reader(broker).latestOffset({"orders": {"0": 9}}, ALL)
 
 
-def test_a_first_batch_whose_start_moved_is_an_error(broker: EmbeddedBroker) -> None:
-    """Spark asks for the start of the first batch again after a restart; 'latest' is another place by then."""
+def test_a_first_batch_with_another_start_is_an_error(broker: EmbeddedBroker) -> None:
+    """Spark calls ``initialOffset`` again after a restart, and 'latest' is another offset then."""
     send(broker, 9)
     reader = stream_reader(broker, startingOffsets="latest")
 
-    with pytest.raises(SparkError, match="the batch would end at 5, before it begins"):
+    with pytest.raises(SparkError, match="the batch would end at 5, before its start"):
         reader.partitions(reader.initialOffset(), {"orders": {"0": 5}})
 
 
-def test_a_reader_follows_the_files_of_a_queue_as_they_roll(tmp_path: Path) -> None:
+def test_a_reader_continues_in_the_next_file_of_a_queue(tmp_path: Path) -> None:
     small = EmbeddedSettings(mapped_file_size_consume_queue=10 * 20, mapped_file_size_commit_log=16_384)
     with EmbeddedBroker(tmp_path / "store", small, VirtualClock()) as broker:
         reader = stream_reader(broker)

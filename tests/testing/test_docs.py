@@ -1,4 +1,4 @@
-"""What docs/testing.md shows works as it stands there."""
+"""The examples of docs/testing.md run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
-    """In a folder of their own, with the fixtures that pytest finds by itself."""
+    """They run in an empty folder, with the fixtures of the pytest plugin."""
     fixtures, script, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "test_reminders.py").write_text(fixtures + script, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Virtual time, and who is stepped when."""
+"""Harness: virtual time, and the order of steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mqtemplate.testing.harness import span_ms
 
 
 class Alarm:
-    """A service with one time at which it wants to be called; writes down when it was."""
+    """Service with due times. It records its name and each due time in the log."""
 
-    def __init__(self, name: str, clock: VirtualClock, book: list[tuple[str, int]], *after_ms: int) -> None:
+    def __init__(self, name: str, clock: VirtualClock, log: list[tuple[str, int]], *after_ms: int) -> None:
         self.name = name
         self._clock = clock
-        self._book = book
+        self._log = log
         self._due = [clock.now_ms() + each for each in after_ms]
         self.wake: Callable[[], None] = lambda: None
 
@@ -33,12 +33,12 @@ class Alarm:
     def step(self) -> int | None:
         now_ms = self._clock.now_ms()
         while self._due and self._due[0] <= now_ms:
-            self._book.append((self.name, self._due.pop(0)))
+            self._log.append((self.name, self._due.pop(0)))
         return self._due[0] if self._due else None
 
 
 @pytest.fixture
-def book() -> list[tuple[str, int]]:
+def log() -> list[tuple[str, int]]:
     return []
 
 
@@ -51,10 +51,10 @@ def listeners_of(broker: EmbeddedBroker, *targets: object) -> ListenerRegistry:
 
 
 @pytest.mark.feature("X4", "F22")
-def test_hours_pass_at_once_and_everything_due_has_been_handled(
+def test_hours_pass_at_once_and_all_due_messages_are_handled(
     mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate
 ) -> None:
-    """Three hours, longer than the longest level, without the article's chain of two."""
+    """Three hours are longer than the longest delay level."""
     inbox = Inbox()
     registry = listeners_of(mqtemplate_broker, inbox.listener("orders", "billing"))
     harness = Harness(mqtemplate_broker, *registry)
@@ -69,17 +69,17 @@ def test_hours_pass_at_once_and_everything_due_has_been_handled(
 
 
 @pytest.mark.feature("B15", "B16")
-def test_the_articles_listener_hears_the_message_after_ten_seconds(
+def test_a_listener_receives_a_message_of_level_3_after_ten_seconds(
     mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate
 ) -> None:
-    heard: list[tuple[str, int]] = []
+    received: list[tuple[str, int]] = []
 
     @message_listener(
         topic="schedule-message-topic", consumer_group="schedule-consumer-group", selector_expression="sync-tags"
     )
     class ScheduleListener:
         def on_message(self, message: str) -> None:
-            heard.append((message, mqtemplate_broker.clock.now_ms()))
+            received.append((message, mqtemplate_broker.clock.now_ms()))
 
     registry = listeners_of(mqtemplate_broker, ScheduleListener())
     sent_ms = mqtemplate_broker.clock.now_ms()
@@ -87,14 +87,14 @@ def test_the_articles_listener_hears_the_message_after_ten_seconds(
 
     Harness(mqtemplate_broker, *registry).advance("1m")
 
-    assert heard == [("hello4466", sent_ms + 10_000)]
+    assert received == [("hello4466", sent_ms + 10_000)]
     registry.stop()
 
 
-def test_what_a_handler_sends_is_delivered_within_the_same_span(
+def test_a_message_that_a_handler_sends_is_delivered_within_the_same_span(
     mqtemplate_broker: EmbeddedBroker, mqtemplate_template: RecordingTemplate
 ) -> None:
-    """The clock stops at each time that falls due, so delays begin when their messages are sent."""
+    """The clock stops at each due time, so a delay starts when its message is sent."""
     inbox = Inbox()
 
     @message_listener(topic="first", consumer_group="relay")
@@ -113,62 +113,62 @@ def test_what_a_handler_sends_is_delivered_within_the_same_span(
 
 
 def test_services_are_stepped_in_the_order_given_and_at_their_times(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, book: list[tuple[str, int]]
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, log: list[tuple[str, int]]
 ) -> None:
     now = mqtemplate_clock.now_ms()
-    early = Alarm("early", mqtemplate_clock, book, 1_000, 5_000)
-    late = Alarm("late", mqtemplate_clock, book, 2_000, 5_000)
+    early = Alarm("early", mqtemplate_clock, log, 1_000, 5_000)
+    late = Alarm("late", mqtemplate_clock, log, 2_000, 5_000)
 
     Harness(mqtemplate_broker, late, early).advance("5s")
 
-    assert book == [("early", now + 1_000), ("late", now + 2_000), ("late", now + 5_000), ("early", now + 5_000)]
+    assert log == [("early", now + 1_000), ("late", now + 2_000), ("late", now + 5_000), ("early", now + 5_000)]
     assert mqtemplate_clock.now_ms() == now + 5_000
 
 
-def test_time_does_not_pass_beyond_the_span(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, book: list[tuple[str, int]]
+def test_no_time_passes_after_the_span(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, log: list[tuple[str, int]]
 ) -> None:
-    harness = Harness(mqtemplate_broker, Alarm("alarm", mqtemplate_clock, book, 5_000))
+    harness = Harness(mqtemplate_broker, Alarm("alarm", mqtemplate_clock, log, 5_000))
 
     harness.advance("4999ms")
 
-    assert book == []
+    assert log == []
     assert harness.run_until_idle() == mqtemplate_clock.now_ms() + 1
 
 
-def test_a_service_that_wakes_another_has_it_stepped_again(
-    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, book: list[tuple[str, int]]
+def test_a_service_that_another_one_wakes_is_stepped_again(
+    mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, log: list[tuple[str, int]]
 ) -> None:
-    """The sleeper stands before its waker, and would else be asked too early."""
-    sleeper = Alarm("sleeper", mqtemplate_clock, book)
+    """The sleeper comes before its waker, so in the first round it has no work yet."""
+    sleeper = Alarm("sleeper", mqtemplate_clock, log)
 
     class Waker(Alarm):
         def step(self) -> int | None:
-            if not sleeper._due and not book:
+            if not sleeper._due and not log:
                 sleeper._due.append(mqtemplate_clock.now_ms())
                 sleeper.wake()
             return None
 
-    Harness(mqtemplate_broker, sleeper, Waker("waker", mqtemplate_clock, book)).run_until_idle()
+    Harness(mqtemplate_broker, sleeper, Waker("waker", mqtemplate_clock, log)).run_until_idle()
 
-    assert book == [("sleeper", mqtemplate_clock.now_ms())]
+    assert log == [("sleeper", mqtemplate_clock.now_ms())]
 
 
 def test_a_service_may_be_added_later(
-    mqtemplate_harness: Harness, mqtemplate_clock: VirtualClock, book: list[tuple[str, int]]
+    mqtemplate_harness: Harness, mqtemplate_clock: VirtualClock, log: list[tuple[str, int]]
 ) -> None:
     mqtemplate_harness.advance("1s")
-    mqtemplate_harness.add(Alarm("alarm", mqtemplate_clock, book, 1_000))
+    mqtemplate_harness.add(Alarm("alarm", mqtemplate_clock, log, 1_000))
 
     mqtemplate_harness.advance("1s")
 
-    assert [name for name, _ in book] == ["alarm"]
+    assert [name for name, _ in log] == ["alarm"]
 
 
-def test_a_livelock_is_an_error_that_names_who_is_busy(
+def test_the_error_for_endless_work_names_the_busy_service(
     mqtemplate_broker: EmbeddedBroker, mqtemplate_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mqtemplate.testing.harness._MOST_ROUNDS", 50)
+    monkeypatch.setattr("mqtemplate.testing.harness._MAX_ROUNDS", 50)
 
     class Restless(Alarm):
         def step(self) -> int | None:
@@ -191,11 +191,11 @@ def test_an_error_in_a_service_reaches_the_test(
         Harness(mqtemplate_broker, Broken("broken", mqtemplate_clock, [])).advance("1s")
 
 
-def test_a_broker_on_real_time_cannot_be_harnessed() -> None:
+def test_a_broker_on_a_real_clock_is_refused() -> None:
     with (
         EmbeddedBroker(None, clock=SystemClock()) as broker,
         pytest.raises(
-            ConfigurationError, match=r"this broker runs on a SystemClock; make it with clock=VirtualClock\(\)"
+            ConfigurationError, match=r"this broker runs on a SystemClock; create it with clock=VirtualClock\(\)"
         ),
     ):
         Harness(broker)
@@ -219,6 +219,6 @@ def test_a_span_is_text_timedelta_or_milliseconds(span: str | timedelta | int, m
 
 
 @pytest.mark.parametrize("span", ["", "soon", "3", "3 weeks", "-3h", -1, timedelta(seconds=-1)])
-def test_a_span_that_is_none_is_refused(span: str | timedelta | int) -> None:
+def test_a_malformed_span_is_refused(span: str | timedelta | int) -> None:
     with pytest.raises(ValueError, match=r"no span of time|time passes forward only"):
         span_ms(span)

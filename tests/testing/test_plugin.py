@@ -1,7 +1,10 @@
-"""The fixtures that come with the library."""
+"""Fixtures of the pytest plugin."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -13,8 +16,20 @@ from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness, Inbox, RecordingTemplate
 
 
+def test_loading_the_plugin_imports_nothing_else() -> None:
+    """pytest loads it in every run, also of projects that use no fixture of it."""
+    program = (
+        "import sys, pytest, mqtemplate; before = set(sys.modules); import mqtemplate.testing.plugin; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
+
+    assert run.stdout.split() == ["mqtemplate.testing", "mqtemplate.testing.plugin"]
+
+
 @pytest.mark.feature("C9")
-def test_the_fixtures_of_one_test_belong_together(
+def test_the_fixtures_of_one_test_share_broker_and_clock(
     mqtemplate_clock: VirtualClock,
     mqtemplate_broker: EmbeddedBroker,
     mqtemplate_template: RecordingTemplate,
@@ -27,8 +42,6 @@ def test_the_fixtures_of_one_test_belong_together(
 
 
 def test_a_broker_in_a_test_starts_no_thread(mqtemplate_broker: EmbeddedBroker) -> None:
-    import threading
-
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("mqtemplate")] == []
 
 
@@ -39,7 +52,7 @@ def test_the_template_of_a_test_can_receive(mqtemplate_template: RecordingTempla
 
 
 class OrderService:
-    """A service of the user's, with the template injected."""
+    """Service of an application, with the template injected."""
 
     def __init__(self, template: RocketMQTemplate) -> None:
         self.template = template
@@ -51,10 +64,10 @@ class OrderService:
 @message_listener(topic="orders", consumer_group="billing", selector_expression="paid")
 class Billing:
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     def on_message(self, message: str) -> None:
-        self.heard.append(message)
+        self.received.append(message)
 
 
 @pytest.mark.feature("C9", "X4")
@@ -69,5 +82,5 @@ def test_an_application_runs_on_the_broker_of_the_test(
 
     assert app.template is mqtemplate_template
     assert [(sent.destination, sent.payload) for sent in mqtemplate_template.sent] == [("orders:paid", "hello")]
-    assert app.get(Billing).heard == ["hello"]
+    assert app.get(Billing).received == ["hello"]
     assert inbox.bodies == [b"hello"]

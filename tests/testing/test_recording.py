@@ -1,4 +1,4 @@
-"""What was sent, and what arrived."""
+"""Recorded calls, and the content of a topic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqtemplate.errors import DelayError
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
 
 
-def test_a_recording_template_remembers_each_call(
+def test_a_recording_template_records_each_call(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker
 ) -> None:
     order = {"id": 1}
@@ -25,17 +25,17 @@ def test_a_recording_template_remembers_each_call(
     assert (third.verb, third.topic, third.options, third.result) == ("send_one_way", "bills", {"keys": "4466"}, None)
 
 
-def test_a_call_that_was_refused_is_not_among_them(mqtemplate_template: RecordingTemplate) -> None:
+def test_a_refused_call_is_not_recorded(mqtemplate_template: RecordingTemplate) -> None:
     with pytest.raises(DelayError):
         mqtemplate_template.sync_send("orders", b"body", delay_level=-1)
 
     assert mqtemplate_template.sent == []
 
 
-def test_a_topic_can_be_looked_into(
+def test_messages_in_returns_all_messages_of_a_topic(
     mqtemplate_template: RecordingTemplate, mqtemplate_broker: EmbeddedBroker, mqtemplate_harness: Harness
 ) -> None:
-    """More messages than one pull brings, and the delayed one only when it is due."""
+    """Also more than one pull returns; a delayed message only when it is due."""
     mqtemplate_template.sync_send("orders", [str(number) for number in range(100)])
     mqtemplate_template.sync_send("orders", "later", delay_level=1)
 

@@ -1,1 +1,1 @@
-"""Listener containers: fetching messages, calling handlers, and committing progress."""
+"""Consumption of messages: listener container, process queues, consume services and consume threads."""

@@ -1,4 +1,4 @@
-"""Where ``async def`` handlers run: one loop for all listeners of an application."""
+"""Event loops for ``async def`` handlers: one loop for all listeners of an application."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 RunCoroutine = Callable[[Coroutine[Any, Any, object]], object]
-"""Runs a coroutine to its end and returns its result; the caller's thread waits."""
+"""Function that runs a coroutine to its end and returns its result; the calling thread waits."""
 
 
 class LoopThread:
-    """An event loop in a thread of its own, started with the first coroutine.
+    """Event loop in a thread of its own, started with the first coroutine.
 
-    The worker that brings a coroutine waits for it, so the threads of a listener bound how many of its coroutines
-    are under way. Context variables of the worker, such as the current message, are seen by the coroutine.
+    The consume thread that passes a coroutine waits for it. So the number of consume threads of a listener limits how
+    many of its coroutines run at once. A coroutine sees the context variables of that thread.
     """
 
     def __init__(self) -> None:
@@ -26,6 +26,7 @@ class LoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        """Run a coroutine on the loop, wait for it, and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop or self._start()).result()
 
     def _start(self) -> asyncio.AbstractEventLoop:
@@ -39,7 +40,7 @@ class LoopThread:
             return self._loop
 
     def stop(self) -> None:
-        """Cancel what still runs and end the thread. Call it after the listeners were stopped."""
+        """Cancel the coroutines that still run, and end the thread. Stop the listeners before."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -62,28 +63,30 @@ async def _cancel_others() -> None:
 
 
 class PrivateLoop:
-    """A loop that runs only while somebody waits for a result: for virtual clocks, where nothing goes on by itself."""
+    """Event loop that runs only while a caller waits for a result. Listeners on a virtual clock use it."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        """Run a coroutine to its end and return its result."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-        if not _in_running_loop():
+        if not _is_in_running_loop():
             return self._loop.run_until_complete(coroutine)
-        # An async test that moves the clock: a thread can have one running loop only, so another one helps out.
+        # An async test moves the clock. A thread can run one loop only, so a second thread runs this one.
         with ThreadPoolExecutor(max_workers=1) as helper:
             context = contextvars.copy_context()
             return helper.submit(context.run, self._loop.run_until_complete, coroutine).result()
 
     def stop(self) -> None:
+        """Close the loop; the next coroutine opens a new one."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
 
 
-def _in_running_loop() -> bool:
+def _is_in_running_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,69 +1,57 @@
-"""Calls a handler and reads its answer; whatever it raises comes back as a value."""
+"""Invocation of a handler: it takes messages, replies to requests, and returns the failures."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Sequence
 
-from mqtemplate.converter import MessageConverter
-from mqtemplate.listener.batch import BatchFailure, failed_indices
+from mqtemplate.broker import Broker
+from mqtemplate.converter import CONTENT_TYPE, MessageConverter
+from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener.consuming.async_loop import RunCoroutine
-from mqtemplate.listener.consuming.failure import HANDLER_ERRORS, FailureLog
+from mqtemplate.listener.consuming.failure import HANDLER_ERRORS, Failure, FailureLog
 from mqtemplate.listener.current import CURRENT
 from mqtemplate.listener.endpoint import Endpoint
-from mqtemplate.listener.modes import ConsumeStatus
-from mqtemplate.message import MessageExt
-
-Reply = Callable[[MessageExt, object], bool]
-"""Sends what a handler returned to who asked; False if the message is no request."""
-
-
-class Failure(NamedTuple):
-    """Messages that failed together.
-
-    Attributes:
-        error: What was raised; None if the handler asked to get them again without raising.
-    """
-
-    messages: Sequence[MessageExt]
-    error: BaseException | None
+from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
+from mqtemplate.message import MessageExt, Property
 
 
 class Invocation:
-    """The handler of one endpoint, as something that takes messages and tells which of them failed."""
+    """Handler of one endpoint, as functions from messages to failures. They never raise an error of the handler."""
 
     def __init__(
         self,
         endpoint: Endpoint,
+        broker: Broker,
         converter: MessageConverter,
         run_coroutine: RunCoroutine,
         log: FailureLog,
-        reply: Reply = lambda message, answer: False,
     ) -> None:
         self._group = endpoint.settings.group
+        self._reply_timeout_ms = endpoint.settings.reply_timeout
+        self._broker = broker
+        self._converter = converter
         self._is_batch = endpoint.plan.is_batch
         self._run_coroutine = run_coroutine
         self._log = log
-        self._reply = reply
         self._warned = False
         if self._is_batch:
-            self._batch = endpoint.plan.batch_call(converter)
+            self._read, self._call_many = endpoint.plan.payload_reader(converter), endpoint.plan.batch_call()
         else:
             self._call = endpoint.plan.single_call(converter)
 
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
-        """Handle several messages: together if the handler takes batches, else one after the other."""
+        """Handle several messages: in one call if the handler takes batches, else one after the other."""
         if self._is_batch:
             return self._handle_batch(messages)
         return [failure for message in messages if (failure := self.handle_one(message)) is not None]
 
     def handle_one(self, message: MessageExt) -> Failure | None:
-        """Handle one message with a handler that takes one."""
+        """Handle one message with a handler that takes single messages."""
         token = CURRENT.set((self._group, message))
         try:
-            answer = self._call(message)
-            if answer is None or not self._is_refusal(message, answer):
+            result = self._call(message)
+            if result is None or not self._asks_for_redelivery(message, result):
                 return None
             return Failure((message,), None)
         except HANDLER_ERRORS as error:
@@ -78,8 +66,8 @@ class Invocation:
         token = CURRENT.set((self._group, messages))
         try:
             for message in messages:
-                try:
-                    payloads.append(self._batch.read(message))
+                try:  # each body is read alone, so that an unreadable one fails alone
+                    payloads.append(self._read(message))
                     readable.append(message)
                 except HANDLER_ERRORS as error:
                     failures.append(Failure((message,), error))
@@ -92,34 +80,46 @@ class Invocation:
     def _call_batch(self, payloads: list[object], messages: list[MessageExt]) -> Failure | None:
         count, error = len(messages), None
         try:
-            failed = failed_indices(self._awaited(self._batch.call(payloads, messages)), count)
-        except BatchFailure as failure:
-            error = failure
             try:
-                failed = failed_indices(failure.failed, count)
-            except HANDLER_ERRORS as nonsense:
-                return Failure(messages, nonsense)
+                failed = failed_indices(self._awaited(self._call_many(payloads, messages)), count)
+            except BatchFailure as failure:
+                failed, error = failed_indices(failure.failed, count), failure
         except HANDLER_ERRORS as raised:
             return Failure(messages, raised)
         return Failure([messages[index] for index in sorted(failed)], error) if failed else None
 
-    def _is_refusal(self, message: MessageExt, answer: object) -> bool:
-        answer = self._awaited(answer)
-        if answer is None or isinstance(answer, ConsumeStatus):
-            return answer is ConsumeStatus.RECONSUME_LATER
-        if not self._reply(message, answer) and not self._warned:
+    def _asks_for_redelivery(self, message: MessageExt, result: object) -> bool:
+        result = self._awaited(result)
+        if result is None or isinstance(result, ConsumeStatus):
+            return result is ConsumeStatus.RECONSUME_LATER
+        if message.properties.get(Property.REPLY_TO_CLIENT):
+            self._reply(message, result)
+        elif not self._warned:
             self._warned = True
-            self._log.result_ignored(answer)
+            self._log.result_ignored(result)
         return False
 
-    def _awaited(self, answer: object) -> object:
-        """What an ``async def`` handler comes to; other answers as they are."""
-        return self._run_coroutine(_guarded(answer)) if inspect.isawaitable(answer) else answer
+    def _reply(self, request: MessageExt, result: object) -> None:
+        """Send the result of the handler to the client that sent the request.
+
+        A reply that fails is logged and nothing else, as in rocketmq-spring: the message was handled, and the client
+        gets a timeout.
+        """
+        try:
+            body, content_type = self._converter.to_body(result)
+            properties = {} if content_type is None else {CONTENT_TYPE: content_type}
+            self._broker.reply(request, body, properties, self._reply_timeout_ms)
+        except MQTemplateError as exc:
+            self._log.reply_failed(request, exc)
+
+    def _awaited(self, result: object) -> object:
+        """Return the result of an ``async def`` handler; other results unchanged."""
+        return self._run_coroutine(_without_exit(result)) if inspect.isawaitable(result) else result
 
 
-async def _guarded(answer: Awaitable[object]) -> object:
+async def _without_exit(result: Awaitable[object]) -> object:
     try:
-        return await answer
+        return await result
     except SystemExit as error:
-        # asyncio would let it end the loop, which belongs to all listeners.
+        # asyncio would end the loop, which runs the handlers of all listeners.
         raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error

@@ -1,77 +1,98 @@
-"""Knows which handlers run since when, and takes the messages away from those that hang."""
+"""Watchdog for hanging handlers: it takes the messages away from handlers that run too long."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from mqtemplate.clock import Clock
 
 _Work = TypeVar("_Work")
 
+ReplaceThread = Callable[[], Callable[[], None] | None]
+"""Function that starts a thread in place of a hanging one. It returns a function that ends the replacement, or None
+if there may be no more threads."""
 
-class Running(Generic[_Work]):
-    """One call of a handler. Its work belongs to whoever claims it first: the thread when it ends, or the watchdog."""
 
-    __slots__ = ("_claim", "since_ms", "substitute", "thread_id", "work")
+class RunningCall(Generic[_Work]):
+    """One call of a handler. The first thread that claims its work owns it: the consume thread, or the watchdog's."""
+
+    __slots__ = ("_claim", "_end_replacement", "since_ms", "thread_id", "work")
 
     def __init__(self, work: Sequence[_Work], since_ms: int, thread_id: int) -> None:
         self.work = work
         self.since_ms = since_ms
         self.thread_id = thread_id
-        self.substitute = False
         self._claim = [None]
+        self._end_replacement: Callable[[], None] | None = None
 
     def claim(self) -> bool:
-        """Take the work; False if somebody did before."""
+        """Claim the work. Return False if another thread has claimed it."""
         try:
             self._claim.pop()  # one step of the interpreter: two threads cannot both succeed
         except IndexError:
             return False
         return True
 
+    def take_away(self, replace_thread: ReplaceThread) -> bool:
+        """Claim the work for the watchdog, and replace its thread. Return False if the handler returned first."""
+        self._end_replacement = replace_thread()  # before the claim: a thread that loses the claim reads it
+        if self.claim():
+            return True
+        self.end_replacement()
+        return False
+
+    def end_replacement(self) -> None:
+        """End the replacement thread, since this call's own thread is back."""
+        if self._end_replacement is not None:
+            self._end_replacement()
+
     def stack(self) -> str:
-        """Where its thread is now."""
+        """Return the current stack of its thread."""
         frame = sys._current_frames().get(self.thread_id)
         return "".join(traceback.format_stack(frame)) if frame else ""
 
 
 class Watchdog(Generic[_Work]):
-    """The handlers that run.
+    """Handlers that run now.
 
     Args:
-        timeout_ms: How long one may take.
+        timeout_ms: Time after which a handler counts as hanging.
     """
 
     def __init__(self, timeout_ms: int, clock: Clock) -> None:
         self._timeout_ms = timeout_ms
         self._now_ms = clock.now_ms
-        self._running: dict[int, Running[_Work]] = {}
+        self._running: dict[int, RunningCall[_Work]] = {}
 
-    def begin(self, work: Sequence[_Work]) -> Running[_Work]:
+    def start(self, work: Sequence[_Work]) -> RunningCall[_Work]:
+        """Note that this thread calls a handler now."""
         thread_id = threading.get_ident()
-        running = self._running[thread_id] = Running(work, self._now_ms(), thread_id)
+        running = self._running[thread_id] = RunningCall(work, self._now_ms(), thread_id)
         return running
 
-    def end(self, running: Running[_Work]) -> bool:
-        """Note that a handler came back; False if its work was taken away meanwhile."""
+    def finish(self, running: RunningCall[_Work]) -> bool:
+        """Note that a handler returned. Return False if its work was taken away before."""
         if self._running.get(running.thread_id) is running:
             del self._running[running.thread_id]
-        return running.claim()
+        if running.claim():
+            return True
+        running.end_replacement()
+        return False
 
-    def overdue(self) -> list[Running[_Work]]:
-        """Those that take too long; each is named once."""
+    def hanging(self) -> list[RunningCall[_Work]]:
+        """Return the handlers that hang. Each one is returned once."""
         latest = self._now_ms() - self._timeout_ms
         late = [running for running in list(self._running.values()) if running.since_ms < latest]
         for running in late:
             self._running.pop(running.thread_id, None)
         return late
 
-    def abandon(self) -> int:
-        """Nothing that still runs counts any more; returns how many pieces of work that are."""
-        left = [running for running in list(self._running.values()) if running.claim()]
+    def abandon(self) -> None:
+        """Take the work away from all handlers that run."""
+        for running in list(self._running.values()):
+            running.claim()
         self._running.clear()
-        return sum(len(running.work) for running in left)

@@ -1,1 +1,1 @@
-"""The JVM of a Spark driver: finding Java, starting it, and an archive of its classes."""
+"""JVM of a Spark driver: search for Java, start of the JVM, archive of its classes."""

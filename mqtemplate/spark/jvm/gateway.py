@@ -1,4 +1,4 @@
-"""Starts the driver's JVM, and ends it with this process."""
+"""Gateway: start of the driver's JVM, which ends with this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -16,20 +16,20 @@ from pathlib import Path
 from mqtemplate.errors import SparkError
 from mqtemplate.spark.jvm.java import Java
 
-_STARTS_WITHIN_S = 180.0
-_LOOK_EVERY_S = 0.02
+_START_TIMEOUT_S = 180.0
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A JVM that waits for Python to talk to it."""
+    """JVM that waits for a connection from Python."""
 
     process: subprocess.Popen[bytes]
     port: int
     secret: str
 
     def close(self, timeout_s: float = 120.0) -> None:
-        """End the JVM: it ends by itself when its standard input does."""
+        """End the JVM: it ends when its standard input is closed."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -40,12 +40,12 @@ class Gateway:
 
 
 def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway:
-    """Start Spark's driver JVM without Spark's shell scripts; they add a flag that small Javas do not know.
+    """Start Spark's driver JVM without Spark's shell scripts; these add a flag that small Java runtimes refuse.
 
-    The JVM gets a pipe as its standard input and ends when the pipe does, so also when this process is killed.
+    The standard input of the JVM is a pipe. The JVM ends when the pipe is closed, also when this process is killed.
 
     Raises:
-        SparkError: It ended before it was ready.
+        SparkError: The JVM ended, or was not ready in time.
     """
     with tempfile.TemporaryDirectory(prefix="mqtemplate-spark-") as folder:
         connection = Path(folder, "connection")
@@ -59,7 +59,7 @@ def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway
             *(part for key, value in conf.items() for part in ("--conf", f"{key}={value}")),
             "pyspark-shell",
         ]
-        # A session of its own: Ctrl-C is for Python, which then stops the queries in order.
+        # A process session of its own: only Python gets Ctrl-C, and it stops the queries in order.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=_environment(connection), start_new_session=True)
         _await_file(connection, process, java)
         data = connection.read_bytes()
@@ -68,9 +68,9 @@ def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway
 
 
 def class_path() -> list[str]:
-    """Spark's jars one by one, in a fixed order: an archive of classes is valid for one order only."""
-    home = _spark_home()
-    return [str(home / "conf"), *map(str, sorted((home / "jars").glob("*.jar")))]
+    """Return Spark's jars in a fixed order: an archive of classes is valid for one order only."""
+    spark = _spark_home()
+    return [str(spark / "conf"), *map(str, sorted((spark / "jars").glob("*.jar")))]
 
 
 def _spark_home() -> Path:
@@ -80,7 +80,7 @@ def _spark_home() -> Path:
 
 
 def _environment(connection: Path) -> dict[str, str]:
-    """What the JVM hands on to its Python workers: this interpreter, and the modules that can be imported here."""
+    """Return the environment of the JVM. Its Python workers use this interpreter and can import the same modules."""
     return {
         **os.environ,
         "SPARK_HOME": str(_spark_home()),
@@ -94,16 +94,15 @@ def _environment(connection: Path) -> dict[str, str]:
 
 
 def _await_file(path: Path, process: subprocess.Popen[bytes], java: Java) -> None:
-    """Wait until the JVM has written how to reach it; it moves the finished file into place."""
-    wake_event = threading.Event()  # nobody rings it: a file cannot
-    for _ in range(int(_STARTS_WITHIN_S / _LOOK_EVERY_S)):
-        if path.is_file():
-            return
+    """Wait until the JVM has written its port and secret. It moves the complete file to *path*."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while not path.is_file():
         if process.poll() is not None:
             raise SparkError(
                 f"the Spark JVM ({java.executable}, Java {java.major}) ended with code {process.returncode} before "
-                "it was ready; its own words stand above, on stderr"
+                "it was ready; see its output on stderr"
             )
-        wake_event.wait(_LOOK_EVERY_S)
-    process.kill()
-    raise SparkError(f"the Spark JVM ({java.executable}) was not ready after {_STARTS_WITHIN_S:.0f} s and was ended")
+        if time.monotonic() > deadline:
+            process.kill()
+            raise SparkError(f"the Spark JVM ({java.executable}) was not ready after {_START_TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_S)

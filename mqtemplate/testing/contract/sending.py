@@ -1,4 +1,4 @@
-"""The contract, chapter one: what is sent is kept, as it was sent."""
+"""Contract for sending: the broker stores each message unchanged."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import pytest
 from mqtemplate.errors import BrokerClosedError, DestinationError, MessageError
 from mqtemplate.message import Message, Property
 from mqtemplate.results import SendStatus
-from mqtemplate.testing.contract.under_test import BrokerUnderTest
+from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 
 class SendContract:
-    def test_an_answer_says_where_the_message_is(self, under_test: BrokerUnderTest) -> None:
+    """Sending of messages and batches, and refused messages."""
+
+    def test_a_result_has_the_position_of_the_message(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
         queue = under_test.broker.queues(topic)[2]
 
@@ -26,11 +28,9 @@ class SendContract:
 
     def test_a_message_arrives_as_it_was_sent(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic(queue_count=1)
-        sent = Message(
-            topic, b"\x00body\xff", {Property.TAGS: "paid", Property.KEYS: "4466 4467", "region": "EU-ß"}, flag=7
-        )
+        properties = {Property.TAGS: "paid", Property.KEYS: "4466 4467", "region": "EU-ß"}
 
-        result = under_test.broker.send(sent)
+        result = under_test.broker.send(Message(topic, b"\x00body\xff", properties, flag=7))
         [message] = under_test.broker.pull(result.message_queue, 0).messages
 
         assert (message.topic, message.body, message.flag) == (topic, b"\x00body\xff", 7)
@@ -39,17 +39,16 @@ class SendContract:
         assert (message.msg_id, message.offset_msg_id) == (result.msg_id, result.offset_msg_id)
         assert message.reconsume_times == 0
 
-    def test_a_message_is_dated_by_sender_and_broker(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic(queue_count=1)
+    def test_a_message_has_the_times_of_producer_and_broker(self, under_test: BrokerUnderTest) -> None:
         before = under_test.now_ms()
 
-        queue = under_test.send(topic, "dated").message_queue
+        queue = under_test.send(under_test.topic(queue_count=1), "dated").message_queue
         [message] = under_test.broker.pull(queue, 0).messages
 
         assert before <= message.born_timestamp <= message.store_timestamp <= under_test.now_ms()
 
     def test_sending_does_not_change_the_message(self, under_test: BrokerUnderTest) -> None:
-        """One message may be sent twice, and is two messages then."""
+        """A message can be sent twice. The broker then has two messages."""
         message = Message(under_test.topic(), b"body", {"region": "EU"})
 
         first, second = under_test.broker.send(message), under_test.broker.send(message)
@@ -57,25 +56,24 @@ class SendContract:
         assert message == Message(message.topic, b"body", {"region": "EU"})
         assert first.msg_id != second.msg_id
 
-    def test_queues_take_turns(self, under_test: BrokerUnderTest) -> None:
+    def test_messages_are_distributed_over_all_queues(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic(queue_count=4)
 
         used = [under_test.send(topic, str(number)).message_queue.queue_id for number in range(8)]
 
         assert sorted(used) == [0, 0, 1, 1, 2, 2, 3, 3]
 
-    def test_order_holds_within_a_queue(self, under_test: BrokerUnderTest) -> None:
+    def test_a_queue_keeps_the_order_of_its_messages(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
         queue = under_test.broker.queues(topic)[1]
 
         for number in range(20):
             under_test.send(topic, str(number), queue)
 
-        bodies = [message.body for message in under_test.broker.pull(queue, 0).messages]
-        assert bodies == [str(number).encode() for number in range(20)]
+        assert bodies(under_test.broker.pull(queue, 0).messages) == [str(number) for number in range(20)]
 
-    def test_an_unknown_topic_is_made(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.name("never-heard-of")
+    def test_an_unknown_topic_is_created(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.name("unknown")
 
         under_test.send(topic, "first")
 
@@ -90,15 +88,15 @@ class SendContract:
 
     # --- batches -------------------------------------------------------------------------------
 
-    def test_a_batch_lies_together_and_in_order(self, under_test: BrokerUnderTest) -> None:
+    def test_a_batch_is_stored_in_one_queue_and_in_order(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
 
         result = under_test.broker.send_batch([Message(topic, b"%d" % number) for number in range(5)])
 
-        page = under_test.broker.pull(result.message_queue, result.queue_offset)
-        assert [message.body for message in page.messages] == [b"0", b"1", b"2", b"3", b"4"]
-        assert result.msg_id.split(",") == [message.msg_id for message in page.messages]
-        assert result.offset_msg_id.split(",") == [message.offset_msg_id for message in page.messages]
+        messages = under_test.broker.pull(result.message_queue, result.queue_offset).messages
+        assert bodies(messages) == ["0", "1", "2", "3", "4"]
+        assert result.msg_id.split(",") == [message.msg_id for message in messages]
+        assert result.offset_msg_id.split(",") == [message.offset_msg_id for message in messages]
 
     def test_the_messages_of_a_batch_keep_their_own_properties(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic(queue_count=1)
@@ -109,7 +107,7 @@ class SendContract:
         messages = under_test.broker.pull(queue, 0).messages
         assert [(message.tags, message.keys) for message in messages] == [("x", None), (None, "4466")]
 
-    def test_a_batch_goes_to_the_queue_asked_for(self, under_test: BrokerUnderTest) -> None:
+    def test_a_batch_is_stored_in_the_given_queue(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
         queue = under_test.broker.queues(topic)[3]
 
@@ -127,37 +125,35 @@ class SendContract:
         with pytest.raises(MessageError, match="topic"):
             under_test.broker.send_batch(batch)
 
-    # --- the other verbs -----------------------------------------------------------------------
+    # --- asynchronous and one-way messages -----------------------------------------------------
 
-    def test_an_asynchronous_send_answers_later(self, under_test: BrokerUnderTest) -> None:
+    def test_an_asynchronous_send_returns_a_future(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic(queue_count=1)
 
-        one = under_test.answer(under_test.broker.send_async([Message(topic, b"one")]))
-        two = under_test.answer(under_test.broker.send_async([Message(topic, b"two"), Message(topic, b"three")]))
+        one = under_test.result(under_test.broker.send_async([Message(topic, b"one")]))
+        two = under_test.result(under_test.broker.send_async([Message(topic, b"two"), Message(topic, b"three")]))
 
         assert (one.send_status, two.send_status) == (SendStatus.SEND_OK, SendStatus.SEND_OK)
-        bodies = [message.body for message in under_test.broker.pull(one.message_queue, 0).messages]
-        assert bodies == [b"one", b"two", b"three"]
+        assert bodies(under_test.broker.pull(one.message_queue, 0).messages) == ["one", "two", "three"]
 
-    def test_what_goes_wrong_with_an_asynchronous_send_comes_with_the_future(self, under_test: BrokerUnderTest) -> None:
+    def test_the_future_of_an_asynchronous_send_has_its_error(self, under_test: BrokerUnderTest) -> None:
         too_large = Message(under_test.topic(), bytes(under_test.max_message_bytes + 1))
 
         future = under_test.broker.send_async([too_large])
 
         with pytest.raises(MessageError):
-            under_test.answer(future)
+            under_test.result(future)
 
-    def test_a_one_way_message_arrives_unasked(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic(queue_count=1)
-        [queue] = under_test.broker.queues(topic)
+    def test_a_one_way_message_arrives(self, under_test: BrokerUnderTest) -> None:
+        queue = under_test.queue()
 
-        under_test.broker.send_one_way(Message(topic, b"fire and forget"))
+        under_test.broker.send_one_way(Message(queue.topic, b"fire and forget"))
 
-        under_test.until(lambda: under_test.broker.max_offset(queue) == 1, "the message is there")
+        under_test.until(lambda: under_test.broker.max_offset(queue) == 1, "the message is stored")
 
-    # --- refusals ------------------------------------------------------------------------------
+    # --- errors --------------------------------------------------------------------------------
 
-    def test_a_body_over_the_maximum_is_refused_with_both_sizes(self, under_test: BrokerUnderTest) -> None:
+    def test_the_error_for_a_large_body_has_both_sizes(self, under_test: BrokerUnderTest) -> None:
         size = under_test.max_message_bytes + 1
         topic = under_test.topic()
 
@@ -172,11 +168,11 @@ class SendContract:
         with pytest.raises(DestinationError, match="topic"):
             under_test.broker.send(Message(topic, b"body"))
 
-    def test_the_brokers_own_topics_take_no_messages(self, under_test: BrokerUnderTest) -> None:
+    def test_a_message_to_a_system_topic_is_refused(self, under_test: BrokerUnderTest) -> None:
         with pytest.raises(DestinationError, match=SCHEDULE_TOPIC):
             under_test.broker.send(Message(SCHEDULE_TOPIC, b"body"))
 
-    def test_a_closed_broker_says_so(self, under_test: BrokerUnderTest) -> None:
+    def test_a_closed_broker_raises_an_error(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
         under_test.broker.close()
         under_test.broker.close()

@@ -1,4 +1,4 @@
-"""The contract: a message in a transaction is delivered if it commits, and the broker asks where the end never came."""
+"""Contract for transactions: a message is delivered if its transaction commits; open transactions are checked."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import pytest
 from mqtemplate.broker import Capability
 from mqtemplate.errors import ListenerError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, Property
-from mqtemplate.results import HalfMessage, SendStatus, TransactionState
-from mqtemplate.testing.contract.under_test import BrokerUnderTest
+from mqtemplate.results import SendStatus, TransactionState
+from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 
-_DELAY_MS = 2_000
+_DELAY_MS = 1_000
 
 
-class _Answers:
-    """A checker that gives its answers one after the other, the last one for ever."""
+class _Checker:
+    """Registered checker that returns these states one after the other, the last one for ever, or raises them."""
 
-    def __init__(self, *answers: TransactionState | Exception) -> None:
-        self.answers = list(answers)
-        self.asked: list[MessageExt] = []
+    def __init__(self, under_test: BrokerUnderTest, *states: TransactionState | Exception) -> None:
+        under_test.needs(Capability.TRANSACTION)
+        self.states = list(states)
+        self.checked: list[MessageExt] = []
+        self.registration = under_test.broker.check_transactions(under_test.name("shop"), self._check)
 
-    def __call__(self, message: MessageExt) -> TransactionState:
-        self.asked.append(message)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def _check(self, message: MessageExt) -> TransactionState:
+        self.checked.append(message)
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if isinstance(state, Exception):
+            raise state
+        return state
 
 
 class TransactionContract:
-    # --- the end -------------------------------------------------------------------------------
+    """Commit, rollback, checks, and delays in transactions."""
 
-    def test_a_message_in_a_transaction_is_seen_by_nobody_before_the_commit(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
-        topic = under_test.topic(queue_count=1)
+    # --- commit and rollback -------------------------------------------------------------------
 
-        half = _half(under_test, topic, b"unseen")
+    def test_a_message_is_not_visible_before_the_commit(self, under_test: BrokerUnderTest) -> None:
+        half = under_test.send_half(under_test.topic(queue_count=1), "unseen")
+        under_test.pass_time(200)
 
-        queue = half.send_result.message_queue
-        under_test.pass_time(500)
         assert half.send_result.send_status is SendStatus.SEND_OK
         assert half.send_result.transaction_id == half.send_result.msg_id
-        assert under_test.broker.pull(queue, 0).messages == []
+        assert under_test.broker.pull(half.send_result.message_queue, 0).messages == []
 
-    def test_the_commit_of_a_transaction_delivers_the_message_as_it_was_sent(self, under_test: BrokerUnderTest) -> None:
+    def test_a_commit_delivers_the_message_as_it_was_sent(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TRANSACTION)
         topic = under_test.topic()
         queue = under_test.broker.queues(topic)[2]
@@ -59,10 +59,9 @@ class TransactionContract:
         assert message.msg_id == half.send_result.msg_id
         assert message.transaction_id == half.send_result.transaction_id
 
-    def test_the_rollback_of_a_transaction_drops_the_message(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
+    def test_a_rollback_drops_the_message(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic(queue_count=1)
-        dropped, kept = _half(under_test, topic, b"dropped"), _half(under_test, topic, b"kept")
+        dropped, kept = under_test.send_half(topic, "dropped"), under_test.send_half(topic, "kept")
 
         under_test.broker.end_transaction(dropped, TransactionState.ROLLBACK, "no money")
         under_test.broker.end_transaction(kept, TransactionState.COMMIT)
@@ -71,94 +70,78 @@ class TransactionContract:
         assert under_test.take_one(consumer).body == b"kept"
         assert under_test.takes_nothing(consumer)
 
-    def test_transactions_end_in_any_order(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
+    def test_transactions_can_end_in_any_order(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic(queue_count=1)
-        halves = [_half(under_test, topic, b"%d" % number) for number in range(5)]
 
-        for half in reversed(halves):
+        for half in reversed([under_test.send_half(topic, str(number)) for number in range(5)]):
             under_test.broker.end_transaction(half, TransactionState.COMMIT)
 
         messages = under_test.take(under_test.join("billing", topic), 5)
-        assert sorted(message.body for message in messages) == [b"0", b"1", b"2", b"3", b"4"]
+        assert sorted(bodies(messages)) == ["0", "1", "2", "3", "4"]
 
-    # --- the questions -------------------------------------------------------------------------
+    # --- checks --------------------------------------------------------------------------------
 
-    def test_a_transaction_without_an_end_is_asked_for(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
-        topic = under_test.topic(queue_count=1)
-        checker = _Answers(TransactionState.COMMIT)
-        registration = under_test.broker.check_transactions(under_test.name("shop"), checker)
-        half = under_test.broker.send_half(
-            Message(topic, b"asked for", {Property.TAGS: "paid", "order": "4466"}), under_test.name("shop")
-        )
+    def test_an_open_transaction_is_checked(self, under_test: BrokerUnderTest) -> None:
+        topic, checker = under_test.topic(queue_count=1), _Checker(under_test, TransactionState.COMMIT)
+        half = under_test.send_half(topic, "open", {Property.TAGS: "paid", "order": "4466"})
 
-        under_test.until(lambda: bool(checker.asked), "the broker asks", under_test.asks_within_ms)
+        under_test.until(lambda: bool(checker.checked), "the transaction is checked", under_test.checks_within_ms)
         message = under_test.take_one(under_test.join("billing", topic))
 
-        registration.close()
-        asked = checker.asked[0]
-        assert (asked.topic, asked.body, asked.tags) == (topic, b"asked for", "paid")
-        assert asked.properties["order"] == "4466"
-        assert asked.transaction_id == asked.msg_id == half.send_result.msg_id
-        assert (message.body, message.msg_id) == (b"asked for", half.send_result.msg_id)
+        checker.registration.close()
+        checked = checker.checked[0]
+        assert (checked.topic, checked.body, checked.tags) == (topic, b"open", "paid")
+        assert checked.properties["order"] == "4466"
+        assert checked.transaction_id == checked.msg_id == half.send_result.msg_id
+        assert (message.body, message.msg_id) == (b"open", half.send_result.msg_id)
 
-    def test_a_transaction_is_asked_for_until_its_state_is_known(self, under_test: BrokerUnderTest) -> None:
-        """An answer of UNKNOWN, and a checker that fails, are as good as none."""
-        under_test.needs(Capability.TRANSACTION)
-        topic = under_test.topic(queue_count=1)
-        checker = _Answers(TransactionState.UNKNOWN, ValueError("no database"), TransactionState.ROLLBACK)
-        registration = under_test.broker.check_transactions(under_test.name("shop"), checker)
-        half = _half(under_test, topic, b"asked for")
+    def test_a_transaction_is_checked_until_its_state_is_known(self, under_test: BrokerUnderTest) -> None:
+        """A checker that raises an error counts as ``UNKNOWN``."""
+        states = TransactionState.UNKNOWN, ValueError("no database"), TransactionState.ROLLBACK
+        checker = _Checker(under_test, *states)
+        half = under_test.send_half(under_test.topic(queue_count=1), "open")
 
-        under_test.until(lambda: len(checker.asked) >= 3, "it asks three times", 3 * under_test.asks_within_ms)
+        under_test.until(lambda: len(checker.checked) >= 3, "there are three checks", 3 * under_test.checks_within_ms)
 
-        registration.close()
-        assert {message.msg_id for message in checker.asked} == {half.send_result.msg_id}
+        checker.registration.close()
+        assert {message.msg_id for message in checker.checked} == {half.send_result.msg_id}
         assert under_test.broker.pull(half.send_result.message_queue, 0).messages == []
 
-    def test_a_transaction_that_ended_is_not_asked_for(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
+    def test_a_transaction_that_has_ended_is_not_checked(self, under_test: BrokerUnderTest) -> None:
         under_test.needs_virtual_time()
+        topic, checker = under_test.topic(queue_count=1), _Checker(under_test, TransactionState.COMMIT)
+
+        under_test.broker.end_transaction(under_test.send_half(topic, "one"), TransactionState.COMMIT)
+        under_test.broker.end_transaction(under_test.send_half(topic, "two"), TransactionState.ROLLBACK)
+        under_test.pass_time(10 * under_test.checks_within_ms)
+
+        assert checker.checked == []
+
+    def test_a_group_has_at_most_one_checker(self, under_test: BrokerUnderTest) -> None:
+        first = _Checker(under_test, TransactionState.COMMIT)
+
+        with pytest.raises(ListenerError, match=under_test.name("shop")):
+            _Checker(under_test, TransactionState.COMMIT)
+
+        first.registration.close()
+        first.registration.close()
+        _Checker(under_test, TransactionState.COMMIT).registration.close()
+
+    def test_open_transactions_are_checked_after_a_restart(self, under_test: BrokerUnderTest) -> None:
+        """Transactions that ended before the restart stay committed or rolled back."""
         topic = under_test.topic(queue_count=1)
-        checker = _Answers(TransactionState.COMMIT)
-        under_test.broker.check_transactions(under_test.name("shop"), checker)
-
-        under_test.broker.end_transaction(_half(under_test, topic, b"one"), TransactionState.COMMIT)
-        under_test.broker.end_transaction(_half(under_test, topic, b"two"), TransactionState.ROLLBACK)
-        under_test.pass_time(10 * under_test.asks_within_ms)
-
-        assert checker.asked == []
-
-    def test_a_group_has_one_checker_of_its_transactions(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.TRANSACTION)
-        group = under_test.name("shop")
-        first = under_test.broker.check_transactions(group, _Answers(TransactionState.COMMIT))
-
-        with pytest.raises(ListenerError, match=group):
-            under_test.broker.check_transactions(group, _Answers(TransactionState.COMMIT))
-
-        first.close()
-        first.close()
-        under_test.broker.check_transactions(group, _Answers(TransactionState.COMMIT)).close()
-
-    def test_transactions_are_open_after_a_restart(self, under_test: BrokerUnderTest) -> None:
-        """What ended before it stays as it is, and the rest is asked for."""
-        under_test.needs(Capability.TRANSACTION)
-        topic = under_test.topic(queue_count=1)
-        under_test.broker.end_transaction(_half(under_test, topic, b"before"), TransactionState.COMMIT)
-        under_test.broker.end_transaction(_half(under_test, topic, b"never"), TransactionState.ROLLBACK)
-        _half(under_test, topic, b"after")
+        under_test.broker.end_transaction(under_test.send_half(topic, "before"), TransactionState.COMMIT)
+        under_test.broker.end_transaction(under_test.send_half(topic, "never"), TransactionState.ROLLBACK)
+        under_test.send_half(topic, "after")
 
         under_test.reopen()
-        checker = _Answers(TransactionState.COMMIT)
-        registration = under_test.broker.check_transactions(under_test.name("shop"), checker)
-        under_test.until(lambda: bool(checker.asked), "the broker asks", under_test.asks_within_ms)
+        checker = _Checker(under_test, TransactionState.COMMIT)
+        under_test.until(lambda: bool(checker.checked), "the transaction is checked", under_test.checks_within_ms)
         messages = under_test.take(under_test.join("billing", topic), 2)
 
-        registration.close()
-        assert [message.body for message in messages] == [b"before", b"after"]
-        assert [message.body for message in checker.asked] == [b"after"]
+        checker.registration.close()
+        assert bodies(messages) == ["before", "after"]
+        assert bodies(checker.checked) == ["after"]
 
     # --- delays --------------------------------------------------------------------------------
 
@@ -166,8 +149,8 @@ class TransactionContract:
         "delay",
         [
             pytest.param({Property.TIMER_DELAY_MS: str(_DELAY_MS)}, id="milliseconds"),
-            pytest.param({Property.TIMER_DELAY_SEC: "2"}, id="seconds"),
-            pytest.param({Property.DELAY: "2"}, id="level"),
+            pytest.param({Property.TIMER_DELAY_SEC: "1"}, id="seconds"),
+            pytest.param({Property.DELAY: "1"}, id="level"),
         ],
     )
     def test_a_delay_in_a_transaction_counts_from_the_commit(
@@ -176,42 +159,34 @@ class TransactionContract:
         under_test.needs(Capability.TRANSACTION_DELAY)
         topic = under_test.topic(queue_count=1)
         consumer = under_test.join("billing", topic)
-        half = under_test.broker.send_half(Message(topic, b"late", delay), under_test.name("shop"))
+        half = under_test.send_half(topic, "late", delay)
         under_test.pass_time(_DELAY_MS)
 
         committed_ms = under_test.now_ms()
         under_test.broker.end_transaction(half, TransactionState.COMMIT)
-        delay_ms = 5_000 if Property.DELAY in delay else _DELAY_MS
-        under_test.pass_time(delay_ms // 2)
         was_early = not under_test.takes_nothing(consumer)
-        under_test.pass_time(delay_ms // 2)
         message = under_test.take_one(consumer)
 
         assert not was_early
         assert message.body == b"late"
-        assert message.store_timestamp >= committed_ms + delay_ms - under_test.early_ms
+        assert message.store_timestamp >= committed_ms + _DELAY_MS - under_test.early_ms
 
-    def test_a_deliver_time_in_a_transaction_that_has_come_means_now(self, under_test: BrokerUnderTest) -> None:
+    def test_a_message_whose_deliver_time_is_past_is_delivered_with_the_commit(
+        self, under_test: BrokerUnderTest
+    ) -> None:
         under_test.needs(Capability.TRANSACTION_DELAY)
         topic = under_test.topic(queue_count=1)
-        properties = {Property.TIMER_DELIVER_MS: str(under_test.now_ms() + 1_000)}
-        half = under_test.broker.send_half(Message(topic, b"due", properties), under_test.name("shop"))
-        under_test.pass_time(_DELAY_MS)
+        half = under_test.send_half(topic, "due", {Property.TIMER_DELIVER_MS: str(under_test.now_ms() + 100)})
+        under_test.pass_time(200)
 
         under_test.broker.end_transaction(half, TransactionState.COMMIT)
 
         assert under_test.take_one(under_test.join("billing", topic)).body == b"due"
 
-    def test_a_delay_in_a_transaction_is_refused_where_it_would_be_lost(self, under_test: BrokerUnderTest) -> None:
+    def test_a_broker_that_would_lose_a_delay_in_a_transaction_refuses_it(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TRANSACTION)
         if Capability.TRANSACTION_DELAY in under_test.broker.capabilities:
-            pytest.skip("this broker keeps it")
+            pytest.skip("this broker supports such delays")
 
         with pytest.raises(UnsupportedError, match="delay"):
-            under_test.broker.send_half(
-                Message(under_test.topic(), b"late", {Property.DELAY: "3"}), under_test.name("shop")
-            )
-
-
-def _half(under_test: BrokerUnderTest, topic: str, body: bytes) -> HalfMessage:
-    return under_test.broker.send_half(Message(topic, body), under_test.name("shop"))
+            under_test.send_half(under_test.topic(), "late", {Property.DELAY: "3"})

@@ -1,10 +1,10 @@
-"""The broker that the contract is held against, and how time passes for it."""
+"""Broker under test: what a contract test needs besides the broker, and short forms for common steps."""
 
 from __future__ import annotations
 
-import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -13,79 +13,95 @@ import pytest
 
 from mqtemplate.broker import Broker, Capability, ConsumeFromWhere, Consumer, ConsumerSpec
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.results import SendResult
+from mqtemplate.results import HalfMessage, SendResult
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.testing.harness import Harness
 
-_GLANCE_MS = 100
-_Answer = TypeVar("_Answer")
+_STEP_MS = 100  # on a virtual clock
+_POLL_MS = 10  # on a real clock
+_NOTHING_MS = 200  # on a real clock, the time in which no message may arrive
+_TIMER_PROPERTIES = frozenset(
+    {Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME}
+)
+_Result = TypeVar("_Result")
 
 
-def _wait(milliseconds: int) -> None:
-    threading.Event().wait(milliseconds / 1_000)
+def _sleep(milliseconds: int) -> None:
+    time.sleep(milliseconds / 1_000)
 
 
 @dataclass(kw_only=True)
 class BrokerUnderTest:
-    """A started broker, with what a test needs to know of its surroundings.
+    """A started broker and its properties that contract tests depend on.
 
     Attributes:
-        pass_time: Lets so many milliseconds go by for the broker; on a virtual clock by stepping it.
-        restart: Ends the broker and opens it again over the same data; None if it keeps none.
-        patience_ms: How long a test waits for what a broker does in its own time, such as sharing queues out anew.
-        early_ms: How much too early a timer message may be; 0 for every broker of this project.
-        max_message_bytes: The largest body that the broker was set to take.
-        asks_within_ms: How long it takes until the broker asks for a transaction that has not ended, and asks again.
-        longest_delay_ms: The longest delay that it was set to keep.
+        pass_time: Function that lets milliseconds pass for the broker; on a virtual clock it steps the broker.
+        restart: Function that closes the broker and opens it again over the same data; None if it stores none.
+        timeout_ms: Time for work that the broker does on its own, such as assigning queues.
+        early_ms: Maximum time that a timer message may be early; 0 for every broker of this project.
+        max_message_bytes: Configured maximum of a body.
+        checks_within_ms: Maximum time before a transaction check, and between two checks.
+        longest_delay_ms: Configured maximum of a delay.
     """
 
     broker: Broker
     pass_time: Callable[[int], None]
     restart: Callable[[], Broker] | None = None
-    patience_ms: int = 1_000
+    timeout_ms: int = 1_000
     early_ms: int = 0
     max_message_bytes: int = 4 * 1024 * 1024
     longest_delay_ms: int = 40 * 86_400_000
-    asks_within_ms: int = 40_000
-    _mark: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    checks_within_ms: int = 40_000
+    _suffix: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     @classmethod
     def on_virtual_clock(cls, broker: Broker, **settings: Any) -> Self:
-        """For a broker on a `VirtualClock`, whose work a harness does."""
+        """Return it for a broker on a `VirtualClock`; a harness steps the broker."""
         return cls(broker=broker, pass_time=Harness(broker).advance, **settings)
 
     @classmethod
     def on_real_clock(cls, broker: Broker, **settings: Any) -> Self:
-        """For a broker that lives by the machine's clock: time passes by waiting."""
-        return cls(broker=broker, pass_time=_wait, **{"patience_ms": 10_000, **settings})
+        """Return it for a broker on the real clock; a test sleeps to let time pass."""
+        return cls(broker=broker, pass_time=_sleep, **{"timeout_ms": 10_000, **settings})
 
-    # --- names: a broker that outlives a test must not meet them again ---------------------------
+    # --- names: unique for each test, since a broker may survive the test ------------------------
 
     def name(self, stem: str) -> str:
-        return f"{stem}-{self._mark}"
+        """Return a unique name for a topic or a group."""
+        return f"{stem}-{self._suffix}"
 
     def topic(self, queue_count: int = 4, stem: str = "orders") -> str:
+        """Create a topic and return its name."""
         topic = self.name(stem)
         self.broker.create_topic(topic, queue_count)
         return topic
 
-    # --- what not every broker has ---------------------------------------------------------------
+    def queue(self) -> MessageQueue:
+        """Create a topic with one queue, and return the queue."""
+        return self.broker.queues(self.topic(queue_count=1))[0]
 
-    def needs(self, capability: Capability) -> None:
-        if capability not in self.broker.capabilities:
-            pytest.skip(f"this broker has no {capability.value}")
+    # --- capabilities: a test that needs a missing one is skipped --------------------------------
+
+    def needs(self, *capabilities: Capability) -> None:
+        """Skip the test if the broker does not have these capabilities."""
+        for capability in capabilities:
+            if capability not in self.broker.capabilities:
+                pytest.skip(f"this broker has no {capability.value}")
 
     def needs_real_time(self) -> None:
+        """Skip the test on a virtual clock."""
         if self.broker.clock.is_virtual:
-            pytest.skip("on a virtual clock nobody waits")
+            pytest.skip("on a virtual clock no call waits")
 
     def needs_virtual_time(self) -> None:
+        """Skip the test on a real clock."""
         if not self.broker.clock.is_virtual:
             pytest.skip("would take hours of real time")
 
     def reopen(self) -> None:
+        """Restart the broker; skip the test if the broker stores nothing."""
         if self.restart is None:
-            pytest.skip("this broker keeps nothing over its end")
+            pytest.skip("this broker stores nothing")
         self.broker = self.restart()
         if self.broker.clock.is_virtual:
             self.pass_time = Harness(self.broker).advance
@@ -93,6 +109,7 @@ class BrokerUnderTest:
     # --- short forms -----------------------------------------------------------------------------
 
     def now_ms(self) -> int:
+        """Return the broker's time."""
         return self.broker.clock.now_ms()
 
     def send(
@@ -104,50 +121,66 @@ class BrokerUnderTest:
         *,
         tag: str | None = None,
     ) -> SendResult:
+        """Send a message. Skip the test if the properties need a capability that the broker does not have."""
         tagged = {Property.TAGS: tag} if tag is not None else {}
-        return self.broker.send(Message(topic, body.encode(), {**tagged, **(properties or {})}), queue)
+        message = Message(topic, body.encode(), {**tagged, **(properties or {})})
+        if Property.DELAY in message.properties:
+            self.needs(Capability.DELAY_LEVEL)
+        if _TIMER_PROPERTIES & message.properties.keys():
+            self.needs(Capability.TIMER)
+        return self.broker.send(message, queue)
+
+    def send_half(self, topic: str, body: str, properties: Mapping[str, str] | None = None) -> HalfMessage:
+        """Send a message in a transaction. Skip the test if the broker has no transactions."""
+        self.needs(Capability.TRANSACTION)
+        return self.broker.send_half(Message(topic, body.encode(), dict(properties or {})), self.name("shop"))
 
     def join(self, group: str, topic: str, selector: Selector | str = "*", **settings: Any) -> Consumer:
-        """A member of *group* that begins, if the group is new, at the first offset. A text selects by tags."""
+        """Join *group*; a new group starts at the first offset. A text as selector means tags."""
         settings.setdefault("consume_from_where", ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
-        wanted = TagSelector(selector) if isinstance(selector, str) else selector
-        spec = ConsumerSpec(group=self.name(group), subscriptions={topic: wanted}, **settings)
-        return self.broker.subscribe(spec)
+        selector = TagSelector(selector) if isinstance(selector, str) else selector
+        return self.broker.subscribe(ConsumerSpec(group=self.name(group), subscriptions={topic: selector}, **settings))
 
-    def until(self, happened: Callable[[], bool], what: str, patience_ms: int = 0) -> None:
-        """Let time pass until something happened that a broker does in its own time."""
-        patience_ms = patience_ms or self.patience_ms
-        for _ in range(max(1, patience_ms // _GLANCE_MS)):
-            if happened():
-                return
-            self.pass_time(_GLANCE_MS)
-        assert happened(), f"after {patience_ms} ms still not: {what}"
+    def until(self, happened: Callable[[], bool], what: str, timeout_ms: int = 0) -> None:
+        """Let time pass until the broker has done something on its own."""
+        timeout_ms = timeout_ms or self.timeout_ms
+        deadline_ms = self.now_ms() + timeout_ms
+        while not happened():
+            assert self.now_ms() < deadline_ms, f"not within {timeout_ms} ms: {what}"
+            self.pass_time(_STEP_MS if self.broker.clock.is_virtual else _POLL_MS)
 
-    def answer(self, future: Future[_Answer]) -> _Answer:
-        """The result of what is asynchronous; on a virtual clock it comes when the broker is stepped."""
-        self.until(future.done, "the answer is there")
+    def result(self, future: Future[_Result]) -> _Result:
+        """Wait for the result of an asynchronous call; on a virtual clock the broker is stepped."""
+        self.until(future.done, "the future is done")
         return future.result()
 
-    def take(self, consumer: Consumer, count: int, *, batch: int = 32) -> list[MessageExt]:
-        """Poll until *count* messages came; fails if they do not."""
+    def take(self, consumer: Consumer, count: int) -> list[MessageExt]:
+        """Poll until *count* messages have arrived."""
         taken: list[MessageExt] = []
 
-        def enough() -> bool:
-            taken.extend(consumer.poll(batch, 0 if self.broker.clock.is_virtual else _GLANCE_MS))
+        def poll() -> bool:
+            taken.extend(consumer.poll(32, 0 if self.broker.clock.is_virtual else _STEP_MS))
             return len(taken) >= count
 
-        self.until(enough, f"{count} messages")
+        self.until(poll, f"{count} messages")
         assert len(taken) == count
         return taken
 
     def take_one(self, consumer: Consumer) -> MessageExt:
+        """Poll until one message has arrived."""
         [message] = self.take(consumer, 1)
         return message
 
     def takes_nothing(self, consumer: Consumer) -> bool:
-        """Whether there is nothing for this member now."""
-        return consumer.poll(32, 0 if self.broker.clock.is_virtual else 2 * _GLANCE_MS) == []
+        """Return True if there is no message for this member now."""
+        return consumer.poll(32, 0 if self.broker.clock.is_virtual else _NOTHING_MS) == []
 
     def commit_all(self, consumer: Consumer) -> None:
+        """Commit all messages that the member has polled."""
         for queue in consumer.assignment():
             consumer.commit(queue, consumer.position(queue))
+
+
+def bodies(messages: Sequence[MessageExt]) -> list[str]:
+    """Return the bodies as text, in the order of the messages."""
+    return [message.body.decode() for message in messages]

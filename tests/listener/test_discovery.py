@@ -1,4 +1,4 @@
-"""From a decorated object to endpoints."""
+"""Discovery: the endpoints of a decorated function or object."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_an_object_of_a_listener_class_is_called_at_on_message() -> None:
     assert endpoint.id.endswith(".Bill")
 
 
-def test_each_decorator_makes_an_endpoint_with_a_name_of_its_own() -> None:
+def test_each_decorator_creates_an_endpoint_with_its_own_name() -> None:
     @message_listener(topic="first", consumer_group="a")
     @message_listener(topic="second", consumer_group="b")
     def handle(message: str) -> None: ...
@@ -34,7 +34,7 @@ def test_each_decorator_makes_an_endpoint_with_a_name_of_its_own() -> None:
     assert second.id == f"{first.id}#2"
 
 
-def test_methods_may_be_listeners_of_their_own() -> None:
+def test_each_decorated_method_is_a_listener() -> None:
     class Desk:
         @message_listener(topic="orders", consumer_group="billing", selector_expression="paid")
         def paid(self, message: str) -> None: ...
@@ -47,8 +47,8 @@ def test_methods_may_be_listeners_of_their_own() -> None:
     assert [endpoint.settings.group for endpoint in endpoints] == ["billing", "refunds"]
 
 
-def test_a_batch_handler_takes_what_a_fetch_brings_unless_it_names_a_size() -> None:
-    """The attribute's default of 1 would make batches of one message."""
+def test_a_batch_handler_takes_one_fetch_unless_a_size_is_given() -> None:
+    """With the default of 1 each batch would have one message."""
 
     @message_listener(topic="orders", consumer_group="a", pull_batch_size=50)
     def by_default(messages: list[str]) -> None: ...
@@ -59,7 +59,7 @@ def test_a_batch_handler_takes_what_a_fetch_brings_unless_it_names_a_size() -> N
     assert [make_endpoints(handler)[0].take_size for handler in (by_default, by_size)] == [50, 10]
 
 
-def test_a_class_is_not_registered_but_an_object_of_it() -> None:
+def test_a_class_is_refused_and_an_object_of_it_is_required() -> None:
     @message_listener(topic="orders", consumer_group="billing")
     class Bill:
         def on_message(self, message: str) -> None: ...
@@ -68,12 +68,12 @@ def test_a_class_is_not_registered_but_an_object_of_it() -> None:
         make_endpoints(Bill)
 
 
-def test_what_was_not_decorated_is_refused() -> None:
+def test_an_undecorated_function_is_refused() -> None:
     with pytest.raises(ListenerError, match=r"is no listener; decorate it with @message_listener"):
         make_endpoints(print)
 
 
-# --- what a handler may return ------------------------------------------------------------------------
+# --- return types ------------------------------------------------------------------------------------
 
 
 def nothing(message: str) -> None: ...
@@ -88,7 +88,7 @@ async def reply_later(message: str) -> dict[str, int]: ...  # type: ignore[empty
 
 
 @pytest.mark.parametrize("handler", [nothing, status, anything, indices, a_set, later, reply, replies, reply_later])
-def test_answers_that_are_understood(handler: Callable[..., Any]) -> None:
+def test_these_return_types_are_allowed(handler: Callable[..., Any]) -> None:
     assert make_endpoints(message_listener(topic="orders", consumer_group="billing")(handler))
 
 
@@ -99,7 +99,7 @@ def text_of_many(messages: list[str]) -> str: ...  # type: ignore[empty-body]
 
 
 @pytest.mark.parametrize("handler", [truth, truth_or_nothing, truth_of_many, text_of_many])
-def test_an_answer_that_nobody_would_hear_is_refused(handler: Callable[..., Any]) -> None:
-    """A handler that says ``return False`` means something; it must not be taken for success."""
-    with pytest.raises(ListenerError, match=r"promises to return .*, and nobody would hear it; return None"):
+def test_these_return_types_are_refused(handler: Callable[..., Any]) -> None:
+    """``return False`` must not count as success."""
+    with pytest.raises(ListenerError, match=r"the handler returns .*, which has no meaning here; return None"):
         make_endpoints(message_listener(topic="orders", consumer_group="billing")(handler))

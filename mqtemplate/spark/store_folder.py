@@ -1,12 +1,13 @@
-"""A store folder, read beside the process that owns it."""
+"""Store folder: consume queues and commit log, read while another process owns them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,11 @@ from mqtemplate.errors import CorruptRecordError, OffsetOutOfRangeError, SparkEr
 from mqtemplate.record.layout import STORE_TIMESTAMP_AT, SYS_FLAG_AT, V6_EXTRA, SysFlag
 from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, PRE_BLANK_SIZE_MARK
 
-_MARKS_OF_A_STORE = ("commitlog", "lock")  # a broker that was started but got no message has only the second
+_STORE_ENTRIES = ("commitlog", "lock")  # a broker that was started but has no message has only the second one
 
 
 class Segment(NamedTuple):
-    """One file of a file queue: the position of its first byte, counted over all files, and where it is."""
+    """One file of a mapped file queue: position of its first byte, counted over all files, and path."""
 
     start: int
     path: Path
@@ -30,11 +31,11 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogWindow:
-    """One commit log file, mapped read-only.
+    """One commit log file, mapped for reading.
 
     Attributes:
         start: Physical offset of its first byte.
-        data: Its bytes; the mapping lives as long as this array.
+        data: Its bytes; the file stays mapped as long as this array exists.
     """
 
     start: int
@@ -42,89 +43,87 @@ class LogWindow:
     data: npt.NDArray[np.uint8]
 
 
-class LocalBlocks:
-    """Consume queues and commit log of a folder, for a reader that is not their owner.
+class StoreFolder:
+    """Consume queues and commit log of a folder, for a reader that does not own them.
 
-    It takes no lock, writes nothing and keeps nothing open but mappings of the commit log, so the owner
-    may append, roll and delete as it likes. Sizes are those of the files found.
+    It takes no lock and writes nothing. It keeps nothing open except mappings of the commit log, so the owner may
+    append, roll and delete files. The sizes of the files are read, not configured.
 
-    - The owner writes a record first and its unit after it; a unit that is seen has a whole record.
-    - A queue ends at its first unit with size <= 0: files are made full of zeros.
-    - Within one machine the page cache is shared, so a unit may be seen a moment before the owner has
-      flushed its record. `make_durable` closes that gap: what it covered outlives a power failure.
+    - The owner writes a record before its unit, so a unit that can be read has a complete record.
+    - A queue ends at its first unit with size <= 0: files are created full of zeros.
+    - Processes of one machine share the page cache, so a unit may be read before the owner has flushed its record.
+      `make_durable` flushes it: after the call, the record survives a power failure.
 
     Args:
-        store: The folder of an embedded broker that has been started at least once, or of a real one.
+        store: Folder of an embedded broker that was started at least once, or of a RocketMQ broker.
 
     Raises:
-        SparkError: There is no such folder, or it is not a store.
+        SparkError: The folder does not exist, or is not a store.
     """
 
     def __init__(self, store: str | Path) -> None:
         self.store = Path(store)
         self._log_folder = self.store / "commitlog"
         self._queue_folder = self.store / "consumequeue"
-        if not any((self.store / name).exists() for name in _MARKS_OF_A_STORE):
+        if not any((self.store / name).exists() for name in _STORE_ENTRIES):
             what = "is not a store (it has no 'commitlog' or 'lock')" if self.store.is_dir() else "does not exist"
             raise SparkError(
                 f"store folder {str(self.store)!r} {what}; give the folder of an embedded broker that was started"
             )
 
-    # --- what there is -------------------------------------------------------------------------
+    # --- consume queues ------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The topics that have a consume queue, sorted."""
+        """Return the topics that have a consume queue, sorted."""
         return sorted(_folders(self._queue_folder))
 
     def queue_ids(self, topic: str) -> list[int]:
-        """The queues of *topic* that have a consume queue, sorted; none for a topic that has got no message."""
+        """Return the ids of the consume queues of *topic*, sorted; none if the topic never had a message."""
         return sorted(int(name) for name in _folders(self._queue_folder / topic) if name.isdecimal())
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """One past the last unit that can be seen."""
-        for segment in reversed(_segments(self._queue_folder / topic / str(queue_id))):
-            with _OpenFile(segment.path) as file:
-                if count := _first_true(file.size // CQ_UNIT_SIZE, lambda unit: file.unit(unit)[1] <= 0):
-                    return segment.start // CQ_UNIT_SIZE + count
-        first = next(iter(_segments(self._queue_folder / topic / str(queue_id))), None)
-        return first.start // CQ_UNIT_SIZE if first else 0
+        """Return one past the last queue offset that can be read."""
+        segments = self._queue_segments(topic, queue_id)
+        for segment in reversed(segments):
+            if count := _count_units(segment.path):
+                return segment.start // CQ_UNIT_SIZE + count
+        return segments[0].start // CQ_UNIT_SIZE if segments else 0
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first unit whose record is still in the commit log; the maximum if none is."""
-        segments = _segments(self._queue_folder / topic / str(queue_id))
+        """Return the first queue offset whose record is still in the commit log; the maximum if there is none."""
+        segments = self._queue_segments(topic, queue_id)
         if not segments:
             return 0
         log_start = next(iter(self.log_segments()), Segment(0, self._log_folder)).start
         first, end = segments[0].start // CQ_UNIT_SIZE, self.max_offset(topic, queue_id)
 
-        def is_there(number: int) -> bool:
+        def has_record(number: int) -> bool:
             (unit,) = self.units(topic, queue_id, first + number, first + number + 1)
             return bool(unit["size"] != PRE_BLANK_SIZE_MARK and unit["physical_offset"] >= log_start)
 
-        if first == end or is_there(0):
+        if first == end or has_record(0):
             return first
-        return first + _first_true(end - first, is_there)
+        return first + _first_true(end - first, has_record)
 
     def units(self, topic: str, queue_id: int, start: int, end: int) -> npt.NDArray[Any]:
-        """The units ``start <= queue offset < end`` as a structured array of `CQ_UNIT_DTYPE`.
+        """Return the units ``start <= queue offset < end`` as a structured array of `CQ_UNIT_DTYPE`.
 
         Raises:
-            OffsetOutOfRangeError: A file that held them is gone, or they were never written.
+            OffsetOutOfRangeError: Their file was deleted, or they were never written.
         """
-        folder = self._queue_folder / topic / str(queue_id)
-        data = _read_span(_segments(folder), start * CQ_UNIT_SIZE, end * CQ_UNIT_SIZE)
+        data = _read_span(self._queue_segments(topic, queue_id), start * CQ_UNIT_SIZE, end * CQ_UNIT_SIZE)
         units: npt.NDArray[Any] = np.frombuffer(data, CQ_UNIT_DTYPE, len(data) // CQ_UNIT_SIZE)
         if len(units) < end - start or (len(units) and int(units["size"].min()) <= 0):
             first = self.min_offset(topic, queue_id) if len(units) < end - start else start
             raise OffsetOutOfRangeError(
-                f"{topic}, queue {queue_id}: offsets {start} to {end} are not all there: "
+                f"{topic}, queue {queue_id}: offsets {start} to {end} are not all stored: "
                 f"the queue goes from {first} to {self.max_offset(topic, queue_id)}",
                 first,
             )
         return units
 
     def search_offset(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The first queue offset stored at or after *timestamp_ms*; the maximum if none is."""
+        """Return the first queue offset stored at or after *timestamp_ms*; the maximum if there is none."""
         first, end = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
 
         def is_late_enough(n: int) -> bool:
@@ -133,17 +132,20 @@ class LocalBlocks:
 
         return first + _first_true(end - first, is_late_enough)
 
-    # --- the commit log ------------------------------------------------------------------------
+    def _queue_segments(self, topic: str, queue_id: int) -> list[Segment]:
+        return _segments(self._queue_folder / topic / str(queue_id))
+
+    # --- commit log ----------------------------------------------------------------------------
 
     def log_segments(self) -> list[Segment]:
-        """The commit log's files, oldest first."""
+        """Return the files of the commit log, oldest first."""
         return _segments(self._log_folder)
 
     def windows(self, physical_offsets: npt.NDArray[np.int64]) -> Iterable[tuple[LogWindow, slice]]:
-        """The commit log files that hold records, and which of the ascending *physical_offsets* each one holds.
+        """Yield each commit log file that contains records, and the slice of the ascending *physical_offsets* in it.
 
         Raises:
-            OffsetOutOfRangeError: The oldest of the files is gone.
+            OffsetOutOfRangeError: The oldest of the files was deleted.
         """
         segments = self.log_segments()
         starts = [segment.start for segment in segments]
@@ -162,9 +164,9 @@ class LocalBlocks:
             at = stop
 
     def make_durable(self, physical_start: int, physical_end: int) -> None:
-        """Return when the commit log from *physical_start* to *physical_end* is on the disk.
+        """Flush the commit log from *physical_start* to *physical_end* to the disk.
 
-        Flushing needs no right to write; a clean file costs microseconds.
+        ``fdatasync`` needs no write permission; for a clean file it takes microseconds.
         """
         segments = self.log_segments()
         for segment, following in zip(segments, [*(s.start for s in segments[1:]), physical_end], strict=True):
@@ -175,44 +177,43 @@ class LocalBlocks:
         segments = self.log_segments()
         head = _read_span(segments, physical_offset, physical_offset + STORE_TIMESTAMP_AT + V6_EXTRA + 8)
         if len(head) < STORE_TIMESTAMP_AT + V6_EXTRA + 8:
-            raise CorruptRecordError(self._log_folder, physical_offset, "it lies outside the commit log")
+            raise CorruptRecordError(self._log_folder, physical_offset, "it is outside the commit log")
         sys_flag = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big")
         at = STORE_TIMESTAMP_AT + (V6_EXTRA if sys_flag & SysFlag.BORN_HOST_V6 else 0)
         return int.from_bytes(head[at : at + 8], "big", signed=True)
 
 
-class _OpenFile:
-    """A file opened for reading only, closed when the block ends."""
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[int]:
+    """Open a file for reading inside a ``with`` block."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
 
-    def __enter__(self) -> _OpenFile:
-        self._fd = os.open(self._path, os.O_RDONLY)
-        self.size = os.fstat(self._fd).st_size
-        return self
+def _count_units(path: Path) -> int:
+    """Return the number of units before the first one with size <= 0, by binary search."""
+    with _open(path) as fd:
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        def is_empty(number: int) -> bool:
+            (unit,) = np.frombuffer(os.pread(fd, CQ_UNIT_SIZE, number * CQ_UNIT_SIZE), CQ_UNIT_DTYPE)
+            return bool(unit["size"] <= 0)
 
-    def read(self, at: int, count: int) -> bytes:
-        return os.pread(self._fd, count, at)
-
-    def unit(self, number: int) -> tuple[int, int, int]:
-        (unit,) = np.frombuffer(self.read(number * CQ_UNIT_SIZE, CQ_UNIT_SIZE), CQ_UNIT_DTYPE)
-        return int(unit["physical_offset"]), int(unit["size"]), int(unit["tags_code"])
+        return _first_true(os.fstat(fd).st_size // CQ_UNIT_SIZE, is_empty)
 
 
 def _folders(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if entry.is_dir()]
-    except FileNotFoundError:  # nothing was ever put there
+    except FileNotFoundError:  # no message was ever stored
         return []
 
 
 def _segments(folder: Path) -> list[Segment]:
-    """The files of a file queue in order; names that are not 20 digits are not part of it."""
+    """Return the files of a mapped file queue in order. Files whose names are not 20 digits do not belong to it."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries if len(entry.name) == 20 and entry.name.isdecimal())
@@ -222,20 +223,23 @@ def _segments(folder: Path) -> list[Segment]:
 
 
 def _read_span(segments: list[Segment], start: int, end: int) -> bytes:
-    """The bytes from *start* to *end*, over file borders; fewer if a file was deleted or the last one ends before."""
+    """Return the bytes from *start* to *end* of all files; fewer if a file was deleted or the last one is shorter."""
     pieces = []
     first = bisect_right([segment.start for segment in segments], start) - 1
     for index in range(max(0, first), len(segments)):
         segment = segments[index]
         if segment.start >= end:
             break
-        with _OpenFile(segment.path) as file:
-            pieces.append(file.read(max(0, start - segment.start), end - max(start, segment.start)))
+        with _open(segment.path) as fd:
+            pieces.append(os.pread(fd, end - max(start, segment.start), max(0, start - segment.start)))
     return b"".join(pieces)
 
 
 def _first_true(count: int, predicate: Callable[[int], bool]) -> int:
-    """The first number below *count* for which *predicate* holds, as it does for all behind; *count* if for none."""
+    """Return the first number below *count* for which *predicate* is true; *count* if there is none.
+
+    The predicate must be true for all numbers after the first one, too.
+    """
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -247,22 +251,18 @@ def _first_true(count: int, predicate: Callable[[int], bool]) -> int:
 
 
 def _map(segment: Segment) -> LogWindow:
-    fd = os.open(segment.path, os.O_RDONLY)
     try:
-        mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        with _open(segment.path) as fd:
+            mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
     except ValueError as exc:
         raise CorruptRecordError(segment.path, segment.start, "the file is empty") from exc
-    finally:
-        os.close(fd)
     return LogWindow(segment.start, segment.path, np.frombuffer(mapping, np.uint8))
 
 
 def _flush(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fdatasync(fd)
-    except OSError as exc:
-        if exc.errno not in (errno.EROFS, errno.EINVAL):  # a file system nobody can write has nothing to flush
-            raise
-    finally:
-        os.close(fd)
+    with _open(path) as fd:
+        try:
+            os.fdatasync(fd)
+        except OSError as exc:
+            if exc.errno not in (errno.EROFS, errno.EINVAL):  # a read-only file system has nothing to flush
+                raise

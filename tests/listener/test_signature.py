@@ -1,4 +1,4 @@
-"""What a handler's parameters ask for, and what each message gives them."""
+"""Signatures of handlers: the values that the parameters take from a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import ConversionError, ListenerError
-from mqtemplate.listener.arguments import plan_handler
+from mqtemplate.listener.signature import plan_handler
 from mqtemplate.message import Message, MessageExt, MessageQueue
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ class Invoice(BaseModel):
 
 
 def called(handler: Callable[..., Any], message: MessageExt, **options: Any) -> Any:
-    """Call a handler, which returns what it got, with one message."""
+    """Call a handler with one message and return its result, which is the values that it got."""
     return plan_handler(handler, "listener test", **options).single_call(CONVERTER)(message)
 
 
 def called_with_batch(handler: Callable[..., Any], messages: list[MessageExt], **options: Any) -> Any:
-    call = plan_handler(handler, "listener test", **options).batch_call(CONVERTER)
-    return call.call([call.read(message) for message in messages], messages)
+    plan = plan_handler(handler, "listener test", **options)
+    return plan.batch_call()(list(map(plan.payload_reader(CONVERTER), messages)), messages)
 
 
-def test_text_and_bytes(make_message: MakeMessage) -> None:
+def test_a_payload_can_be_text_or_bytes(make_message: MakeMessage) -> None:
     def text(message: str) -> Any:
         return message
 
@@ -56,8 +56,8 @@ def test_text_and_bytes(make_message: MakeMessage) -> None:
 
 
 @pytest.mark.feature("U19")
-def test_json_becomes_what_the_annotation_names(make_message: MakeMessage) -> None:
-    """The type is what the parameter says, not what a sender happened to have."""
+def test_a_json_body_is_converted_to_the_annotated_type(make_message: MakeMessage) -> None:
+    """The annotation decides, not the producer's type."""
 
     def mapping(order: dict[str, int]) -> Any:
         return order
@@ -75,7 +75,7 @@ def test_json_becomes_what_the_annotation_names(make_message: MakeMessage) -> No
     assert called(model, message) == Invoice(id=7)
 
 
-def test_a_body_of_another_kind_is_a_conversion_error(make_message: MakeMessage) -> None:
+def test_a_body_that_cannot_be_converted_is_a_conversion_error(make_message: MakeMessage) -> None:
     def handle(order: Order) -> Any:
         return order
 
@@ -94,7 +94,7 @@ def test_the_message_itself_can_be_the_payload(kind: type, make_message: MakeMes
     assert called(handle, message) is message
 
 
-def test_the_message_its_queue_and_its_headers_may_stand_beside_the_payload(make_message: MakeMessage) -> None:
+def test_a_handler_can_take_the_message_its_queue_and_its_headers_after_the_payload(make_message: MakeMessage) -> None:
     def handle(order: Order, message: MessageExt, *, queue: MessageQueue, headers: dict[str, str]) -> Any:
         return order, message, queue, headers["rocketmq_TOPIC"]
 
@@ -103,9 +103,9 @@ def test_the_message_its_queue_and_its_headers_may_stand_beside_the_payload(make
     assert called(handle, message) == (Order(7), message, MessageQueue("orders", "broker-a", 0), "orders")
 
 
-def test_headers_are_known_by_their_type_or_by_their_name(make_message: MakeMessage) -> None:
-    def typed(body: str, facts: Mapping[str, str]) -> Any:
-        return facts["rocketmq_QUEUE_ID"]
+def test_a_headers_parameter_is_recognised_by_type_or_by_name(make_message: MakeMessage) -> None:
+    def typed(body: str, values: Mapping[str, str]) -> Any:
+        return values["rocketmq_QUEUE_ID"]
 
     def named(body, headers) -> Any:  # type: ignore[no-untyped-def]
         return headers["rocketmq_QUEUE_ID"]
@@ -116,7 +116,7 @@ def test_headers_are_known_by_their_type_or_by_their_name(make_message: MakeMess
 
 
 def test_parameters_with_defaults_keep_them(make_message: MakeMessage) -> None:
-    """So a function under @inject is given its services by dependency-injector."""
+    """So dependency-injector can give services to a function with @inject."""
 
     def handle(body: str, limit: int = 5) -> Any:
         return body, limit
@@ -129,21 +129,22 @@ class Services(containers.DeclarativeContainer):
 
 
 @inject
-def under_inject(body: str, limit: int = Provide["limit"]) -> Any:
+def injected(body: str, limit: int = Provide["limit"]) -> Any:
     return body, limit
 
 
-def test_a_function_under_inject_gets_its_services(make_message: MakeMessage) -> None:
-    """C6, for people who wire with dependency-injector themselves."""
+@pytest.mark.feature("C6")
+def test_a_function_with_inject_gets_its_services(make_message: MakeMessage) -> None:
+    """For applications that use dependency-injector directly."""
     services = Services()
     services.wire(modules=[__name__])
     try:
-        assert called(under_inject, make_message()) == ("hello", 5)
+        assert called(injected, make_message()) == ("hello", 5)
     finally:
         services.unwire()
 
 
-def test_methods_partials_and_callable_objects_are_handlers_too(make_message: MakeMessage) -> None:
+def test_a_handler_can_be_a_method_a_partial_or_a_callable_object(make_message: MakeMessage) -> None:
     class Listener:
         def on_message(self, body: str) -> Any:
             return body
@@ -175,16 +176,16 @@ def test_a_list_of_a_type_is_a_batch_of_messages(make_message: MakeMessage) -> N
     assert called_with_batch(handle, messages) == [Order(1), Order(2)]
 
 
-def test_a_batch_may_be_of_messages_with_their_headers(make_message: MakeMessage) -> None:
+def test_a_batch_handler_can_take_messages_and_their_headers(make_message: MakeMessage) -> None:
     def handle(messages: Sequence[MessageExt], headers: list[dict[str, str]]) -> Any:
-        return messages, [facts["rocketmq_TOPIC"] for facts in headers]
+        return messages, [values["rocketmq_TOPIC"] for values in headers]
 
     messages = [make_message(), make_message(offset=1)]
 
     assert called_with_batch(handle, messages) == (messages, ["orders", "orders"])
 
 
-def test_a_body_that_is_a_json_list_is_one_message_if_the_listener_says_so(make_message: MakeMessage) -> None:
+def test_with_batch_false_a_list_payload_is_one_body_with_a_json_list(make_message: MakeMessage) -> None:
     def handle(numbers: list[int]) -> Any:
         return numbers
 
@@ -192,7 +193,7 @@ def test_a_body_that_is_a_json_list_is_one_message_if_the_listener_says_so(make_
     assert called(handle, make_message(b"[1, 2]"), batch=False) == [1, 2]
 
 
-def test_an_orderly_batch_is_of_one_queue_and_may_ask_for_it(make_message: MakeMessage) -> None:
+def test_only_an_orderly_batch_handler_can_take_the_queue(make_message: MakeMessage) -> None:
     def handle(bodies: list[str], queue: MessageQueue) -> Any:
         return queue.queue_id
 
@@ -201,14 +202,14 @@ def test_an_orderly_batch_is_of_one_queue_and_may_ask_for_it(make_message: MakeM
         plan_handler(handle, "listener test")
 
 
-def test_an_annotated_type_is_read_through(make_message: MakeMessage) -> None:
+def test_annotated_metadata_is_ignored(make_message: MakeMessage) -> None:
     def handle(bodies: Annotated[list[str], "a note"]) -> Any:
         return bodies
 
     assert plan_handler(handle, "listener test").is_batch
 
 
-# --- refused ------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
 def no_parameter() -> None: ...
@@ -226,22 +227,22 @@ def positional_only(order: str, message: MessageExt, /) -> None: ...
     ("handler", "sentence"),
     [
         (no_parameter, r"has no parameter for the payload; write it first, such as \(message: str\)"),
-        (no_type, "parameter 'message' has no type; annotate it with what the body shall become"),
+        (no_type, "parameter 'message' has no type; annotate it with the type to convert the body to"),
         (bare_list, r"a bare list may mean two things; write list\[Order\]"),
-        (queue_first, "the first parameter is the payload, a MessageQueue comes after it"),
-        (unknown_service, "parameter 'audit' has the type .*Order; .*services come in through the constructor"),
+        (queue_first, "the first parameter is the payload; put the MessageQueue after it"),
+        (unknown_service, "parameter 'audit' has the type .*Order; .*services are injected through the constructor"),
         (untyped_extra, "parameter 'more' has no type"),
         (unseen_name, "an annotation cannot be read: name 'Decimal' is not defined; import or define the name"),
         (extra_of_a_batch, r"parameter 'message' has the type .*; after the payload a handler may take list\[Message"),
         (positional_only, "parameter 'message' has the type"),
     ],
 )
-def test_a_signature_that_cannot_be_served_is_refused_at_start(handler: Callable[..., Any], sentence: str) -> None:
+def test_a_signature_that_cannot_be_called_is_refused(handler: Callable[..., Any], sentence: str) -> None:
     with pytest.raises(ListenerError, match=f"^listener test: {sentence}|^listener test: .*{sentence}"):
         plan_handler(handler, "listener test")
 
 
-def test_batch_needs_a_list() -> None:
+def test_batch_true_needs_a_list_payload() -> None:
     def handle(order: dict[str, int]) -> None: ...
 
     with pytest.raises(ListenerError, match="batch=True needs a list"):

@@ -1,18 +1,18 @@
-"""How far a queue may be committed while its messages are finished in any order."""
+"""Process queues: the offset to commit while messages are finished in any order, and flow control."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.listener.consuming.process_queue import ProcessQueue, ProcessQueues
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, Property
+from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.selectors.tags import TagSelector
 
 if TYPE_CHECKING:
@@ -22,87 +22,69 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
 @pytest.fixture
-def rings() -> list[str]:
+def resumed() -> list[str]:
     return []
 
 
 @pytest.fixture
-def process(rings: list[str]) -> ProcessQueue:
-    return ProcessQueue(QUEUE, lambda: rings.append("room"))
+def process(resumed: list[str]) -> ProcessQueue:
+    return ProcessQueue(QUEUE, lambda: resumed.append("resumed"))
 
 
 def test_an_unread_queue_may_not_be_committed(process: ProcessQueue) -> None:
-    """Else a group that begins at offset 100 would be set back to 0."""
-    assert process.floor == -1
+    """Otherwise a group that starts at offset 100 would be set back to 0."""
+    assert process.commit_offset == -1
 
 
-def test_the_floor_is_the_first_unfinished_message(process: ProcessQueue, make_message: MakeMessage) -> None:
+def test_the_first_unfinished_message_is_the_offset_to_commit(process: ProcessQueue, make_message: MakeMessage) -> None:
     for offset in range(5, 9):
         process.add(make_message(offset=offset))
 
     process.finish(6)
     process.finish(7)
-    assert process.floor == 5
+    assert process.commit_offset == 5
 
     process.finish(5)
-    assert process.floor == 8
+    assert process.commit_offset == 8
 
     process.finish(8)
-    assert process.floor == 9
+    assert process.commit_offset == 9
 
 
-@given(st.permutations(range(8)))
-def test_whatever_the_order_nothing_unfinished_lies_below_the_floor(order: list[int]) -> None:
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture has no state
+@given(order=st.permutations(range(8)))
+def test_no_unfinished_message_is_before_the_offset_to_commit(make_message: MakeMessage, order: list[int]) -> None:
     process = ProcessQueue(QUEUE, lambda: None)
-    host = HostAddress("127.0.0.1", 1)
     for offset in range(8):
-        process.add(
-            MessageExt(
-                "orders",
-                b"",
-                broker_name="broker-a",
-                queue_id=0,
-                queue_offset=offset,
-                physical_offset=0,
-                store_size=1,
-                sys_flag=0,
-                body_crc=0,
-                born_timestamp=0,
-                born_host=host,
-                store_timestamp=0,
-                store_host=host,
-                reconsume_times=0,
-                prepared_transaction_offset=0,
-            )
-        )
+        process.add(make_message(offset=offset))
     unfinished = set(range(8))
 
     for offset in order:
         process.finish(offset)
         unfinished.remove(offset)
-        assert process.floor == min(unfinished, default=8)
+        assert process.commit_offset == min(unfinished, default=8)
 
 
-def test_a_message_that_is_under_way_is_not_taken_twice(process: ProcessQueue, make_message: MakeMessage) -> None:
-    """As after a queue went away and came back at once."""
+def test_an_unfinished_message_is_not_added_twice(process: ProcessQueue, make_message: MakeMessage) -> None:
+    """It is fetched twice if a queue was reassigned and assigned back at once."""
     assert process.add(make_message(offset=3))
     assert not process.add(make_message(offset=3))
 
 
-def test_a_queue_that_is_read_again_moves_its_floor_back(process: ProcessQueue, make_message: MakeMessage) -> None:
+def test_a_queue_that_is_read_again_commits_a_lower_offset(process: ProcessQueue, make_message: MakeMessage) -> None:
     for offset in (7, 8):
         process.add(make_message(offset=offset))
         process.finish(offset)
 
     process.add(make_message(offset=4))
 
-    assert process.floor == 4
+    assert process.commit_offset == 4
 
 
-def test_a_thousand_unfinished_messages_are_enough(
-    process: ProcessQueue, rings: list[str], make_message: MakeMessage
+def test_a_queue_is_full_with_a_thousand_unfinished_messages(
+    process: ProcessQueue, resumed: list[str], make_message: MakeMessage
 ) -> None:
-    """Flow control: fetching stops, and goes on when half of them are done."""
+    """Flow control: fetching pauses, and resumes when half of them are finished."""
     for offset in range(1_000):
         process.add(make_message(offset=offset))
     assert process.is_full
@@ -110,22 +92,22 @@ def test_a_thousand_unfinished_messages_are_enough(
     for offset in range(499):
         process.finish(offset)
     assert process.is_full
-    assert rings == []
+    assert resumed == []
 
     process.finish(499)
     assert not process.is_full
-    assert rings == ["room"]
+    assert resumed == ["resumed"]
 
 
-def test_so_are_64_mebibytes(process: ProcessQueue, make_message: MakeMessage) -> None:
+def test_a_queue_is_full_with_64_mebibytes(process: ProcessQueue, make_message: MakeMessage) -> None:
     for offset in range(16):
         process.add(make_message(offset=offset, store_size=4 << 20))
 
     assert process.is_full
 
 
-def test_a_message_that_comes_again_belongs_to_the_retry_topics_queue(make_message: MakeMessage) -> None:
-    """It bears its first topic, and its offset counts in the group's retry topic."""
+def test_a_redelivered_message_belongs_to_a_queue_of_the_retry_topic(make_message: MakeMessage) -> None:
+    """It has its first topic, but its offset is one of the group's retry topic."""
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
         spec = ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()})
         queues = ProcessQueues(broker.subscribe(spec))
@@ -138,7 +120,7 @@ def test_a_message_that_comes_again_belongs_to_the_retry_topics_queue(make_messa
 
 
 def test_messages_that_the_selector_left_out_are_committed_too() -> None:
-    """Else a group that wants few of many messages would read all the others again at each start."""
+    """Otherwise a group that selects few of many messages would read all the others again at each start."""
     with EmbeddedBroker(None, clock=VirtualClock()) as broker:
         spec = ConsumerSpec(
             group="billing",

@@ -1,4 +1,4 @@
-"""CONCURRENTLY on a virtual clock: who gets what, and what becomes of failures."""
+"""CONCURRENTLY on a virtual clock: which messages are handled, and what happens to those that fail."""
 
 from __future__ import annotations
 
@@ -14,108 +14,108 @@ from mqtemplate.listener import BatchFailure, ConsumeStatus, current_group, curr
 from mqtemplate.message import Message, MessageExt
 
 if TYPE_CHECKING:
-    from tests.listener.conftest import World
+    from tests.listener.conftest import App
 
 SECOND = 1_000
 MINUTE = 60 * SECOND
 
 
-def test_a_class_with_the_decorator_hears_its_messages_without_more_ado(world: World) -> None:
-    """C2, B15."""
-    heard: list[str] = []
+@pytest.mark.feature("C2", "B15")
+def test_a_decorated_class_receives_its_messages(app: App) -> None:
+    received: list[str] = []
 
     @message_listener(topic="schedule-message-topic", consumer_group="schedule-consumer-group")
     class ScheduleListener:
         def on_message(self, message: str) -> None:
-            heard.append(message)
+            received.append(message)
 
-    world.listen(ScheduleListener())
-    world.send("schedule-message-topic", "one", "two")
-    world.confirm()
+    app.listen(ScheduleListener())
+    app.send("schedule-message-topic", "one", "two")
+    app.run_until_idle()
 
-    assert heard == ["one", "two"]
-    assert world.committed("schedule-consumer-group", "schedule-message-topic") == 2
+    assert received == ["one", "two"]
+    assert app.committed("schedule-consumer-group", "schedule-message-topic") == 2
 
 
-def test_only_the_selected_tags_arrive(world: World) -> None:
-    heard: list[str | None] = []
+def test_only_the_selected_tags_arrive(app: App) -> None:
+    received: list[str | None] = []
 
     @message_listener(topic="orders", consumer_group="billing", selector_expression="paid || refunded")
     def bill(message: MessageExt) -> None:
-        heard.append(message.tags)
+        received.append(message.tags)
 
-    world.listen(bill)
+    app.listen(bill)
     for tag in ("paid", "new", "refunded", None):
-        world.send("orders", "x", tag=tag)
-    world.confirm()
+        app.send("orders", "x", tag=tag)
+    app.run_until_idle()
 
-    assert heard == ["paid", "refunded"]
-    assert world.committed("billing") == 4
+    assert received == ["paid", "refunded"]
+    assert app.committed("billing") == 4
 
 
-def test_a_listener_of_several_topics_hears_all_of_them(world: World) -> None:
-    heard: list[str] = []
+def test_a_listener_of_several_topics_receives_messages_of_all_of_them(app: App) -> None:
+    received: list[str] = []
 
     @message_listener(topic=["orders", "refunds"], consumer_group="billing")
     def bill(message: MessageExt) -> None:
-        heard.append(message.topic)
+        received.append(message.topic)
 
-    world.listen(bill)
-    world.send("orders", "x")
-    world.send("refunds", "y")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "x")
+    app.send("refunds", "y")
+    app.run_until_idle()
 
-    assert sorted(heard) == ["orders", "refunds"]
+    assert sorted(received) == ["orders", "refunds"]
 
 
 @pytest.mark.feature("F1")
-def test_a_delayed_message_is_ordinary_to_its_listener(world: World) -> None:
-    """Only the sender knows of the delay."""
-    heard: list[tuple[str, int]] = []
+def test_a_delayed_message_is_an_ordinary_message_for_its_listener(app: App) -> None:
+    """The listener needs no setting for it."""
+    received: list[tuple[str, int]] = []
 
     @message_listener(topic="orders", consumer_group="billing")
     def bill(message: str) -> None:
-        heard.append((message, world.broker.clock.now_ms()))
+        received.append((message, app.broker.clock.now_ms()))
 
-    world.listen(bill)
-    sent_ms = world.broker.clock.now_ms()
+    app.listen(bill)
+    sent_ms = app.broker.clock.now_ms()
 
-    world.broker.send(Message("orders", b"later", {"DELAY": "3"}))
-    world.advance(MINUTE)
+    app.broker.send(Message("orders", b"later", {"DELAY": "3"}))
+    app.advance(MINUTE)
 
-    assert heard == [("later", sent_ms + 10 * SECOND)]
+    assert received == [("later", sent_ms + 10 * SECOND)]
 
 
 @pytest.mark.feature("U19")
-def test_a_message_that_failed_comes_again_later_and_knows_how_often_it_came(world: World) -> None:
-    """10 s, 30 s, 1 m: the broker's ladder from level 3 on; the other messages do not wait for it."""
-    start_ms = world.broker.clock.now_ms()
+def test_a_failed_message_is_redelivered_at_increasing_levels_and_counts_its_retries(app: App) -> None:
+    """10 s, 30 s, 1 m: the broker's levels from 3 on. The other messages are handled at once."""
+    start_ms = app.broker.clock.now_ms()
     tries: list[tuple[int, int]] = []
-    heard: list[str] = []
+    received: list[str] = []
 
     @message_listener(topic="orders", consumer_group="billing")
     def bill(body: str, message: MessageExt) -> None:
         if body == "bad":
-            tries.append((message.reconsume_times, (world.broker.clock.now_ms() - start_ms) // SECOND))
+            tries.append((message.reconsume_times, (app.broker.clock.now_ms() - start_ms) // SECOND))
             assert message.topic == "orders"
             if message.reconsume_times < 3:
                 raise RuntimeError("not today")
-        heard.append(body)
+        received.append(body)
 
-    world.listen(bill)
-    world.send("orders", "before", "bad", "after")
-    world.confirm()
-    assert heard == ["before", "after"]
-    assert world.committed("billing") == 3
+    app.listen(bill)
+    app.send("orders", "before", "bad", "after")
+    app.run_until_idle()
+    assert received == ["before", "after"]
+    assert app.committed("billing") == 3
 
-    world.advance(5 * MINUTE)
+    app.advance(5 * MINUTE)
 
     assert tries == [(0, 0), (1, 10), (2, 40), (3, 100)]
-    assert heard == ["before", "after", "bad"]
-    assert world.committed("billing", "%RETRY%billing") == 3
+    assert received == ["before", "after", "bad"]
+    assert app.committed("billing", "%RETRY%billing") == 3
 
 
-def test_after_the_last_retry_a_message_is_a_dead_letter(world: World) -> None:
+def test_after_the_last_retry_a_message_is_a_dead_letter(app: App) -> None:
     tries: list[int] = []
 
     @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=2)
@@ -123,15 +123,15 @@ def test_after_the_last_retry_a_message_is_a_dead_letter(world: World) -> None:
         tries.append(message.reconsume_times)
         raise RuntimeError("never")
 
-    world.listen(bill)
-    world.send("orders", "bad")
-    world.advance(60 * MINUTE)
+    app.listen(bill)
+    app.send("orders", "bad")
+    app.advance(60 * MINUTE)
 
     assert tries == [0, 1, 2]
-    assert world.bodies("%DLQ%billing") == ["bad"]
+    assert app.bodies("%DLQ%billing") == ["bad"]
 
 
-def test_without_a_limit_of_its_own_a_message_is_retried_sixteen_times(world: World) -> None:
+def test_without_a_limit_of_its_own_a_message_is_retried_sixteen_times(app: App) -> None:
     tries: list[int] = []
 
     @message_listener(topic="orders", consumer_group="billing")
@@ -139,45 +139,45 @@ def test_without_a_limit_of_its_own_a_message_is_retried_sixteen_times(world: Wo
         tries.append(message.reconsume_times)
         raise RuntimeError("never")
 
-    world.listen(bill)
-    world.send("orders", "bad")
-    world.advance(24 * 60 * MINUTE)
+    app.listen(bill)
+    app.send("orders", "bad")
+    app.advance(24 * 60 * MINUTE)
 
     assert tries == list(range(17))
-    assert world.bodies("%DLQ%billing") == ["bad"]
+    assert app.bodies("%DLQ%billing") == ["bad"]
 
 
 @pytest.mark.parametrize(("level", "seconds"), [(1, 1), (2, 5)])
-def test_a_fixed_level_paces_all_retries(world: World, level: int, seconds: int) -> None:
-    start_ms = world.broker.clock.now_ms()
+def test_with_a_fixed_level_all_retries_have_that_delay(app: App, level: int, seconds: int) -> None:
+    start_ms = app.broker.clock.now_ms()
     tries: list[int] = []
 
     @message_listener(topic="orders", consumer_group="billing", delay_level_when_next_consume=level)
     def bill(message: MessageExt) -> None:
-        tries.append((world.broker.clock.now_ms() - start_ms) // SECOND)
+        tries.append((app.broker.clock.now_ms() - start_ms) // SECOND)
         if message.reconsume_times < 2:
             raise RuntimeError("not today")
 
-    world.listen(bill)
-    world.send("orders", "bad")
-    world.advance(MINUTE)
+    app.listen(bill)
+    app.send("orders", "bad")
+    app.advance(MINUTE)
 
     assert tries == [0, seconds, 2 * seconds]
 
 
-def test_minus_one_buries_a_message_at_its_first_failure(world: World) -> None:
+def test_with_level_minus_one_a_failed_message_goes_to_the_dead_letters_at_once(app: App) -> None:
     @message_listener(topic="orders", consumer_group="billing", delay_level_when_next_consume=-1)
     def bill(message: str) -> None:
         raise RuntimeError("never")
 
-    world.listen(bill)
-    world.send("orders", "bad")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "bad")
+    app.run_until_idle()
 
-    assert world.bodies("%DLQ%billing") == ["bad"]
+    assert app.bodies("%DLQ%billing") == ["bad"]
 
 
-def test_a_handler_may_ask_for_a_message_again_without_raising(world: World) -> None:
+def test_a_handler_can_request_redelivery_without_raising(app: App) -> None:
     tries: list[int] = []
 
     @message_listener(topic="orders", consumer_group="billing")
@@ -186,9 +186,9 @@ def test_a_handler_may_ask_for_a_message_again_without_raising(world: World) -> 
         return ConsumeStatus.RECONSUME_LATER if message.reconsume_times == 0 else None
 
     with capture_logs() as logs:
-        world.listen(bill)
-        world.send("orders", "x")
-        world.advance(MINUTE)
+        app.listen(bill)
+        app.send("orders", "x")
+        app.advance(MINUTE)
 
     assert tries == [0, 1]
     assert [event["log_level"] for event in logs if event["event"] == "listener.reconsume_later"] == ["info"]
@@ -196,17 +196,17 @@ def test_a_handler_may_ask_for_a_message_again_without_raising(world: World) -> 
 
 
 @pytest.mark.feature("U19", "C8")
-def test_a_failure_is_one_structured_error_with_its_stack(world: World) -> None:
-    """Which message, which handler, where it broke, what happens now."""
+def test_a_failure_is_one_structured_error_with_its_stack(app: App) -> None:
+    """The event names the message, the handler, the stack and the next step."""
 
     @message_listener(topic="orders", consumer_group="billing", id="bill")
     def bill(message: str) -> None:
         raise LookupError("no such customer")
 
     with capture_logs() as logs:
-        world.listen(bill)
-        [sent] = world.send("orders", "bad", tag="paid", queue_id=1)
-        world.confirm()
+        app.listen(bill)
+        [sent] = app.send("orders", "bad", tag="paid", queue_id=1)
+        app.run_until_idle()
 
     [event] = [event for event in logs if event["event"] == "listener.failed"]
     assert isinstance(event.pop("exc_info"), LookupError)
@@ -226,53 +226,53 @@ def test_a_failure_is_one_structured_error_with_its_stack(world: World) -> None:
     }
 
 
-def test_a_body_that_cannot_be_read_is_a_failure_of_that_message_only(world: World) -> None:
-    heard: list[dict[str, int]] = []
+def test_an_unreadable_body_fails_only_its_own_message(app: App) -> None:
+    received: list[dict[str, int]] = []
 
     @message_listener(topic="orders", consumer_group="billing")
     def bill(order: dict[str, int]) -> None:
-        heard.append(order)
+        received.append(order)
 
     with capture_logs() as logs:
-        world.listen(bill)
-        world.send("orders", "no json", '{"id": 1}')
-        world.confirm()
+        app.listen(bill)
+        app.send("orders", "no json", '{"id": 1}')
+        app.run_until_idle()
 
-    assert heard == [{"id": 1}]
+    assert received == [{"id": 1}]
     [event] = [event for event in logs if event["event"] == "listener.failed"]
     assert isinstance(event["exc_info"], ConversionError)
 
 
-def test_sys_exit_in_a_handler_is_a_failure_like_others(world: World) -> None:
-    heard: list[str] = []
+def test_sys_exit_in_a_handler_fails_only_its_message(app: App) -> None:
+    received: list[str] = []
 
     @message_listener(topic="orders", consumer_group="billing")
     def bill(message: str) -> None:
         if message == "bad":
             raise SystemExit(1)
-        heard.append(message)
+        received.append(message)
 
-    world.listen(bill)
-    world.send("orders", "bad", "good")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "bad", "good")
+    app.run_until_idle()
 
-    assert heard == ["good"]
+    assert received == ["good"]
 
 
-def test_a_message_that_the_broker_does_not_take_back_is_tried_again_here(
-    world: World, monkeypatch: pytest.MonkeyPatch
+def test_a_message_that_the_broker_does_not_take_back_is_retried_in_the_container(
+    app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is neither lost nor committed: it is handled again after 5 s, one higher in reconsume_times."""
-    start_ms = world.broker.clock.now_ms()
+    """It is neither lost nor committed. It is handled again after 5 s, with reconsume_times one higher."""
+    start_ms = app.broker.clock.now_ms()
     tries: list[tuple[int, int]] = []
 
     @message_listener(topic="orders", consumer_group="billing")
     def bill(message: MessageExt) -> None:
-        tries.append((message.reconsume_times, world.broker.clock.now_ms() - start_ms))
+        tries.append((message.reconsume_times, app.broker.clock.now_ms() - start_ms))
         if message.reconsume_times == 0:
             raise RuntimeError("not today")
 
-    container = world.listen(bill)
+    container = app.listen(bill)
     consumer: Consumer = container._consumer
 
     def full(message: MessageExt, delay_level: int = 0) -> None:
@@ -280,18 +280,18 @@ def test_a_message_that_the_broker_does_not_take_back_is_tried_again_here(
 
     monkeypatch.setattr(consumer, "send_back", full)
     with capture_logs() as logs:
-        world.send("orders", "x")
-        world.confirm()
-        assert world.committed("billing") in (None, 0)
-        world.advance(MINUTE)
+        app.send("orders", "x")
+        app.run_until_idle()
+        assert app.committed("billing") in (None, 0)
+        app.advance(MINUTE)
 
     assert tries == [(0, 0), (1, 5 * SECOND)]
-    assert world.committed("billing") == 1
+    assert app.committed("billing") == 1
     assert [event["retry_in_ms"] for event in logs if event["event"] == "listener.send_back_failed"] == [5_000]
 
 
-def test_a_broadcast_message_that_failed_is_dropped_and_reported(world: World) -> None:
-    """As RocketMQ does: what every member gets has no one retry topic."""
+def test_a_failed_broadcast_message_is_dropped_and_reported(app: App) -> None:
+    """As RocketMQ does: a retry topic belongs to the whole group, not to one member."""
     tries: list[str] = []
 
     @message_listener(topic="orders", consumer_group="caches", message_model=MessageModel.BROADCASTING)
@@ -300,53 +300,53 @@ def test_a_broadcast_message_that_failed_is_dropped_and_reported(world: World) -
         raise RuntimeError("never")
 
     with capture_logs() as logs:
-        world.listen(refresh)
-        world.send("orders", "x", "y")
-        world.advance(60 * MINUTE)
+        app.listen(refresh)
+        app.send("orders", "x", "y")
+        app.advance(60 * MINUTE)
 
     assert tries == ["x", "y"]
     assert [event["next_step"] for event in logs if event["event"] == "listener.failed"] == ["dropped", "dropped"]
 
 
-def test_handlers_may_be_coroutines(world: World) -> None:
-    """Features 2.7; the current message is known inside of them, too."""
-    heard: list[tuple[str, str | None]] = []
+def test_a_handler_can_be_a_coroutine_function(app: App) -> None:
+    """The current message is set inside of it, too."""
+    received: list[tuple[str, str | None]] = []
 
     @message_listener(topic="orders", consumer_group="billing")
     async def bill(body: str) -> None:
         await asyncio.to_thread(lambda: None)
         current = current_message()
-        heard.append((body, current and current.topic))
+        received.append((body, current and current.topic))
         if body == "bad":
             raise RuntimeError("not today")
 
-    world.listen(bill)
-    world.send("orders", "bad", "good")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "bad", "good")
+    app.run_until_idle()
 
-    assert heard == [("bad", "orders"), ("good", "orders")]
+    assert received == [("bad", "orders"), ("good", "orders")]
 
 
-def test_a_coroutine_can_be_driven_from_within_a_running_loop(world: World) -> None:
+def test_a_coroutine_handler_runs_when_a_running_loop_moves_the_clock(app: App) -> None:
     """An async test moves the clock just as a plain one does."""
-    heard: list[str] = []
+    received: list[str] = []
 
     @message_listener(topic="orders", consumer_group="billing")
     async def bill(body: str) -> None:
         await asyncio.to_thread(lambda: None)
-        heard.append(body)
+        received.append(body)
 
     async def test() -> None:
-        world.send("orders", "x")
-        world.confirm()
+        app.send("orders", "x")
+        app.run_until_idle()
 
-    world.listen(bill)
+    app.listen(bill)
     asyncio.run(test())
 
-    assert heard == ["x"]
+    assert received == ["x"]
 
 
-def test_the_current_message_is_known_while_it_is_handled_and_not_after(world: World) -> None:
+def test_the_current_message_is_set_only_while_it_is_handled(app: App) -> None:
     seen: list[tuple[str | None, str | None]] = []
 
     @message_listener(topic="orders", consumer_group="billing")
@@ -354,51 +354,50 @@ def test_the_current_message_is_known_while_it_is_handled_and_not_after(world: W
         message = current_message()
         seen.append((current_group(), message and message.body.decode()))
 
-    world.listen(bill)
-    world.send("orders", "x")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "x")
+    app.run_until_idle()
 
     assert seen == [("billing", "x")]
     assert (current_group(), current_message()) == (None, None)
 
 
-def test_an_answer_that_means_nothing_is_warned_of_once(world: World) -> None:
+def test_a_result_without_meaning_is_logged_once(app: App) -> None:
     @message_listener(topic="orders", consumer_group="billing")
     def bill(body: str):  # type: ignore[no-untyped-def]
         return len(body)
 
     with capture_logs() as logs:
-        world.listen(bill)
-        world.send("orders", "x", "y")
-        world.confirm()
+        app.listen(bill)
+        app.send("orders", "x", "y")
+        app.run_until_idle()
 
     assert [event["result"] for event in logs if event["event"] == "listener.result_ignored"] == ["1"]
-    assert world.committed("billing") == 2
+    assert app.committed("billing") == 2
 
 
 # --- batches ------------------------------------------------------------------------------------------
 
 
-def test_a_batch_handler_gets_many_messages_in_one_call(world: World) -> None:
-    """U13."""
+@pytest.mark.feature("U13")
+def test_a_batch_handler_gets_many_messages_in_one_call(app: App) -> None:
     batches: list[list[str]] = []
 
     @message_listener(topic="orders", consumer_group="billing", consume_message_batch_max_size=3)
     def bill(bodies: list[str]) -> None:
         batches.append(bodies)
 
-    world.listen(bill)
-    world.send("orders", *"abcdefgh")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", *"abcdefgh")
+    app.run_until_idle()
 
     assert batches == [["a", "b", "c"], ["d", "e", "f"], ["g", "h"]]
-    assert world.committed("billing") == 8
+    assert app.committed("billing") == 8
 
 
 @pytest.mark.feature("X8")
 @pytest.mark.parametrize("how", ["returned", "raised"])
-def test_of_a_batch_only_the_failed_messages_come_again(world: World, how: str) -> None:
-    """Fail item k of n, only k returns."""
+def test_only_the_failed_messages_of_a_batch_are_redelivered(app: App, how: str) -> None:
     batches: list[list[str]] = []
 
     @message_listener(topic="orders", consumer_group="billing")
@@ -409,18 +408,18 @@ def test_of_a_batch_only_the_failed_messages_come_again(world: World, how: str) 
             raise BatchFailure(failed, "two customers are unknown")
         return failed
 
-    world.listen(bill)
-    world.send("orders", *"abcde")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", *"abcde")
+    app.run_until_idle()
     assert batches == [["a", "b", "c", "d", "e"]]
-    assert world.committed("billing") == 5
+    assert app.committed("billing") == 5
 
-    world.advance(MINUTE)
+    app.advance(MINUTE)
 
     assert batches[1:] == [["b", "d"]]
 
 
-def test_a_batch_handler_that_raises_gets_the_whole_batch_again(world: World) -> None:
+def test_a_batch_handler_that_raises_gets_the_whole_batch_again(app: App) -> None:
     batches: list[list[str]] = []
 
     @message_listener(topic="orders", consumer_group="billing")
@@ -430,16 +429,16 @@ def test_a_batch_handler_that_raises_gets_the_whole_batch_again(world: World) ->
             raise RuntimeError("not today")
 
     with capture_logs() as logs:
-        world.listen(bill)
-        world.send("orders", "a", "b")
-        world.advance(MINUTE)
+        app.listen(bill)
+        app.send("orders", "a", "b")
+        app.advance(MINUTE)
 
     assert batches == [["a", "b"], ["a", "b"]]
     [event] = [event for event in logs if event["event"] == "listener.failed"]
     assert (event["count"], len(event["msg_ids"])) == (2, 2)
 
 
-def test_one_unreadable_body_does_not_spoil_its_batch(world: World) -> None:
+def test_one_unreadable_body_does_not_fail_its_batch(app: App) -> None:
     batches: list[list[dict[str, int]]] = []
 
     @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
@@ -447,53 +446,53 @@ def test_one_unreadable_body_does_not_spoil_its_batch(world: World) -> None:
         batches.append(orders)
         return [1]
 
-    world.listen(bill)
-    world.send("orders", "no json", '{"id": 1}', '{"id": 2}')
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "no json", '{"id": 1}', '{"id": 2}')
+    app.run_until_idle()
 
     assert batches == [[{"id": 1}, {"id": 2}]]
-    assert world.bodies("%DLQ%billing") == ["no json", '{"id": 2}']
+    assert app.bodies("%DLQ%billing") == ["no json", '{"id": 2}']
 
 
-def test_an_index_that_is_not_in_the_batch_fails_all_of_it(world: World) -> None:
-    """Nobody knows what was meant, so nothing may count as done."""
+def test_an_index_outside_of_the_batch_fails_the_whole_batch(app: App) -> None:
+    """The meaning is unclear, so no message may count as done."""
 
     @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
     def bill(bodies: list[str]) -> list[int]:
         return [7]
 
-    world.listen(bill)
-    world.send("orders", "a", "b")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "a", "b")
+    app.run_until_idle()
 
-    assert world.bodies("%DLQ%billing") == ["a", "b"]
+    assert app.bodies("%DLQ%billing") == ["a", "b"]
 
 
-def test_async_batch_handlers_answer_alike(world: World) -> None:
+def test_an_async_batch_handler_returns_indices_too(app: App) -> None:
     @message_listener(topic="orders", consumer_group="billing", max_reconsume_times=0)
     async def bill(bodies: list[str]) -> list[int]:
         return [0]
 
-    world.listen(bill)
-    world.send("orders", "a", "b")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "a", "b")
+    app.run_until_idle()
 
-    assert world.bodies("%DLQ%billing") == ["a"]
+    assert app.bodies("%DLQ%billing") == ["a"]
 
 
-def test_a_plain_handler_may_take_several_messages_at_a_time_and_each_counts_alone(world: World) -> None:
-    """rocketmq-spring redelivers the whole batch when one of it fails; here only that one comes again."""
-    heard: list[str] = []
+def test_a_handler_of_single_messages_fails_each_message_alone(app: App) -> None:
+    """rocketmq-spring redelivers the whole batch if one message of it fails. Here only that one is redelivered."""
+    received: list[str] = []
 
     @message_listener(topic="orders", consumer_group="billing", consume_message_batch_max_size=3, max_reconsume_times=0)
     def bill(body: str) -> None:
-        heard.append(body)
+        received.append(body)
         if body == "b":
             raise RuntimeError("never")
 
-    world.listen(bill)
-    world.send("orders", "a", "b", "c")
-    world.confirm()
+    app.listen(bill)
+    app.send("orders", "a", "b", "c")
+    app.run_until_idle()
 
-    assert heard == ["a", "b", "c"]
-    assert world.bodies("%DLQ%billing") == ["b"]
+    assert received == ["a", "b", "c"]
+    assert app.bodies("%DLQ%billing") == ["b"]

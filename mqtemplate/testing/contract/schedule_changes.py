@@ -1,4 +1,4 @@
-"""The contract, chapter six: cancelling, rescheduling and looking at what waits."""
+"""Contract for schedule changes (cancel and reschedule), and for queries of pending messages."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.results import SendResult
-from mqtemplate.testing.contract.under_test import BrokerUnderTest
+from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 
 _DELAY_MS = 5_000
-_KINDS = pytest.mark.parametrize("kind", ["level", "timer"])
+_DELAYS = {"level": {Property.DELAY: "2"}, "timer": {Property.TIMER_DELAY_MS: str(_DELAY_MS)}}
+_KINDS = pytest.mark.parametrize("kind", _DELAYS)
 
 
-def _send_waiting(under_test: BrokerUnderTest, topic: str, body: str, kind: str, **properties: str) -> SendResult:
-    under_test.needs(Capability.DELAY_LEVEL if kind == "level" else Capability.TIMER)
-    delay = {Property.DELAY: "2"} if kind == "level" else {Property.TIMER_DELAY_MS: str(_DELAY_MS)}
-    return under_test.send(topic, body, properties={**delay, **properties})
+def _send_pending(
+    under_test: BrokerUnderTest, topic: str, body: str, kind: str = "level", **properties: str
+) -> SendResult:
+    """Send a message with a delay of five seconds. Skip the test if it cannot be cancelled."""
+    under_test.needs(Capability.SCHEDULE_CHANGE)
+    return under_test.send(topic, body, properties={**_DELAYS[kind], **properties})
 
 
 class ScheduleChangeContract:
-    @_KINDS
-    def test_what_is_cancelled_never_comes(self, under_test: BrokerUnderTest, kind: str) -> None:
-        """By handle, for levels and timers alike."""
-        under_test.needs(Capability.SCHEDULE_CHANGE)
-        topic = under_test.topic()
-        taken_back = _send_waiting(under_test, topic, "taken back", kind)
-        _send_waiting(under_test, topic, "kept", kind)
+    """Cancelling, rescheduling and listing pending messages."""
 
-        result = under_test.broker.cancel(taken_back.handle)
+    @_KINDS
+    def test_a_cancelled_message_is_never_delivered(self, under_test: BrokerUnderTest, kind: str) -> None:
+        topic = under_test.topic()
+        cancelled = _send_pending(under_test, topic, "cancelled", kind)
+        _send_pending(under_test, topic, "kept", kind)
+
+        result = under_test.broker.cancel(cancelled.handle)
         under_test.pass_time(_DELAY_MS + 1_000)
         member = under_test.join("billing", topic)
 
@@ -39,27 +42,25 @@ class ScheduleChangeContract:
         assert under_test.takes_nothing(member)
 
     @_KINDS
-    def test_the_answer_tells_what_became_of_a_message(self, under_test: BrokerUnderTest, kind: str) -> None:
-        under_test.needs(Capability.SCHEDULE_CHANGE)
+    def test_the_status_of_a_change_is_that_of_its_message(self, under_test: BrokerUnderTest, kind: str) -> None:
         topic = under_test.topic()
-        delivered = _send_waiting(under_test, topic, "delivered", kind)
+        delivered = _send_pending(under_test, topic, "delivered", kind)
         under_test.pass_time(_DELAY_MS)
         under_test.take_one(under_test.join("billing", topic))
-        cancelled = _send_waiting(under_test, topic, "cancelled", kind)
+        cancelled = _send_pending(under_test, topic, "cancelled", kind)
         under_test.broker.cancel(cancelled.handle)
 
         assert under_test.broker.cancel(delivered.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
         assert under_test.broker.cancel(cancelled.handle).status is ScheduleChangeStatus.CANCELLED
-        assert under_test.broker.cancel(key=under_test.name("nobody")).status is ScheduleChangeStatus.UNKNOWN
+        assert under_test.broker.cancel(key=under_test.name("unknown")).status is ScheduleChangeStatus.UNKNOWN
 
     @_KINDS
-    def test_a_key_names_all_that_waits_under_it(self, under_test: BrokerUnderTest, kind: str) -> None:
-        under_test.needs(Capability.SCHEDULE_CHANGE)
+    def test_a_key_selects_all_pending_messages_with_it(self, under_test: BrokerUnderTest, kind: str) -> None:
         topic, other = under_test.topic(), under_test.topic(stem="invoices")
         key = under_test.name("4466")
         for body in ("one", "two"):
-            _send_waiting(under_test, topic, body, kind, KEYS=f"x {key}")
-        _send_waiting(under_test, other, "of another topic", kind, KEYS=key)
+            _send_pending(under_test, topic, body, kind, KEYS=f"x {key}")
+        _send_pending(under_test, other, "of another topic", kind, KEYS=key)
 
         result = under_test.broker.cancel(key=key, topic=topic)
         under_test.pass_time(_DELAY_MS + 1_000)
@@ -70,13 +71,12 @@ class ScheduleChangeContract:
 
     @_KINDS
     @pytest.mark.parametrize("new_delay_ms", [0, 1_500, 8_000])
-    def test_a_rescheduled_message_comes_once_at_its_new_time(
+    def test_a_rescheduled_message_is_delivered_once_at_its_new_time(
         self, under_test: BrokerUnderTest, kind: str, new_delay_ms: int
     ) -> None:
-        """Now, sooner, later."""
-        under_test.needs(Capability.SCHEDULE_CHANGE)
+        """The new time is now, earlier, or later than the old one."""
         topic = under_test.topic()
-        sent = _send_waiting(under_test, topic, "moved", kind, TAGS="paid")
+        sent = _send_pending(under_test, topic, "moved", kind, TAGS="paid")
         new_ms = under_test.now_ms() + new_delay_ms
 
         result = under_test.broker.reschedule(sent.handle, new_ms)
@@ -90,22 +90,20 @@ class ScheduleChangeContract:
         assert under_test.takes_nothing(member)
 
     def test_a_batch_is_cancelled_by_its_handle(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.SCHEDULE_CHANGE)
-        under_test.needs(Capability.BATCH_DELAY)
+        under_test.needs(Capability.SCHEDULE_CHANGE, Capability.BATCH_DELAY)
         topic = under_test.topic()
-        messages = [Message(topic, b"%d" % number, {Property.DELAY: "2"}) for number in range(3)]
+        messages = [Message(topic, b"%d" % number, _DELAYS["level"]) for number in range(3)]
 
         result = under_test.broker.cancel(under_test.broker.send_batch(messages).handle)
 
         assert (result.status, result.count) == (ScheduleChangeStatus.CANCELLED, 3)
 
-    def test_a_message_that_does_not_wait_has_no_handle(self, under_test: BrokerUnderTest) -> None:
+    def test_a_message_without_a_delay_has_no_handle(self, under_test: BrokerUnderTest) -> None:
         assert under_test.send(under_test.topic(), "now").handle is None
 
-    def test_nonsense_is_refused(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.SCHEDULE_CHANGE)
+    def test_wrong_arguments_of_a_change_are_refused(self, under_test: BrokerUnderTest) -> None:
+        sent = _send_pending(under_test, under_test.topic(), "stays")
         broker = under_test.broker
-        sent = _send_waiting(under_test, under_test.topic(), "stays", "level")
 
         with pytest.raises(MessageError, match="is not a handle of a pending message"):
             broker.cancel("4466")
@@ -114,25 +112,23 @@ class ScheduleChangeContract:
         with pytest.raises(DelayError, match="allowed are"):
             broker.reschedule(sent.handle, under_test.now_ms() + under_test.longest_delay_ms + 60_000)
 
-    def test_what_was_steered_stays_so_over_a_restart(self, under_test: BrokerUnderTest) -> None:
-        under_test.needs(Capability.SCHEDULE_CHANGE)
+    def test_changes_are_kept_after_a_restart(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
-        for kind in ("level", "timer"):
-            under_test.broker.cancel(_send_waiting(under_test, topic, f"{kind} gone", kind).handle)
-            moved = _send_waiting(under_test, topic, f"{kind} moved", kind)
+        for kind in _DELAYS:
+            under_test.broker.cancel(_send_pending(under_test, topic, f"{kind} cancelled", kind).handle)
+            moved = _send_pending(under_test, topic, f"{kind} moved", kind)
             under_test.broker.reschedule(moved.handle, under_test.now_ms() + 2 * _DELAY_MS)
 
         under_test.reopen()
         under_test.pass_time(2 * _DELAY_MS)
         messages = under_test.take(under_test.join("billing", topic), 2)
 
-        assert sorted(message.body for message in messages) == [b"level moved", b"timer moved"]
+        assert sorted(bodies(messages)) == ["level moved", "timer moved"]
 
-    # --- looking -------------------------------------------------------------------------------
+    # --- pending messages ----------------------------------------------------------------------
 
-    def test_what_waits_is_shown_in_the_order_it_falls_due(self, under_test: BrokerUnderTest) -> None:
+    def test_pending_messages_are_listed_by_their_due_time(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.PENDING)
-        under_test.needs(Capability.TIMER)
         topic = under_test.topic()
         for body, delay_ms in (("third", 40_000), ("first", 10_000), ("fourth", 86_400_000)):
             under_test.send(topic, body, properties={Property.TIMER_DELAY_MS: str(delay_ms), Property.KEYS: body})
@@ -147,19 +143,16 @@ class ScheduleChangeContract:
         assert under_test.broker.count_pending(query).total == 4
 
     @pytest.mark.parametrize("field", ["key", "tag"])
-    def test_what_waits_is_found_by_key_and_tag(self, under_test: BrokerUnderTest, field: str) -> None:
+    def test_pending_messages_are_found_by_key_and_tag(self, under_test: BrokerUnderTest, field: str) -> None:
         under_test.needs(Capability.PENDING)
-        topic = under_test.topic()
-        wanted = under_test.name("wanted")
-        for value in (wanted, "other"):
-            _send_waiting(under_test, topic, value, "level", **{"KEYS" if field == "key" else "TAGS": value})
+        topic, searched = under_test.topic(), under_test.name("searched")
+        for value in (searched, "other"):
+            _send_pending(under_test, topic, value, **{"KEYS" if field == "key" else "TAGS": value})
+        query = PendingQuery(topic=topic, key=searched) if field == "key" else PendingQuery(topic=topic, tag=searched)
 
-        query = PendingQuery(topic=topic, key=wanted) if field == "key" else PendingQuery(topic=topic, tag=wanted)
+        [message] = under_test.broker.pending(query).messages
 
-        page = under_test.broker.pending(query)
-
-        [message] = page.messages
-        assert wanted in (message.keys, message.tags)
+        assert searched in (message.keys, message.tags)
         assert message.delay_level == 2
         assert under_test.broker.cancel(message.handle).count == 1
         assert under_test.broker.pending(query).messages == ()

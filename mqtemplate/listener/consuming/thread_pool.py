@@ -1,9 +1,10 @@
-"""Threads that handle messages: as few awake as keep up, as many as the listener allows when handlers wait."""
+"""Pool of consume threads: few are awake for quick handlers, all of them for handlers that wait."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -16,35 +17,36 @@ _BUSY_PROCESS = 0.7  # of one core
 
 
 class Work(Protocol):
-    """What waits for a thread."""
+    """Source of work for the threads of a pool."""
 
     def run_next(self) -> bool:
-        """Take the next piece and handle it; False if there is none."""
+        """Take the next piece of work and do it. Return False if there is none."""
 
     @property
-    def waiting(self) -> int:
-        """How many pieces wait."""
+    def ready_count(self) -> int:
+        """Number of pieces that are ready for a thread."""
 
     @property
     def taken(self) -> int:
-        """How many pieces were ever taken: it stands still while all threads are busy with long ones."""
+        """Number of pieces taken so far. It does not change while all threads are in long handlers."""
 
 
-class WorkerPool:
-    """Threads that wait for work, woken as the work needs them.
+class ConsumeThreadPool:
+    """Threads that are woken as the work needs them.
 
-    Waking a thread for each message would cost more than most handlers do. So a message first goes to whoever is
-    awake, and one is woken if nobody is. While messages go on waiting, `supervise` (called by the thread that fetches,
-    about each millisecond) wakes more: at once when all that are awake hang in long handlers, and as long as the
-    handlers leave the processor idle. Handlers that keep the processor busy get no help from threads, so they get
-    one a hundredth of a second only.
+    Waking a thread for each message would cost more than most handlers do. So a thread that is awake takes a new
+    message, and one thread is woken if none is awake. While messages stay ready, the polling thread calls
+    `supervise` about each millisecond, which wakes more threads:
+
+    - at once if all threads that are awake hang in long handlers, or if the handlers leave the processor idle;
+    - else one each `_HELP_INTERVAL_S`, since threads do not help handlers that keep the processor busy.
 
     Args:
-        number: Threads at most.
-        maximum: The ceiling that `replace` may go to.
+        number: Maximum number of threads.
+        maximum: Maximum number of threads with those that `replace` starts.
     """
 
-    _IMPATIENCE_S = 0.01
+    _HELP_INTERVAL_S = 0.01
 
     def __init__(self, name: str, work: Work, number: int, maximum: int) -> None:
         self._name = name
@@ -52,10 +54,10 @@ class WorkerPool:
         self._number = number
         self._maximum = max(number, maximum)
         self._lock = threading.Lock()
-        self._wake_event: SimpleQueue[None] = SimpleQueue()  # one entry wakes one sleeper
+        self._wake_event: SimpleQueue[None] = SimpleQueue()  # one entry wakes one sleeping thread
         self._threads: list[threading.Thread] = []
         self._awake = 0
-        self._lost = 0
+        self._hanging = 0
         self._stopping = False
         self._abandoned = False
         self._ramp = 1
@@ -63,13 +65,13 @@ class WorkerPool:
         self._last_help = 0.0
 
     def wake(self) -> None:
-        """Work arrived: make sure that somebody sees it."""
+        """Wake a thread for work that arrived, unless one is awake."""
         if self._awake == 0:
             self._add_awake()
 
     def supervise(self) -> bool:
-        """Wake helpers if work is left waiting. Returns whether to look again in about a millisecond."""
-        if not self._work.waiting or self._awake >= self._number + self._lost:
+        """Wake more threads if work stays ready. Return True to be called again in about a millisecond."""
+        if not self._work.ready_count or self._awake >= self._number + self._hanging:
             self._ramp = 1
             return False
         now, (tick, cpu, taken) = time.monotonic(), self._last_tick
@@ -81,29 +83,28 @@ class WorkerPool:
             return True  # too long ago to compare with
         is_stuck = taken_now == taken
         is_idle = (cpu_now - cpu) < _BUSY_PROCESS * (now - tick)
-        if is_stuck or is_idle or now - self._last_help > self._IMPATIENCE_S:
+        if is_stuck or is_idle or now - self._last_help > self._HELP_INTERVAL_S:
             self._last_help = now
             for _ in range(self._ramp):
                 self._add_awake()
             self._ramp = min(self._ramp * 2, 16) if is_stuck or is_idle else 1
         return True
 
-    def replace(self) -> bool:
-        """A thread hangs and was given up: let another take its place, if the ceiling allows."""
-        with self._lock:
-            if self._number + self._lost >= self._maximum:
-                return False
-            self._lost += 1
-        self._add_awake()
-        return True
+    def replace(self) -> Callable[[], None] | None:
+        """Start a thread in place of a hanging one; None if there are *maximum* threads.
 
-    def found(self) -> None:
-        """A thread that was replaced came back; one may go."""
+        Returns:
+            A function for the hanging thread to call when it is back; then one thread ends.
+        """
         with self._lock:
-            self._lost = max(0, self._lost - 1)
+            if self._number + self._hanging >= self._maximum:
+                return None
+            self._hanging += 1
+        self._add_awake()
+        return self._end_replacement
 
     def stop(self, timeout_s: float) -> int:
-        """Let the threads finish what waits, for at most *timeout_s*; returns how many still hang in a handler."""
+        """Let the threads finish the ready work, for at most *timeout_s*. Return how many threads still hang."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._stopping = True
@@ -115,9 +116,13 @@ class WorkerPool:
         self._abandoned = True
         return sum(thread.is_alive() for thread in threads)
 
+    def _end_replacement(self) -> None:
+        with self._lock:
+            self._hanging = max(0, self._hanging - 1)
+
     def _add_awake(self) -> None:
         with self._lock:
-            if self._stopping or self._awake >= self._number + self._lost:
+            if self._stopping or self._awake >= self._number + self._hanging:
                 return
             self._awake += 1
             if self._awake <= len(self._threads):
@@ -129,25 +134,23 @@ class WorkerPool:
 
     def _loop(self) -> None:
         while True:
-            self._work_off()
+            self._run_ready_work()
             with self._lock:
                 self._awake -= 1
-                if self._work.waiting and not self._abandoned:
-                    self._awake += 1  # it arrived while this thread was about to sleep, and nobody rang the bell
+                if self._work.ready_count and not self._abandoned:
+                    # A race: work arrived while this thread still counted as awake, so `wake` woke no other one.
+                    self._awake += 1
                     continue
-                if self._stopping or self._is_surplus():
+                if self._stopping or len(self._threads) > self._number + self._hanging:
                     self._threads.remove(threading.current_thread())
                     return
             self._wake_event.get()
 
-    def _is_surplus(self) -> bool:
-        return len(self._threads) > self._number + self._lost
-
-    def _work_off(self) -> None:
+    def _run_ready_work(self) -> None:
         while not self._abandoned:
             try:
                 if not self._work.run_next():
                     return
             except Exception:
-                # A handler's errors never come this far: it is the broker that cannot be talked to.
+                # Errors of handlers are caught before. This one comes from a broker that cannot be reached.
                 _log.exception("listener.worker_failed", worker=self._name)

@@ -1,4 +1,4 @@
-"""Which messages of a batch failed."""
+"""Results of batch handlers: the indices of the messages that failed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import BatchFailure, ConsumeStatus
-from mqtemplate.listener.batch import failed_indices
+from mqtemplate.listener.handler_result import failed_indices
 
 
-@pytest.mark.feature("X8")
+@pytest.mark.feature("X8")  # partial acknowledgement
 @pytest.mark.parametrize(
-    ("answer", "failed"),
+    ("result", "failed"),
     [
         (None, set()),
         (ConsumeStatus.CONSUME_SUCCESS, set()),
@@ -24,15 +24,14 @@ from mqtemplate.listener.batch import failed_indices
         ((1, 1), {1}),
     ],
 )
-def test_a_batch_handler_says_who_failed(answer: Any, failed: set[int]) -> None:
-    """Partial acknowledgement."""
-    assert failed_indices(answer, 3) == failed
+def test_a_result_means_a_set_of_failed_indices(result: Any, failed: set[int]) -> None:
+    assert failed_indices(result, 3) == failed
 
 
-@pytest.mark.parametrize("answer", [True, "0", 1, {"a": 1}])
-def test_an_answer_that_names_nobody_is_refused(answer: Any) -> None:
+@pytest.mark.parametrize("result", [True, "0", 1, {"a": 1}])
+def test_a_result_without_indices_is_refused(result: Any) -> None:
     with pytest.raises(ListenerError, match="return nothing, a ConsumeStatus, or the indices of those that failed"):
-        failed_indices(answer, 3)
+        failed_indices(result, 3)
 
 
 @pytest.mark.parametrize("index", [3, -1, True, "0"])
@@ -41,7 +40,7 @@ def test_an_index_outside_of_the_batch_is_refused(index: Any) -> None:
         failed_indices([index], 3)
 
 
-def test_a_batch_failure_knows_its_messages() -> None:
+def test_a_batch_failure_has_indices_and_a_reason() -> None:
     assert BatchFailure(iter([1, 2])).failed == (1, 2)
     assert str(BatchFailure([1])) == "1 message(s) of the batch failed"
     assert str(BatchFailure([1], "no such customer")) == "no such customer"

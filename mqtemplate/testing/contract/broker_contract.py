@@ -1,17 +1,17 @@
-"""All chapters of the contract in one class."""
+"""Contract of a broker: all contract classes in one."""
 
 from __future__ import annotations
 
 from mqtemplate.testing.contract.delays import DelayContract
-from mqtemplate.testing.contract.finding import FindingContract
 from mqtemplate.testing.contract.groups import GroupContract
 from mqtemplate.testing.contract.pulling import PullContract
+from mqtemplate.testing.contract.queries import QueryContract
 from mqtemplate.testing.contract.receiving import ReceiveContract
 from mqtemplate.testing.contract.replies import ReplyContract
 from mqtemplate.testing.contract.retries import RetryContract
-from mqtemplate.testing.contract.selecting import SelectContract
+from mqtemplate.testing.contract.schedule_changes import ScheduleChangeContract
+from mqtemplate.testing.contract.selectors import SelectorContract
 from mqtemplate.testing.contract.sending import SendContract
-from mqtemplate.testing.contract.steering import ScheduleChangeContract
 from mqtemplate.testing.contract.transactions import TransactionContract
 
 
@@ -22,10 +22,10 @@ class BrokerContract(
     RetryContract,
     DelayContract,
     ScheduleChangeContract,
-    FindingContract,
-    SelectContract,
+    QueryContract,
+    SelectorContract,
     TransactionContract,
     ReplyContract,
     ReceiveContract,
 ):
-    """What every broker promises. A subclass gives the fixture ``under_test``."""
+    """Guarantees of every broker, as tests. A subclass has the fixture ``under_test``."""

@@ -1,0 +1,189 @@
+"""Shared parts of the listener decorators: declaration of attributes, the noted spec, and reading of values."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
+
+from mqtemplate.errors import ListenerError
+
+Resolve = Callable[[str], str]
+"""Function that replaces the placeholders of a text."""
+
+_Target = TypeVar("_Target", bound=Callable[..., object])
+_MAX_INT = 2**31 - 1
+NOT_READABLE = (AttributeError, LookupError, TypeError, ValueError)
+"""Errors of `Attribute.read` for a value that is not allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """Default and allowed values of one attribute; it stands in the ``Annotated`` type of the attribute.
+
+    Attributes:
+        default: Value where the decorator does not name the attribute; it may hold placeholders.
+        allowed: End of the sentence "… must be" for errors.
+        read: Function that converts a value without placeholders. It raises one of `NOT_READABLE` otherwise.
+    """
+
+    default: object
+    allowed: str
+    read: Callable[[Any], Any]
+
+
+def as_written(default: object) -> Attribute:
+    """Return an attribute that takes any value."""
+    return Attribute(default, "", lambda value: value)
+
+
+def text(default: str) -> Attribute:
+    """Return an attribute that takes a text."""
+    return Attribute(default, "a text", str.strip)
+
+
+def flag(default: bool | str) -> Attribute:
+    """Return an attribute that takes True, False, or these words as a text."""
+    return Attribute(default, "true or false", lambda value: {"true": True, "false": False}[str(value).lower()])
+
+
+def number(default: int | None, low: int, high: int = _MAX_INT) -> Attribute:
+    """Return an attribute that takes a whole number, *low* and *high* included."""
+
+    def read(value: int | str) -> int:
+        whole = int(value)
+        if isinstance(value, bool | float) or not low <= whole <= high:
+            raise ValueError(value)
+        return whole
+
+    return Attribute(default, f"a whole number from {low} to {high}", read)
+
+
+def choice(default: Enum) -> Attribute:
+    """Return an attribute that takes a member of the enum of *default*, or the name of one."""
+    kind = type(default)
+
+    def read(value: Enum | str) -> Enum:
+        return value if isinstance(value, kind) else kind[value.upper()]  # type: ignore[union-attr]
+
+    return Attribute(default, f"one of {', '.join(kind.__members__)}", read)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerSpec:
+    """Arguments of one listener decorator. Placeholders ``${key:default}`` are not replaced yet.
+
+    Attributes:
+        attributes: Attributes that the decorator names, beside topic and group.
+    """
+
+    topics: tuple[str, ...]
+    consumer_group: str
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerDecorator:
+    """Kind of listener decorator. It notes a `ListenerSpec` on the decorated object and does nothing else.
+
+    Attributes:
+        name: Name of the decorator in errors, such as ``@message_listener``.
+        mark: Attribute of a decorated object that holds its tuple of specs.
+        method: Method that a decorated class must have.
+        signature: Signature of the method, for errors.
+        is_handler: Function that returns True if an object that is not a class can be decorated.
+        declaration: ``TypedDict`` of the attributes, each one ``Annotated`` with its `Attribute`.
+    """
+
+    name: str
+    mark: str
+    method: str
+    signature: str
+    is_handler: Callable[[object], bool]
+    declaration: type
+
+    def note(self, topic: object, consumer_group: str, given: Mapping[str, Any]) -> Callable[[_Target], _Target]:
+        """Return a decorator that notes a spec on its object and returns the object unchanged.
+
+        Raises:
+            TypeError: An attribute has an unknown name.
+            ListenerError: A topic is no name, or is named twice.
+        """
+        self._check_names(given)
+        spec = ListenerSpec(topics=self._topics(topic), consumer_group=consumer_group, attributes=given)
+
+        def decorate(target: _Target) -> _Target:
+            self._check_target(target)
+            # The lowest decorator runs first. The tuple is in the order of the source text.
+            setattr(target, self.mark, (spec, *self.specs(target)))
+            return target
+
+        return decorate
+
+    def specs(self, target: object) -> tuple[ListenerSpec, ...]:
+        """Return the specs noted on this very class or function; those of a base class do not count."""
+        specs: tuple[ListenerSpec, ...] = getattr(target, "__dict__", {}).get(self.mark, ())
+        return specs
+
+    def read(self, listener: str, spec: ListenerSpec, resolve: Resolve) -> dict[str, Any]:
+        """Return the value of every attribute, with placeholders replaced.
+
+        Args:
+            listener: Name of the listener, for errors.
+
+        Raises:
+            ListenerError: A value is not allowed.
+        """
+        table = _table(self.declaration)
+        given = {name: attribute.default for name, attribute in table.items()} | dict(spec.attributes)
+        return {name: _read(listener, name, table[name], value, resolve) for name, value in given.items()}
+
+    def _check_names(self, given: Mapping[str, Any]) -> None:
+        table = _table(self.declaration)
+        for name in given:
+            if name not in table:
+                close = difflib.get_close_matches(name, table, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known attributes are {', '.join(table)}"
+                raise TypeError(f"{self.name} has no attribute {name!r}; {hint}")
+
+    def _topics(self, topic: Any) -> tuple[str, ...]:
+        topics = (topic,) if isinstance(topic, str) else tuple(topic)
+        if not topics or not all(isinstance(name, str) and name.strip() for name in topics):
+            raise ListenerError(f"{self.name}: topic must be a name or a list of names, got {topic!r}")
+        if len(set(topics)) < len(topics):
+            raise ListenerError(f"{self.name}: topic {list(topics)!r} names one topic twice; name each once")
+        return topics
+
+    def _check_target(self, target: object) -> None:
+        name = getattr(target, "__qualname__", repr(target))
+        if isinstance(getattr(target, "__wrapped__", None), type):
+            raise ListenerError(
+                f"{self.name}: {name} is a class that @inject turned into a function; "
+                "remove @inject from the class: the application injects its constructor by the types it names "
+                "(or put @inject on __init__)"
+            )
+        if isinstance(target, type):
+            if not callable(getattr(target, self.method, None)):
+                raise ListenerError(f"{self.name}: class {name} has no method {self.method}; write '{self.signature}'")
+        elif not self.is_handler(target):
+            raise ListenerError(
+                f"{self.name}: {name} cannot be called; decorate a function, or a class with {self.method}"
+            )
+
+
+@cache
+def _table(declaration: type) -> dict[str, Attribute]:
+    hints = get_type_hints(declaration, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def _read(listener: str, name: str, attribute: Attribute, given: object, resolve: Resolve) -> Any:
+    value = resolve(given).strip() if isinstance(given, str) else given
+    try:
+        return attribute.read(value)
+    except NOT_READABLE:
+        source = f" from {given!r}" if isinstance(given, str) and "${" in given else ""
+        raise ListenerError(f"{listener}: {name} must be {attribute.allowed}, got {value!r}{source}") from None

@@ -1,0 +1,125 @@
+"""Consume service: base of the two ways in which fetched messages are handled.
+
+Source: RocketMQ ``client: ConsumeMessageService``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from mqtemplate.broker import Consumer
+from mqtemplate.clock import Clock
+from mqtemplate.listener.consuming.failure import Failure, FailureLog
+from mqtemplate.listener.consuming.process_queue import ProcessQueues
+from mqtemplate.listener.consuming.watchdog import ReplaceThread, Watchdog
+from mqtemplate.listener.settings import ListenerSettings
+from mqtemplate.message import MessageExt, MessageQueue
+
+_Item = TypeVar("_Item")
+_Work = TypeVar("_Work")
+
+
+class Handling(Protocol):
+    """Handler of a listener: it returns the failures."""
+
+    def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
+        """Handle several messages."""
+
+    def handle_one(self, message: MessageExt) -> Failure | None:
+        """Handle one message with a handler that takes single messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeContext:
+    """Collaborators of a consume service, for one membership of a container in its group.
+
+    Attributes:
+        take_size: Number of messages that a thread takes at a time.
+        on_earlier_due: Called when `ConsumeService.next_due` may have become earlier.
+    """
+
+    settings: ListenerSettings
+    take_size: int
+    is_batch: bool
+    consumer: Consumer
+    queues: ProcessQueues
+    handling: Handling
+    failures: FailureLog
+    clock: Clock
+    on_earlier_due: Callable[[], None]
+
+
+class ConsumeService(ABC, Generic[_Item, _Work]):
+    """Items that are ready for a consume thread, and items that are delayed before they are ready again.
+
+    The polling thread calls `excluded`, `accept`, `next_due`, `release_due` and `check_hanging`. Consume threads
+    call `run_next`.
+    """
+
+    def __init__(self, context: ConsumeContext) -> None:
+        self._settings = context.settings
+        self._take_size = context.take_size
+        self._consumer = context.consumer
+        self._queues = context.queues
+        self._handling = context.handling
+        self._failures = context.failures
+        self._clock = context.clock
+        self._on_earlier_due = context.on_earlier_due
+        self._watchdog: Watchdog[_Work] = Watchdog(context.settings.consume_timeout_ms, context.clock)
+        self._ready: deque[_Item] = deque()
+        self._delayed: list[tuple[int, int, _Item]] = []  # a heap: due time, number, item
+        self._delayed_lock = threading.Lock()
+        self._numbers = itertools.count()
+        self.taken = 0
+
+    @property
+    def ready_count(self) -> int:
+        """Number of items that are ready for a consume thread."""
+        return len(self._ready)
+
+    @abstractmethod
+    def excluded(self) -> frozenset[MessageQueue]:
+        """Return the queues from which no message may be fetched now."""
+
+    @abstractmethod
+    def accept(self, messages: Sequence[MessageExt]) -> None:
+        """Take fetched messages."""
+
+    @abstractmethod
+    def check_hanging(self, replace_thread: ReplaceThread) -> None:
+        """Report hanging handlers."""
+
+    @abstractmethod
+    def run_next(self) -> bool:
+        """Handle the next item. Return False if none is ready."""
+
+    def next_due(self) -> int | None:
+        """Return when the next delayed item becomes ready; None if there is none."""
+        return self._delayed[0][0] if self._delayed else None
+
+    def release_due(self, now_ms: int) -> None:
+        """Make the delayed items ready whose time has come."""
+        with self._delayed_lock:
+            while self._delayed and self._delayed[0][0] <= now_ms:
+                self._ready.append(heapq.heappop(self._delayed)[2])
+
+    def abandon(self) -> int:
+        """Forget all unfinished messages; they stay uncommitted. Return how many messages that are."""
+        unfinished = self._queues.in_flight
+        self._ready.clear()
+        self._delayed.clear()
+        self._watchdog.abandon()
+        return unfinished
+
+    def _delay(self, item: _Item, delay_ms: int) -> None:
+        due_ms = self._clock.now_ms() + delay_ms
+        with self._delayed_lock:
+            heapq.heappush(self._delayed, (due_ms, next(self._numbers), item))
+        self._on_earlier_due()

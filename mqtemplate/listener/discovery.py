@@ -1,0 +1,82 @@
+"""Discovery of endpoints: from a decorated function or object to one endpoint for each decorator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import get_type_hints
+
+from mqtemplate.errors import ListenerError
+from mqtemplate.listener.attributes import ListenerSpec, Resolve
+from mqtemplate.listener.decorator import listener_specs
+from mqtemplate.listener.endpoint import Endpoint, Handler
+from mqtemplate.listener.handler_result import is_allowed_result
+from mqtemplate.listener.resolution import default_resolve, resolve_spec
+from mqtemplate.listener.signature import plan_handler
+
+_OTHER_RESULTS = {
+    True: ", or the indices of those that failed as list[int]",
+    False: "; put a reply that is only True or False into a dict, so that it is not taken for a status",
+}
+
+
+def make_endpoints(target: object, resolve: Resolve = default_resolve) -> list[Endpoint]:
+    """Return the endpoints of a decorated function, or of an object of a decorated class; one for each decorator.
+
+    Methods may be decorated too. Each one is a listener of its own.
+
+    Raises:
+        ListenerError: There is no decorator, or an attribute or the signature of the handler is wrong.
+        UnsupportedError: The broker cannot honour an attribute.
+    """
+    if inspect.isclass(target):
+        raise ListenerError(
+            f"{target.__qualname__} is a class; register an object of it, or let the application build one"
+        )
+    endpoints = [_make_endpoint(spec, handler, name, resolve) for spec, handler, name in _handlers(target)]
+    if not endpoints:
+        raise ListenerError(
+            f"{target!r} is no listener; decorate it with @message_listener(topic=..., consumer_group=...)"
+        )
+    return endpoints
+
+
+def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler, str]]:
+    """Yield spec, handler and default name of each listener of an object."""
+    if callable(target) and (own := listener_specs(target)):
+        yield from _numbered(own, target, _name_of(target))
+        return
+    kind = type(target)
+    if specs := listener_specs(kind):
+        yield from _numbered(specs, target.on_message, _name_of(kind))  # type: ignore[attr-defined]
+    seen: set[str] = set()
+    for owner in kind.__mro__:
+        for name, member in vars(owner).items():
+            if name not in seen and inspect.isroutine(member) and (specs := listener_specs(member)):
+                yield from _numbered(specs, getattr(target, name), f"{_name_of(kind)}.{name}")
+            seen.add(name)
+
+
+def _numbered(
+    specs: tuple[ListenerSpec, ...], handler: Handler, name: str
+) -> Iterator[tuple[ListenerSpec, Handler, str]]:
+    for number, spec in enumerate(specs, start=1):
+        yield spec, handler, name if number == 1 else f"{name}#{number}"
+
+
+def _name_of(target: object) -> str:
+    qualname = getattr(target, "__qualname__", type(target).__qualname__)
+    return f"{getattr(target, '__module__', '')}.{qualname}".replace("<locals>.", "")
+
+
+def _make_endpoint(spec: ListenerSpec, handler: Handler, name: str, resolve: Resolve) -> Endpoint:
+    settings = resolve_spec(spec, resolve, name)
+    plan = plan_handler(handler, f"listener {settings.id}", batch=settings.batch, is_orderly=settings.is_orderly)
+    result = get_type_hints(handler).get("return", None) if inspect.isroutine(handler) else None
+    if not is_allowed_result(result, plan.is_batch):
+        raise ListenerError(
+            f"listener {settings.id}: the handler returns {inspect.formatannotation(result)}, which has no meaning "
+            "here; return None when the message is done, ConsumeStatus.RECONSUME_LATER to get it again"
+            + _OTHER_RESULTS[plan.is_batch]
+        )
+    return Endpoint(settings, plan)

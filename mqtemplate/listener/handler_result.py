@@ -1,0 +1,82 @@
+"""Results of handlers: which ones are allowed, and which messages of a batch failed."""
+
+from __future__ import annotations
+
+import collections.abc
+from collections.abc import Iterable
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
+
+from mqtemplate.errors import ListenerError
+
+_INDEX_COLLECTIONS = (
+    list,
+    set,
+    frozenset,
+    tuple,
+    collections.abc.Sequence,
+    collections.abc.Collection,
+    collections.abc.Set,
+)
+
+
+class ConsumeStatus(Enum):
+    """Status that a handler may return. Returning None means ``CONSUME_SUCCESS``, raising ``RECONSUME_LATER``."""
+
+    CONSUME_SUCCESS = "CONSUME_SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
+
+class BatchFailure(Exception):  # noqa: N818 (a result of the handler, not an error of the library)
+    """Exception of a batch handler: some messages failed, the others are done.
+
+    Args:
+        failed: Indices of the failed messages in the list that the handler got, counted from 0.
+        reason: Cause for the log.
+    """
+
+    def __init__(self, failed: Iterable[int], reason: str = "") -> None:
+        self.failed = tuple(failed)
+        super().__init__(reason or f"{len(self.failed)} message(s) of the batch failed")
+
+
+def failed_indices(result: object, count: int) -> frozenset[int]:
+    """Return the indices of the messages that failed, from the result of a batch handler.
+
+    Args:
+        result: None or ``CONSUME_SUCCESS``: none failed. ``RECONSUME_LATER``: all failed. Numbers: these failed.
+        count: Number of messages that the handler got.
+
+    Raises:
+        ListenerError: The result is none of these, or an index is not in the batch.
+    """
+    if result is None or result is ConsumeStatus.CONSUME_SUCCESS:
+        return frozenset()
+    if result is ConsumeStatus.RECONSUME_LATER:
+        return frozenset(range(count))
+    if not isinstance(result, list | tuple | set | frozenset):
+        raise ListenerError(
+            f"a batch handler returned {result!r}; return nothing, a ConsumeStatus, or the indices of those that failed"
+        )
+    for index in result:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+            raise ListenerError(f"a batch handler named message {index!r} as failed, the batch has 0..{count - 1}")
+    return frozenset(result)
+
+
+def is_allowed_result(annotation: Any, is_batch: bool) -> bool:
+    """Return True if a return type is a status, a reply to a request, or indices of a batch.
+
+    ``bool`` is not allowed: a handler that returns False means that the message is not done.
+    """
+    if annotation in (None, NoneType, Any, NoReturn, object, ConsumeStatus):
+        return True
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return all(is_allowed_result(argument, is_batch) for argument in arguments)
+    if origin in (collections.abc.Awaitable, collections.abc.Coroutine):
+        return is_allowed_result(arguments[-1], is_batch)
+    if not is_batch:
+        return annotation is not bool
+    return origin in _INDEX_COLLECTIONS and int in arguments
