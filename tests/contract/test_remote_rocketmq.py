@@ -48,7 +48,7 @@ def until_registered(address: str) -> None:
         with RemoteBroker(RemoteSettings(name_servers=(address,))) as broker:
             return broker.name == "broker-a"
 
-    eventually(is_registered, "the broker has registered")
+    eventually(is_registered, "the broker has registered", timeout_s=90)
 
 
 @contextmanager
