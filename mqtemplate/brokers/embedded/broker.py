@@ -37,7 +37,6 @@ from mqtemplate.delay import (
     PendingView,
     ScheduleMessageService,
     TimerMessageStore,
-    TimerSettings,
     tags_code_of,
 )
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
@@ -101,14 +100,7 @@ class EmbeddedBroker(Broker):
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
         limits = settings.timer_limits()
         self._schedule = ScheduleMessageService(self.store, limits.precision_ms)
-        self._timer = TimerMessageStore(
-            self.store,
-            TimerSettings(
-                precision_ms=limits.precision_ms,
-                roll_window_slots=settings.timer_roll_window_slot,
-                log_file_size=settings.mapped_file_size_timer_log,
-            ),
-        )
+        self._timer = TimerMessageStore(self.store, settings.timer_settings())
         self.topics = TopicTable(self._store_files, clock)
         self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._rebalance)
         self.drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)

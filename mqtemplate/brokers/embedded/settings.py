@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mqtemplate.delay import DEFAULT_DELAY_LEVELS, TimerLimits
+from mqtemplate.delay import DEFAULT_DELAY_LEVELS, TimerLimits, TimerSettings
 from mqtemplate.message import HostAddress
 from mqtemplate.store import FlushDiskType, StoreSettings
 
@@ -102,6 +102,13 @@ class EmbeddedSettings:
             precision_ms=self.timer_precision_ms,
             max_delay_ms=self.timer_max_delay_sec * 1_000,
             enabled=self.timer_wheel_enable,
+        )
+
+    def timer_settings(self) -> TimerSettings:
+        return TimerSettings(
+            precision_ms=self.timer_precision_ms,
+            roll_window_slots=self.timer_roll_window_slot,
+            log_file_size=self.mapped_file_size_timer_log,
         )
 
     def transaction_limits(self) -> TransactionLimits:
