@@ -109,7 +109,7 @@ class TimerTopicReader:
         arrivals["topic_hash"] = [hashes[name] for name in names]
         return Arrivals(arrivals, [topics[name] for name in names])
 
-    def slots_of(self, arrivals: np.ndarray) -> np.ndarray:
+    def arrival_slots(self, arrivals: np.ndarray) -> np.ndarray:
         """Return the slots of messages, given as `ARRIVAL_DTYPE`; 0 for those without a due time."""
         times = arrivals["deliver_ms"]
         return np.where(times == NO_TIME_MS, 0, slot_of(times, self._precision_ms))

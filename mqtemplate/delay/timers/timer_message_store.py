@@ -187,7 +187,7 @@ class TimerMessageStore(DelayStore):
         arrivals, topics = self._reader.read(offsets[fresh].tolist(), sizes[fresh].tolist())
         counted = arrivals["magic"] == Magic.DEFAULT
         if len(self._replay):
-            slots_ms = self._reader.slots_of(arrivals)
+            slots_ms = self._reader.arrival_slots(arrivals)
             is_new = ~self._replay.is_replaced(arrivals["physical_offset"], arrivals["size"], slots_ms)
             arrivals, counted = arrivals[is_new], counted & is_new
         backlog.take_in(arrivals, now_ms)
@@ -263,13 +263,14 @@ class TimerMessageStore(DelayStore):
 
     def persist(self) -> int | None:
         """Write wheel, log and ``timercheck`` if they changed; see `LogFollower`."""
-        backlog = self._backlog
         if not self._is_started or (self._is_rebuilt and self._cursor < self._catch_up_to):
             return self._replay_offset  # files with a part of the topic are useless
-        if backlog is not None and backlog.files.is_condemned:
-            return 0
         with self._saving:
             with self.lock:
+                # Not earlier: another thread may release the first timer of the store directory just now.
+                backlog = self._backlog
+                if backlog is not None and backlog.files.is_condemned:
+                    return 0
                 replay_offset, release_end = self._replay_start(), self._releaser.end
                 # The changes first: the checkpoint has a checksum that covers them.
                 changes = [] if backlog is None else backlog.files.wheel.changes()
