@@ -192,9 +192,8 @@ class TimerMessageStore(DelayStore):
             arrivals, counted = arrivals[is_new], counted & is_new
         backlog.take_in(arrivals, now_ms)
         self._cursor = cursor + len(units)
-        counts = Counter(compress(topics, counted))
-        counts.pop("", None)
-        self._metrics.add(counts, now_ms)
+        counts = Counter(compress(topics, counted.tolist()))
+        self._metrics.add({topic.decode("utf-8", "replace"): counts[topic] for topic in counts if topic}, now_ms)
         return True
 
     def _create_files(self, now_ms: int) -> TimerBacklog:
