@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ RETRY_MS = 1_000
 def small_and_silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use a small timer wheel (the default has 38 MB), and capture the log events of a thousand starts."""
     monkeypatch.setattr(
-        "mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200)
+        "mqtemplate.brokers.embedded.broker.TimerMessageStore",
+        lambda store, settings: TimerMessageStore(store, replace(settings, slots_total=200)),
     )
     with capture_logs():
         yield

@@ -133,7 +133,8 @@ class ScheduleMessageService(DelayStore):
     def _release(self, due_units: Sequence[tuple[LevelQueue, DueUnits]], now_ms: int) -> None:
         rows, counts = self._first_of([units for _, units in due_units])
         rows = rows[rows["size"] > 0]  # a size of 0 stands for a unit that is not pending
-        self._releaser.release([DueRecord(*row[:3]) for row in rows.tolist()], now_ms, rows["due_ms"])
+        columns = (rows[name].tolist() for name in ("due_ms", "physical_offset", "size"))
+        self._releaser.release(list(map(DueRecord, *columns)), now_ms, rows["due_ms"])
         for (queue, units), count in zip(due_units, counts, strict=True):
             if count:
                 queue.advance(units, count)

@@ -119,7 +119,7 @@ class TimerBacklog:
 
     def _slots(self, arrivals: np.ndarray, write_ms: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the slots of new messages and the bits of their units. Messages beyond the window are parked."""
-        slots_ms, magic = self._reader.slots_of(arrivals), arrivals["magic"].copy()
+        slots_ms, magic = self._reader.arrival_slots(arrivals), arrivals["magic"].copy()
         is_far = slots_ms - write_ms >= self._settings.window_ms
         if is_far.any():
             slots_ms[is_far] = parking_slots(arrivals["physical_offset"][is_far], write_ms, self._settings)

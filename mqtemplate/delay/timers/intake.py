@@ -63,11 +63,11 @@ class Arrivals(NamedTuple):
 
     Attributes:
         rows: Array of `ARRIVAL_DTYPE`.
-        topics: The real topic of each; empty if it has none.
+        topics: The real topic of each, encoded; empty if it has none.
     """
 
     rows: np.ndarray
-    topics: list[str]
+    topics: Sequence[bytes]
 
 
 class TimerTopicReader:
@@ -102,16 +102,15 @@ class TimerTopicReader:
     def _arrivals(self, rows: Sequence[_Row]) -> Arrivals:
         arrivals = np.empty(len(rows), ARRIVAL_DTYPE)
         if not rows:
-            return Arrivals(arrivals, [])
-        offsets, sizes, deliver_ms, magic, names = zip(*rows, strict=True)
-        topics = {name: name.decode("utf-8", "replace") for name in set(names)}
-        hashes = {name: java_string_hash(topic) for name, topic in topics.items()}
+            return Arrivals(arrivals, ())
+        offsets, sizes, deliver_ms, magic, topics = zip(*rows, strict=True)
+        hashes = {topic: java_string_hash(topic.decode("utf-8", "replace")) for topic in set(topics)}
         arrivals["physical_offset"], arrivals["size"] = offsets, sizes
         arrivals["deliver_ms"], arrivals["magic"] = deliver_ms, magic
-        arrivals["topic_hash"] = [hashes[name] for name in names]
-        return Arrivals(arrivals, [topics[name] for name in names])
+        arrivals["topic_hash"] = list(map(hashes.__getitem__, topics))
+        return Arrivals(arrivals, topics)
 
-    def slots_of(self, arrivals: np.ndarray) -> np.ndarray:
+    def arrival_slots(self, arrivals: np.ndarray) -> np.ndarray:
         """Return the slots of messages, given as `ARRIVAL_DTYPE`; 0 for those without a due time."""
         times = arrivals["deliver_ms"]
         return np.where(times == NO_TIME_MS, 0, slot_of(times, self._precision_ms))

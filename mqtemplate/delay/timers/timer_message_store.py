@@ -188,14 +188,13 @@ class TimerMessageStore(DelayStore):
         arrivals, topics = self._reader.read(offsets[fresh].tolist(), sizes[fresh].tolist())
         counted = arrivals["magic"] == Magic.DEFAULT
         if len(self._replay):
-            slots_ms = self._reader.slots_of(arrivals)
+            slots_ms = self._reader.arrival_slots(arrivals)
             is_new = ~self._replay.is_replaced(arrivals["physical_offset"], arrivals["size"], slots_ms)
             arrivals, counted = arrivals[is_new], counted & is_new
         backlog.take_in(arrivals, now_ms)
         self._cursor = cursor + len(units)
-        counts = Counter(compress(topics, counted))
-        counts.pop("", None)
-        self._metrics.add(counts, now_ms)
+        counts = Counter(compress(topics, counted.tolist()))
+        self._metrics.add({topic.decode("utf-8", "replace"): counts[topic] for topic in counts if topic}, now_ms)
         return True
 
     def _create_files(self, now_ms: int) -> TimerBacklog:
@@ -264,13 +263,14 @@ class TimerMessageStore(DelayStore):
 
     def persist(self) -> int | None:
         """Write wheel, log and ``timercheck`` if they changed; see `LogFollower`."""
-        backlog = self._backlog
         if not self._is_started or (self._is_rebuilt and self._cursor < self._catch_up_to):
             return self._replay_offset  # files with a part of the topic are useless
-        if backlog is not None and backlog.files.is_condemned:
-            return 0
         with self._saving:
             with self.lock:
+                # Not earlier: another thread may release the first timer of the store directory just now.
+                backlog = self._backlog
+                if backlog is not None and backlog.files.is_condemned:
+                    return 0
                 replay_offset, release_end = self._replay_start(), self._releaser.end
                 # The changes first: the checkpoint has a checksum that covers them.
                 changes = [] if backlog is None else backlog.files.wheel.changes()

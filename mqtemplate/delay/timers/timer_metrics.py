@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -47,7 +47,7 @@ class TimerMetrics:
         """Reset all numbers to zero."""
         self._counts.clear()
 
-    def add(self, counts: Counter[str], now_ms: int, sign: int = 1) -> None:
+    def add(self, counts: Mapping[str, int], now_ms: int, sign: int = 1) -> None:
         """Add *counts*, which map a topic to a number of timers; with a *sign* of -1 subtract them."""
         for topic, count in counts.items():
             before = self._counts[topic]["count"] if topic in self._counts else 0

@@ -284,7 +284,7 @@ def test_messages_that_are_due_on_a_full_disk_are_delivered_when_there_is_space(
     harness.advance("11s")  # until the next check of the disk and the next attempt
 
     assert while_full == 0
-    assert {line["service"] for line in logs if line["event"] == "delay.stalled"} == {"delay.schedule", "delay.timer"}
+    assert {line["service"] for line in logs if line["event"] == "release.stalled"} == {"delay.schedule", "delay.timer"}
     assert numbers(list(broker.pull(ORDERS, 0).messages)) == [1, 2]
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,7 +158,8 @@ def test_after_any_power_loss_each_transaction_has_one_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
 ) -> None:
     monkeypatch.setattr(
-        "mqtemplate.brokers.embedded.broker.TimerMessageStore", partial(TimerMessageStore, slots_total=200)
+        "mqtemplate.brokers.embedded.broker.TimerMessageStore",
+        lambda store, settings: TimerMessageStore(store, replace(settings, slots_total=200)),
     )
     run = Run(folder, seed=3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,32 @@ def test_a_wheel_of_another_size_is_refused(open_engine: OpenEngine) -> None:
     with pytest.raises(StoreFormatError, match="timerwheel"):
         open_engine(timers=SMALL_WHEEL | {"slots_total": 5_000})
     open_engine()
+
+
+class RacingLock:
+    """A lock that another thread's work precedes, each time it is acquired."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def __enter__(self) -> None:
+        self._work()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_checkpoint_covers_a_first_timer_that_is_released_at_its_start(engine: DelayEngine) -> None:
+    """The files are created and the message is released after `persist` has started, but before it has the lock."""
+
+    def release_first_timer() -> None:
+        engine.send(b"first", TIMER_DELAY_MS=5)
+        engine.advance(5)
+
+    engine.timer._saving = RacingLock(release_first_timer)  # type: ignore[assignment]
+
+    replay_offset = engine.timer.persist()
+
+    [copy] = engine.arrived()
+    assert replay_offset is not None
+    assert replay_offset <= copy.record.physical_offset, "a recovery must see the copy"
