@@ -16,6 +16,7 @@ from mqtemplate.delay import DelayStore, TimerLimits
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.delay_engine import DelayEngine
 
@@ -232,7 +233,7 @@ def test_a_change_survives_the_loss_of_the_delay_services_files(tmp_path: Path, 
 
 def markers_of(engine: DelayEngine) -> list[StoredRecord]:
     records = [message.record for message in engine.arrived(TIMER_TOPIC)]
-    return [record for record in records if "TIMER_DEL_UNIQKEY" in record.properties]
+    return [record for record in records if "TIMER_DEL_UNIQKEY" in decode_properties(record.properties_bytes)]
 
 
 @BOTH_KINDS

@@ -26,15 +26,13 @@ from mqtemplate.brokers.embedded.transactions.service import TransactionService
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.delay import (
-    DelayController,
-    DelayLevels,
-    DelayStore,
-    PendingView,
-    ScheduleMessageService,
-    TimerMessageStore,
-    tags_code_of,
-)
+from mqtemplate.delay.control import DelayController
+from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.levels.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.levels.table import DelayLevels, tags_code_of
+from mqtemplate.delay.pending import PendingView
+from mqtemplate.delay.timers.settings import TimerSettings
+from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, parse_offset_msg_id
 from mqtemplate.metrics import Metrics
@@ -131,11 +129,14 @@ class EmbeddedBroker(Broker):
         settings = self.settings
         limits = settings.timer_limits()
         self._schedule = ScheduleMessageService(self.store, limits.precision_ms)
-        self._timer = TimerMessageStore(self.store, settings.timer_settings())
-        self.topics = TopicTable(self._store_files, clock)
-        self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._rebalance)
-        self.drafts = DraftMaker(self.levels, limits, settings.max_message_size, settings.listen_host)
-        self.sender = Sender(self.store, self.routes, self.drafts, settings.listen_host)
+        self._timer = TimerMessageStore(
+            self.store,
+            TimerSettings(
+                precision_ms=limits.precision_ms,
+                roll_window_slots=settings.timer_roll_window_slot,
+                log_file_size=settings.mapped_file_size_timer_log,
+            ),
+        )
         delay_stores: list[DelayStore] = [self._schedule, self._timer]
         self._delay_control = DelayController(self.store, delay_stores, limits, self.name)
         self._pending = PendingView(self.store, delay_stores, self.topics.names, self.name)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from mqtemplate.delay import DEFAULT_DELAY_LEVELS, TimerLimits, TimerSettings
-from mqtemplate.message import HostAddress
-from mqtemplate.store import FlushDiskType, StoreSettings
+from annotated_types import Ge, Gt, Le, MinLen
+
+from mqtemplate.delay.divert import TimerLimits
+from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
+from mqtemplate.store.settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +62,4 @@ class EmbeddedSettings(StoreSettings):
             precision_ms=self.timer_precision_ms,
             max_delay_ms=self.timer_max_delay_sec * 1_000,
             enabled=self.timer_wheel_enable,
-        )
-
-    def timer_settings(self) -> TimerSettings:
-        return TimerSettings(
-            precision_ms=self.timer_precision_ms,
-            roll_window_slots=self.timer_roll_window_slot,
-            log_file_size=self.mapped_file_size_timer_log,
-        )
-
-    def transaction_limits(self) -> TransactionLimits:
-        return TransactionLimits(
-            timeout_ms=self.transaction_timeout_ms,
-            check_interval_ms=self.transaction_check_interval_ms,
-            check_max=self.transaction_check_max,
-            longest_wait_ms=self.file_reserved_time * 3_600_000,
         )

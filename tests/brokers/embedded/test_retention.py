@@ -154,7 +154,7 @@ def test_a_consumer_that_has_read_all_messages_gets_no_warning(broker: EmbeddedB
 @pytest.fixture
 def in_between(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> EmbeddedBroker:
     """Return a broker whose first log file is deleted, and whose queues still have the old minimum."""
-    monkeypatch.setattr(broker.store, "_correct_min_offsets", lambda: None)
+    monkeypatch.setattr(broker.store, "_delete_units_before_log", lambda: None)
     send(broker, 7)
     delete(broker, 1)
     assert broker.min_offset(ORDERS) == 0

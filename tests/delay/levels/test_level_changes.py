@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.delay import DelayLevels
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.properties import encode_properties
+from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import TIMER_TOPIC
@@ -94,7 +94,7 @@ class Scenario(KilledEngine):
             if entry is not None:
                 assert entry.due_ms == self.due[body]
                 self.unsure.add(body)
-                properties = record.properties | {
+                properties = decode_properties(record.properties_bytes) | {
                     "TIMER_DELIVER_MS": str(entry.due_ms),
                     "TIMER_OUT_MS": str(entry.slot_ms),
                     "TIMER_DEL_UNIQKEY": "-",

@@ -11,7 +11,7 @@ import pytest
 from mqtemplate.delay import DEAD_LETTER_TOPIC
 from mqtemplate.delay.levels.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.record.properties import encode_properties
+from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.files.json_files import read_table
 from mqtemplate.store.layout import DONE_SIZE_MARK
@@ -25,7 +25,7 @@ SECOND, MINUTE = 1_000, 60_000
 
 def marker(record: StoredRecord) -> RecordDraft:
     """Return the marker that replaces a cancelled message."""
-    kept = {name: record.properties[name] for name in ("REAL_TOPIC", "REAL_QID")}
+    kept = {name: decode_properties(record.properties_bytes)[name] for name in ("REAL_TOPIC", "REAL_QID")}
     due = {"TIMER_DELIVER_MS": "1000", "TIMER_OUT_MS": "0", "TIMER_DEL_UNIQKEY": "-", "__STEERED": "1"}
     return linked(record, TIMER_TOPIC, kept | due)
 
@@ -415,7 +415,7 @@ def test_a_copy_without_its_marker_replaces_the_message(open_engine: OpenEngine)
     engine = open_engine()
     put = engine.send(b"moved", DELAY=1)
     record = engine.store.read(put.physical_offset, put.size)
-    engine.put(linked(record, "orders", record.properties | {"__STEERED": "1"}))
+    engine.put(linked(record, "orders", decode_properties(record.properties_bytes) | {"__STEERED": "1"}))
     engine.crash()
 
     engine = open_engine()

@@ -13,7 +13,7 @@ from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import Histogram, HistogramSnapshot
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import encode_properties
+from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.conftest import OpenEngine

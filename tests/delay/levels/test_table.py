@@ -8,7 +8,7 @@ from mqtemplate.delay import DelayLevels, tags_code_of
 from mqtemplate.delay.levels.schedule_message_service import level_of_queue
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.record.properties import encode_properties
+from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.delay_engine import DelayEngine
 from tests.delay.foreign_records import ForeignDraft, foreign_level_message

@@ -66,7 +66,7 @@ def link(wheel: TimerWheel, slot_ms: int, position: int, count: int = 1) -> int:
 @pytest.mark.feature("A9")
 def test_a_slot_has_the_bytes_of_rocketmq() -> None:
     """Time, first position, last position, count, magic: 32 bytes, from the wheel of a real broker."""
-    file = MappedFile(None, wheel_file_size(DEFAULT_SLOTS_TOTAL))
+    file = MappedFile(wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
 
     assert link(wheel, 1_795_253_516_000, 0) == -1
@@ -144,7 +144,7 @@ def test_linking_many_units_equals_linking_them_one_by_one() -> None:
 @pytest.mark.feature("D27")
 def test_only_changed_pages_are_written_and_only_by_write(tmp_path: Path) -> None:
     """RocketMQ compares 38 MB each second. Until `write` the file stays as the last checkpoint describes it."""
-    file = MappedFile(tmp_path / "timerwheel", wheel_file_size(DEFAULT_SLOTS_TOTAL))
+    file = DiskFile(tmp_path / "timerwheel", wheel_file_size(DEFAULT_SLOTS_TOTAL))
     wheel = TimerWheel(file, DEFAULT_SLOTS_TOTAL, 1_000)
     link(wheel, 5_000, 0)
     link(wheel, 6_000, 52)
@@ -164,7 +164,7 @@ def test_only_changed_pages_are_written_and_only_by_write(tmp_path: Path) -> Non
 
 def test_the_memory_of_past_pages_is_freed(tmp_path: Path) -> None:
     """Only pages that the file has are freed. Future pages stay."""
-    wheel = TimerWheel(MappedFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
+    wheel = TimerWheel(DiskFile(tmp_path / "timerwheel", wheel_file_size(1_000)), 1_000, 1_000)
     link(wheel, 5_000, 0)
     link(wheel, 900_000, 52)
 
@@ -205,7 +205,7 @@ def test_the_checksum_of_a_wheel_detects_any_single_wrong_bit(tmp_path: Path) ->
 def test_units_have_the_bytes_of_rocketmq() -> None:
     """Size, previous position, magic, write time, delay, physical offset, size, topic hash; RocketMQ does not read the
     last 8 of the 52 bytes."""
-    files = MappedFileQueue(None, 10_000)
+    files = MappedFileQueue(10_000)
     log = TimerLog(files)
     new = units([WRITE_MS + 15_000, WRITE_MS + 15_000, WRITE_MS + 86_400_000], [0x38C, 0x4ED, 0x650], [-1, 0, -1])
     new["record_size"], new["topic_hash"] = [0x161, 0x163, 0x163], 0x114CA214
@@ -243,7 +243,7 @@ def test_a_unit_has_its_exact_due_time_and_a_check() -> None:
 
 def test_a_full_file_ends_with_the_blank_of_rocketmq() -> None:
     """A file of 600 bytes has eleven units. The blank is at 572, the twelfth unit at 600."""
-    files = MappedFileQueue(None, 600)
+    files = MappedFileQueue(600)
     log = TimerLog(files)
 
     positions = append(log, units([WRITE_MS] * 12, list(range(12))))
@@ -257,7 +257,7 @@ def test_a_full_file_ends_with_the_blank_of_rocketmq() -> None:
 @pytest.mark.feature("D17")
 def test_the_last_unit_is_found_across_the_blank() -> None:
     """RocketMQ reads 24 bytes before the end. At the start of a file that is the padding of the file before."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 12, list(range(12))))
 
     assert log.last_position() == 600
@@ -268,7 +268,7 @@ def test_the_last_unit_is_found_across_the_blank() -> None:
 
 def test_a_unit_is_found_by_its_record() -> None:
     """It is found across files."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 30, [number * 10 for number in range(30)]))
 
     found = [log.find(number * 10) for number in range(30)]
@@ -282,7 +282,7 @@ def test_a_unit_is_found_by_its_record() -> None:
 @pytest.mark.feature("A11")
 def test_the_units_of_a_slot_are_a_chain_that_leads_back() -> None:
     """The slot's last position is its head. Following the chain and scanning find the same units."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     previous = [-1, -1, *positions[:-2]]
     log.truncate(0)
@@ -301,7 +301,7 @@ def test_the_units_of_a_slot_are_a_chain_that_leads_back() -> None:
 
 
 def test_reading_a_damaged_unit_raises_an_error() -> None:
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 5, list(range(5)), [-1, 0, 52, 104, 156]))
     log._files.files[0].view[52 + 30] ^= 1
 
@@ -316,7 +316,7 @@ def test_reading_a_damaged_unit_raises_an_error() -> None:
 
 
 def test_a_chain_that_leads_back_to_itself_raises_an_error() -> None:
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS], [0], [0]))
 
     with pytest.raises(TimerLogDamageError, match="does not belong to the slot"):
@@ -326,7 +326,7 @@ def test_a_chain_that_leads_back_to_itself_raises_an_error() -> None:
 
 
 def test_a_unit_that_is_marked_as_done_is_valid() -> None:
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     append(log, units([WRITE_MS] * 3, [0, 10, 20]))
 
     log.mark_done(np.array([52]))
@@ -338,7 +338,7 @@ def test_a_unit_that_is_marked_as_done_is_valid() -> None:
 @pytest.mark.parametrize("numbers", [[], [0], [29], [0, 29], [9, 10, 11], list(range(30)), list(range(0, 30, 3))])
 def test_only_the_given_units_are_marked(numbers: list[int]) -> None:
     """In runs and alone, on both sides of a file's end. The rest of each file, blanks included, keeps its bytes."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS] * 30, list(range(30))))
     before = [bytes(file.view) for file in log._files.files]
 
@@ -354,7 +354,7 @@ def test_only_the_given_units_are_marked(numbers: list[int]) -> None:
 
 def test_deleted_and_damaged_units_and_those_of_past_slots_are_not_marked() -> None:
     """A mark has its own check, which must not make a damaged unit look valid."""
-    log = TimerLog(MappedFileQueue(None, 600))
+    log = TimerLog(MappedFileQueue(600))
     positions = append(log, units([WRITE_MS + number for number in range(30)], list(range(30))))
     log._files.files[1].view[3 * 52 + 30] ^= 1
     log.delete_before(600)
@@ -373,7 +373,7 @@ def test_deleted_and_damaged_units_and_those_of_past_slots_are_not_marked() -> N
 
 def test_the_checkpoint_has_the_bytes_of_rocketmq() -> None:
     """Read up to 1795253586000, five units in the log, queue offset 5."""
-    file = MappedFile(None, 4_096)
+    file = MappedFile(4_096)
 
     write_timer_checkpoint(file, TimerCheckpoint(1_795_253_586_000, 260, 5, 5, 0, 0x1A1FD73CAD7, 0xD2))
 
@@ -387,7 +387,7 @@ def test_the_checkpoint_has_the_bytes_of_rocketmq() -> None:
 
 def test_the_checkpoint_shows_its_writer_and_repairs_a_wrong_bit() -> None:
     """Our numbers are there twice, with a check. RocketMQ changes the first copy only, and more than one bit of it."""
-    file = MappedFile(None, 4_096)
+    file = MappedFile(4_096)
     assert read_timer_checkpoint(file)[1] is Writer.UNKNOWN
     ours = TimerCheckpoint(1_795_253_586_000, 260, 5, 5, 0, 0x1A1FD73CAD7, 0xD2, 0, 1_000, -7)
     write_timer_checkpoint(file, ours)

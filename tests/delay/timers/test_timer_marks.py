@@ -9,6 +9,7 @@ import pytest
 
 from mqtemplate.delay.timers.backlog import TimerBacklog
 from mqtemplate.delay.timers.timer_unit import DONE_RECORD_SIZE, Magic
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.store import FlushDiskType
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
@@ -34,7 +35,7 @@ def released_by_rocketmq(engine: DelayEngine) -> list[str]:
         for physical_offset in units["physical_offset"][chosen].tolist():
             record = engine.store.read_at(physical_offset)
             assert record is not None
-            ids.append(record.properties.get("UNIQ_KEY", ""))
+            ids.append(decode_properties(record.properties_bytes).get("UNIQ_KEY", ""))
     return ids
 
 

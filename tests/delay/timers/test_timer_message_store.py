@@ -20,7 +20,7 @@ from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
 from mqtemplate.delay.timers.timer_unit import MAX_DELIVER_MS
 from mqtemplate.errors import StoreFullError
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.record.properties import encode_properties
+from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
 from mqtemplate.services import ServiceThread
 from mqtemplate.store import PutResult
 from mqtemplate.topics import TIMER_TOPIC
@@ -759,7 +759,7 @@ def test_unreadable_timermetrics_are_ignored(open_engine: OpenEngine, tmp_path: 
 
 
 def is_rolled(record: StoredRecord) -> bool:
-    return "TIMER_ROLL_TIMES" in record.properties
+    return "TIMER_ROLL_TIMES" in decode_properties(record.properties_bytes)
 
 
 def test_every_pending_message_is_returned(open_engine: OpenEngine) -> None:
