@@ -20,7 +20,7 @@ from mqtemplate.delay import (
     tags_code_of,
 )
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.decode_properties(record.properties_bytes) import decode_properties, encode_properties
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import (
     FlushDiskType,
     FolderStoreFiles,

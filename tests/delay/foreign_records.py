@@ -6,7 +6,7 @@ import struct
 
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import CHECK_SIZE
-from mqtemplate.decode_properties(record.properties_bytes) import decode_properties, encode_properties
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 __all__ = ["ForeignDraft", "foreign_copy", "foreign_level_message"]

@@ -244,9 +244,13 @@ def test_a_marker_has_the_form_that_rocketmq_expects(engine: DelayEngine, delay:
     engine.control.cancel(handle)
 
     [marker] = markers_of(engine)
-    assert marker.properties["TIMER_DEL_UNIQKEY"] == marker.properties["UNIQ_KEY"] == "gone"
-    assert marker.properties["TAGS"] == "_RECALL_TAG_"
-    assert marker.properties["REAL_TOPIC"] == "orders"
+    assert (
+        decode_properties(marker.properties_bytes)["TIMER_DEL_UNIQKEY"]
+        == decode_properties(marker.properties_bytes)["UNIQ_KEY"]
+        == "gone"
+    )
+    assert decode_properties(marker.properties_bytes)["TAGS"] == "_RECALL_TAG_"
+    assert decode_properties(marker.properties_bytes)["REAL_TOPIC"] == "orders"
     assert marker.body == b"0"
 
 
@@ -257,7 +261,7 @@ def test_a_marker_in_the_slot_of_its_moved_message_has_no_key(engine: DelayEngin
     engine.control.reschedule(handle, engine.clock.now_ms() + 60_900)
     engine.advance(120_000)
 
-    assert [marker.properties["TIMER_DEL_UNIQKEY"] for marker in markers_of(engine)] == ["-"]
+    assert [decode_properties(marker.properties_bytes)["TIMER_DEL_UNIQKEY"] for marker in markers_of(engine)] == ["-"]
     assert engine.bodies() == [b"moved"]
 
 

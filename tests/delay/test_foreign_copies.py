@@ -9,7 +9,7 @@ import pytest
 
 from mqtemplate.delay.foreign_copies import ForeignCopies
 from mqtemplate.record.codec import RecordDraft, StoredRecord, parse_record
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 LEVEL = {"UNIQ_KEY": "A1", "DELAY": "3", "REAL_TOPIC": "orders", "REAL_QID": "2", "KEYS": "4466"}

@@ -19,7 +19,7 @@ from mqtemplate.delay.releaser import Releaser, count_copies, read_rows
 from mqtemplate.errors import StoreFullError
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, pack_host
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.record.run import RecordRun
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC

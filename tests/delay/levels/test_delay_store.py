@@ -8,7 +8,7 @@ from pathlib import Path
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingEntry
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import SCHEDULE_TOPIC

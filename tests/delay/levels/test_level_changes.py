@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mqtemplate.delay import DelayLevels
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import TIMER_TOPIC

@@ -11,7 +11,7 @@ import pytest
 from mqtemplate.delay import DEAD_LETTER_TOPIC
 from mqtemplate.delay.levels.schedule_message_service import DELAY_OFFSET_FILE
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.files.json_files import read_table
 from mqtemplate.store.layout import DONE_SIZE_MARK

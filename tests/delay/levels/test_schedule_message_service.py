@@ -13,7 +13,7 @@ from mqtemplate.errors import StoreFullError
 from mqtemplate.metrics import Histogram, HistogramSnapshot
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.conftest import OpenEngine
@@ -223,11 +223,12 @@ def test_a_copy_does_not_have_the_levels_delay(engine: DelayEngine) -> None:
 
     engine.advance(1 * SECOND)
 
-    assert delayed.properties["__DELAY_MS"] == "1000"
+    assert decode_properties(delayed.properties_bytes)["__DELAY_MS"] == "1000"
     due = {"TIMER_DELIVER_MS": str(delayed.store_timestamp + 1_000)}
     assert (
         engine.arrived()[0].properties
-        == {name: value for name, value in delayed.properties.items() if name != "__DELAY_MS"} | due
+        == {name: value for name, value in decode_properties(delayed.properties_bytes).items() if name != "__DELAY_MS"}
+        | due
     )
 
 

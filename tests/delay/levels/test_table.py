@@ -8,7 +8,7 @@ from mqtemplate.delay import DelayLevels, tags_code_of
 from mqtemplate.delay.levels.schedule_message_service import level_of_queue
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
 from tests.delay.delay_engine import DelayEngine
 from tests.delay.foreign_records import ForeignDraft, foreign_level_message
@@ -95,8 +95,13 @@ def test_a_rebuilt_queue_has_the_same_due_times(engine: DelayEngine) -> None:
 
     [late], [plain] = engine.delayed_records(queue_id=1), engine.delayed_records("orders")
 
-    assert tags_code_of(late, engine.levels) == late.store_timestamp + 5 * SECOND
-    assert tags_code_of(plain, engine.levels) == 3433164  # "paid".hashCode() in Java
+    assert (
+        tags_code_of(late.topic, late.properties_bytes, late.store_timestamp, engine.levels)
+        == late.store_timestamp + 5 * SECOND
+    )
+    assert (
+        tags_code_of(plain.topic, plain.properties_bytes, plain.store_timestamp, engine.levels) == 3433164
+    )  # "paid".hashCode() in Java
 
 
 @pytest.mark.feature("X11", "D11")
@@ -132,7 +137,10 @@ def test_a_delay_that_rocketmq_copied_to_a_retry_is_ignored(engine: DelayEngine)
     engine.put(ForeignDraft(SCHEDULE_TOPIC, 2, b"", encode_properties(properties), delay_ms=10 * SECOND))
     [record] = engine.delayed_records(queue_id=2)
 
-    assert tags_code_of(record, engine.levels) == record.store_timestamp + 10 * SECOND
+    assert (
+        tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, engine.levels)
+        == record.store_timestamp + 10 * SECOND
+    )
 
 
 @pytest.mark.feature("D13")
@@ -142,4 +150,4 @@ def test_a_message_without_a_valid_level_has_the_code_of_its_tag(engine: DelayEn
     engine.put(RecordDraft(SCHEDULE_TOPIC, 0, b"", encode_properties({"DELAY": level, "TAGS": "paid"})))
     [record] = engine.delayed_records()
 
-    assert tags_code_of(record, engine.levels) == 3433164
+    assert tags_code_of(record.topic, record.properties_bytes, record.store_timestamp, engine.levels) == 3433164

@@ -20,7 +20,7 @@ from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
 from mqtemplate.delay.timers.timer_unit import MAX_DELIVER_MS
 from mqtemplate.errors import StoreFullError
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.services import ServiceThread
 from mqtemplate.store import PutResult
 from mqtemplate.topics import TIMER_TOPIC

@@ -14,7 +14,7 @@ from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDE
 from mqtemplate.delay.timers.timer_checkpoint import TimerCheckpoint, Writer
 from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_DTYPE, Magic
 from mqtemplate.record.codec import RecordDraft
-from mqtemplate.decode_properties(record.properties_bytes) import encode_properties
+from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
@@ -63,7 +63,8 @@ def rename_checks(folder: Path) -> None:
 def release_like_rocketmq(engine: DelayEngine, number: int, **changes: str) -> None:
     """Append the copy of the n-th timer as RocketMQ does: with all its properties, new ones, and no link."""
     record = engine.timer_records()[number]
-    properties = decode_properties(record.properties_bytes) | {"TIMER_ENQUEUE_MS": "1", "TIMER_DEQUEUE_MS": "2"} | changes
+    stamps = {"TIMER_ENQUEUE_MS": "1", "TIMER_DEQUEUE_MS": "2"}
+    properties = decode_properties(record.properties_bytes) | stamps | changes
     topic = TIMER_TOPIC if changes else properties["REAL_TOPIC"]
     draft = RecordDraft(topic, 0, record.body, encode_properties(properties), body_crc=record.body_crc)
     engine.put(draft)
