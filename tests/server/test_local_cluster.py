@@ -85,7 +85,7 @@ def test_after_a_malformed_table_everything_is_closed_again(tmp_path: Path) -> N
     (tmp_path / "config" / "kvConfig.json").write_text('{"configTable": [1]}')
     cluster = LocalCluster(make_engine(VirtualClock(), tmp_path), SETTINGS, ANY_PORT)
 
-    with pytest.raises(Exception, match="config/kvConfig.json does not hold what it should"):
+    with pytest.raises(Exception, match="config/kvConfig.json has unexpected content"):
         cluster.start()
 
     with make_engine(VirtualClock(), tmp_path) as engine:

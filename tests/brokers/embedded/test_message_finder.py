@@ -146,7 +146,7 @@ def test_a_message_whose_file_was_deleted_is_not_found(broker: EmbeddedBroker) -
 
     broker.store.delete_before(physical_offset(newest))
 
-    assert broker.store.begin_offset > physical_offset(old)
+    assert broker.store.start_offset > physical_offset(old)
     assert broker.message_by_id(old.offset_msg_id) is None
     assert broker.message_by_id(newest.offset_msg_id) is not None
 

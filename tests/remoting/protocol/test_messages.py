@@ -268,7 +268,9 @@ def test_a_body_that_contradicts_its_flag_is_refused(body: bytes) -> None:
 
 
 def test_an_unknown_compression_type_is_refused() -> None:
-    with pytest.raises(ConversionError, match="compressed in way 7; known are 1 \\(LZ4\\), 2 \\(ZSTD\\), 3 and 0"):
+    with pytest.raises(
+        ConversionError, match="compressed with method 7; known are 1 \\(LZ4\\), 2 \\(ZSTD\\), 3 and 0 "
+    ):
         compression_type(0x701)
 
 

@@ -42,7 +42,9 @@ def test_a_reply_that_fails_does_not_affect_the_others(serving: Serving, writer:
     drafts = [serving.engine.drafts.make(Message("orders", b"x"), 0, serving.clock.now_ms())[0] for _ in range(2)]
     first, second = (writer.put(draft, "orders", 0) for draft in drafts)
 
-    serving.engine.store.group_commit.when(second.end, flushed.append)  # waits for the flush for the first message
+    serving.engine.store.group_commit.call_when_flushed(
+        second.end, flushed.append
+    )  # waits for the flush for the first message
     with capture_logs() as logs:
         writer.reply_when_durable(BrokenConnection(), REQUEST, first.end, ("orders",))  # type: ignore[arg-type]
     writer.reply_when_durable(serving.connection, REQUEST, second.end, ("orders",))  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def test_an_invalid_handle_is_refused(tool: Tool) -> None:
 
     assert response.code == ResponseCode.ILLEGAL_OPERATION
     assert response.remark is not None
-    assert "is no handle of a waiting message" in response.remark
+    assert "is not a handle of a pending message" in response.remark
 
 
 def test_a_recall_is_refused_if_it_is_disabled() -> None:

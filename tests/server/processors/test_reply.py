@@ -159,7 +159,7 @@ def test_a_listener_of_this_process_replies_to_a_remote_client(
 def test_the_reply_of_a_listener_of_this_process_to_a_disconnected_client_fails(serving: Serving) -> None:
     serving.send("prices", b"tea?", {"CORRELATION_ID": "c-1", "REPLY_TO_CLIENT": "requester@1", "TTL": "3000"})
 
-    with pytest.raises(SendError, match="'requester@1', who asked, is not here"):
+    with pytest.raises(SendError, match="'requester@1', which sent the request, is not connected"):
         serving.engine.reply(_received(serving), b"3.20")
 
 

@@ -105,7 +105,7 @@ def test_a_delay_counts_from_the_commit(serving: Serving) -> None:
     ("options", "remark"),
     [
         ({"group": "others"}, "belongs to producer group 'producers'"),
-        ({"physical_offset": 7}, "lies at physical offset"),
+        ({"physical_offset": 7}, "is at physical offset"),
         ({"state": 3}, "commitOrRollback must be 0 (unknown), 8 (commit) or 12 (rollback), got 3"),
     ],
 )
