@@ -4,10 +4,10 @@ The names in ``__all__`` are the public API. Further public packages: `mqtemplat
 `mqtemplate.spark` (sessions, the data source) and `mqtemplate.testing` (virtual time, recorded messages).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from mqtemplate import errors
+from mqtemplate.exports import load_export
 
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
@@ -105,9 +105,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    value.__module__ = __name__  # errors, help and repr show the public path
-    globals()[name] = value
+    globals()[name] = value = load_export(__name__, _MODULE_OF[name], name)
     return value
 
 

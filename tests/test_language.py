@@ -17,7 +17,7 @@ TERMS = {
     r"(giv(e|es|ing)|gave|given) back": "send back, release",
     r"call(s|ed|ing)? back a": "recall",
     r"ask(s|ed|ing)? for": "requested, checked, passed",
-    r"(what|that|who) waits?": "pending, delayed",
+    r"(what|who) waits?": "pending, delayed",
     r"waiting (messages?|room)": "pending message, delayed message",
     r"hand(s|ed|ing)?[- ]over": "delivery to the real topic, delivered",
     r"strangers?": "unrelated record, unregistered client",

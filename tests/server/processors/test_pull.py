@@ -9,6 +9,7 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.record.codec import parse_record, without_check
 from mqtemplate.record.layout import CHECK_NAME
+from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import PullSysFlag
@@ -193,7 +194,7 @@ def test_records_are_returned_as_they_are_stored_without_our_checksum(serving: S
     stored = serving.engine.store.read_at(message.physical_offset)
     assert stored is not None
     assert message.store_size == len(response.body) == stored.total_size - 24
-    assert message.properties == stored.properties
+    assert message.properties == decode_properties(stored.properties_bytes)
 
 
 def test_a_record_without_our_checksum_is_returned_unchanged(serving: Serving) -> None:
