@@ -19,10 +19,11 @@ def load_export(package: str, module: str, name: str) -> object:
 
 
 def _resolve_annotations(kind: type) -> None:
-    """Replace annotations in text form by types: tools resolve text in ``__module__``, which is another one from now on."""
-    if not dataclasses.is_dataclass(kind):
+    """Replace annotations that are text by types. Tools resolve text in the module of the class, which changes now."""
+    if "__annotations__" not in vars(kind):
         return
     hints = typing.get_type_hints(kind, include_extras=True)
-    for field in dataclasses.fields(kind):
-        field.type = hints[field.name]
     kind.__annotations__ = {name: hints[name] for name in kind.__annotations__}
+    if dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
+            field.type = hints[field.name]
