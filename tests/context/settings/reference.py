@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import sys
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
@@ -41,16 +41,25 @@ def field_documentation(section: type, name: str) -> str:
 @cache
 def _texts_under_fields(kind: type) -> dict[str, str]:
     """Return the string literals after the annotated names in the source of a class."""
-    if not kind.__module__.startswith("mqtemplate."):
+    definition = _definition(kind)
+    if definition is None:
         return {}
-    [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(definition, ast.ClassDef)
     texts = {}
     for field, text in zip(definition.body, definition.body[1:], strict=False):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(found))):
                 texts[name] = " ".join(found.split())
     return texts
+
+
+def _definition(kind: type) -> ast.ClassDef | None:
+    """Return the definition of a class of the library. ``__module__`` of a public class is its public path."""
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("mqtemplate.") and vars(module).get(kind.__name__) is kind:
+            for node in ast.parse(inspect.getsource(module)).body:
+                if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                    return node
+    return None
 
 
 def _section(section: type, prefix: str) -> Iterator[str]:
