@@ -152,7 +152,7 @@ def test_a_consumer_that_has_read_everything_notices_nothing(broker: EmbeddedBro
 @pytest.fixture
 def in_between(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> EmbeddedBroker:
     """The log's first file is gone, and its queues do not know yet."""
-    monkeypatch.setattr(broker.store, "_correct_min_offsets", lambda: None)
+    monkeypatch.setattr(broker.store, "_delete_units_before_log", lambda: None)
     send(broker, 7)
     delete(broker, 1)
     assert broker.min_offset(ORDERS) == 0
