@@ -124,12 +124,12 @@ class CommitLog(LogReader):
             record = draft.encode(queue_offset, at, now, host)
             size = len(record)
             records.append(record)
-            at += size
             if isinstance(draft, RecordDraft):
-                results.append(PutResult(at - size, size, queue_offset, now))
+                results.append(PutResult(at, size, queue_offset, now))
             else:
-                size //= len(draft)
-                results.append(PutResult(at - size, size, int(queue_offset[-1]), now))
+                each = size // len(draft)
+                results.append(PutResult(at + size - each, each, int(queue_offset[-1]), now))
+            at += size
         self._write(b"".join(records), through_map=False)
         return results
 

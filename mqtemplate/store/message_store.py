@@ -263,46 +263,58 @@ class MessageStore:
             raise StoreFullError(self.cleaning.refusal)
         with self._lock:
             started = perf_counter_ns()
-            queue_offsets = self._reserve(drafts)
+            queues, queue_offsets = self._reserve(drafts)
             results = self._commit_log.append_all(drafts, queue_offsets)
-            count = 0
-            for draft, (physical_offset, size, _, timestamp) in zip(drafts, results, strict=True):
-                if isinstance(draft, RecordDraft):
+            count = len(drafts)
+            for draft, queue, (physical_offset, size, _, timestamp) in zip(drafts, queues, results, strict=True):
+                if queue is not None and isinstance(draft, RecordDraft):
                     delay_ms = draft.delay_ms
-                    tags_code = draft.tags_code if delay_ms < 0 else timestamp + delay_ms
-                    self._queues[draft.topic, draft.queue_id].append(physical_offset, size, tags_code)
-                    count += 1
-                else:
+                    queue.append(physical_offset, size, draft.tags_code if delay_ms < 0 else timestamp + delay_ms)
+                elif isinstance(draft, RecordRun):
                     self._append_units(draft, physical_offset - size * (len(draft) - 1), size)
-                    count += len(draft)
+                    count += len(draft) - 1
             self._append_ns.observe(perf_counter_ns() - started)
             self._appended.add(count)
         if not self._is_dirty:
             self._mark_dirty()
         return results
 
-    def _reserve(self, drafts: Sequence[RecordDraft | RecordRun]) -> list[int | NDArray[np.int64]]:
-        """Return the queue offsets of each draft, after reserving space for their units."""
+    def _reserve(
+        self, drafts: Sequence[RecordDraft | RecordRun]
+    ) -> tuple[list[ConsumeQueue | None], list[int | NDArray[np.int64]]]:
+        """Return the queue of each draft (None for a run) and its queue offsets; reserve space for the units."""
+        queues: list[ConsumeQueue | None] = []
         offsets: list[int | NDArray[np.int64]] = []
         ends: dict[ConsumeQueue, int] = {}
+        queue, end = None, 0  # mostly all drafts of a batch go to one queue, so its end is not in the dictionary
         for draft in drafts:
             if isinstance(draft, RecordDraft):
-                queue = self._queue(draft.topic, draft.queue_id)
-                offset = ends.get(queue)
-                if offset is None:
-                    offset = queue.max_offset
-                ends[queue] = offset + 1
-                offsets.append(offset)
+                next_queue = self._queue(draft.topic, draft.queue_id)
+                if next_queue is not queue:
+                    if queue is not None:
+                        ends[queue] = end
+                    queue, end = next_queue, ends.get(next_queue, next_queue.max_offset)
+                queues.append(queue)
+                offsets.append(end)
+                end += 1
             else:
-                of_run = np.empty(len(draft), np.int64)
-                for queue_id, rows in draft.queues():
-                    queue = self._queue(draft.topic, queue_id)
-                    start = ends.get(queue, queue.max_offset)
-                    ends[queue] = start + len(rows)
-                    of_run[rows] = np.arange(start, start + len(rows))
-                offsets.append(of_run)
+                if queue is not None:
+                    ends[queue], queue = end, None
+                queues.append(None)
+                offsets.append(self._reserve_run(draft, ends))
+        if queue is not None:
+            ends[queue] = end
         for queue, end in ends.items():
             queue.reserve(end - queue.max_offset)
+        return queues, offsets
+
+    def _reserve_run(self, run: RecordRun, ends: dict[ConsumeQueue, int]) -> NDArray[np.int64]:
+        offsets = np.empty(len(run), np.int64)
+        for queue_id, rows in run.queues():
+            queue = self._queue(run.topic, queue_id)
+            start = ends.get(queue, queue.max_offset)
+            ends[queue] = start + len(rows)
+            offsets[rows] = np.arange(start, start + len(rows))
         return offsets
 
     def _append_units(self, run: RecordRun, physical_offset: int, size: int) -> None:
