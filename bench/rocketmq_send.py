@@ -58,7 +58,7 @@ def main() -> None:
         raise SystemExit(f"not measured: {reason}")
     with scratch_folder() as folder:
         peer = rocketmq_rates(folder / "peer-async", FlushDiskType.ASYNC_FLUSH, (1, 32))
-        one = mqtemplate_rate(folder / "ours-async", FlushDiskType.ASYNC_FLUSH, 1)
+        one = mqtemplate_rate(folder / "mqtemplate-async", FlushDiskType.ASYNC_FLUSH, 1)
         report("RocketMQ, ASYNC_FLUSH, Java client, 1 thread", peer[1], "/s", "the peer")
         report("RocketMQ, ASYNC_FLUSH, Java client, 32 threads", peer[32], "/s", "the peer")
         report("sync_send, ASYNC_FLUSH, 1 thread", one, "/s", "")
@@ -66,7 +66,7 @@ def main() -> None:
         report("  of RocketMQ with 32 threads", one / peer[32], "x", ">= 2.5x")
     with scratch_folder() as folder:
         peer_sync = rocketmq_rates(folder / "peer-sync", FlushDiskType.SYNC_FLUSH, (32,))[32]
-        many = mqtemplate_rate(folder / "ours-sync", FlushDiskType.SYNC_FLUSH, 32)
+        many = mqtemplate_rate(folder / "mqtemplate-sync", FlushDiskType.SYNC_FLUSH, 32)
         report("RocketMQ, SYNC_FLUSH, Java client, 32 threads", peer_sync, "/s", "the peer")
         report("sync_send, SYNC_FLUSH, 32 threads", many, "/s", "")
         report("  of RocketMQ with 32 threads", many / peer_sync, "x", ">= 1.5x")

@@ -56,7 +56,7 @@ class Program(NamedTuple):
 
 _PROGRAMS = {
     "5.5.0": Program("rocketmq-5", ("guarded", "commands", "client", "five")),
-    "4.9.8": Program("client-4", ("commands", "client", "four")),
+    "4.9.8": Program("client-4", ("guarded", "commands", "client", "four")),
     "4.9.7": Program("rocketmq-4", ("guarded", "tools")),
     "spring": Program("spring", ("commands", "spring")),
     "proxy": Program("proxy", ("guarded", "proxy")),

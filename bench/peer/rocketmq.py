@@ -163,6 +163,7 @@ class RocketMQ:
             "enablePropertyFilter": "true",
             "recallMessageEnable": "true",
             "diskMaxUsedSpaceRatio": 98,
+            "reviveQueueNum": 1,  # For POP consumption, which is not tested. A stop waits for the thread of each queue.
             "registerNameServerPeriod": 10_000,  # The minimum. The first registration may miss topics.
         } | self._options
 

@@ -69,7 +69,7 @@ class AclGuard:
             return "access control is enabled: configure the client with an access key and a secret key"
         account = self._accounts.get(access_key)
         secret_key = _UNKNOWN_SECRET if account is None else account.secret_key
-        # The signature is computed for an unknown account too: the time of the response tells nothing.
+        # Compute the signature for an unknown account too: the response time must not reveal which accounts exist.
         if not is_signed_with(request, secret_key) or account is None:
             return f"access key {access_key[:64]!r} is unknown, or its secret key is wrong"
         return None if account.admin else _missing_right(account, request)

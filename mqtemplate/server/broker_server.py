@@ -206,7 +206,7 @@ class BrokerServer:
         self.name_server.entries.load()
 
     def _create_system_topics(self) -> None:
-        """Create the system topics. `AUTO_CREATE_TOPIC` tells clients how many queues a new topic gets."""
+        """Create the system topics. Clients read the number of queues of a new topic from `AUTO_CREATE_TOPIC`."""
         self.topics.create_system_topics()
         if self.engine.topics.config(AUTO_CREATE_TOPIC) is not None:
             count = self.settings.default_topic_queue_nums

@@ -108,7 +108,7 @@ class PullHold:
         if not pull.connection.is_open:
             self.forget(pull.connection)
         elif self._raw.reader.max_offset(pull.query.queue) > pull.next_offset:
-            # The message arrived after the pull and before `_watch`: the store reported it to nobody.
+            # The message arrived after the pull and before `_watch`: its notification found no pull.
             self._on_new_messages(topic)
         elif is_first:
             self._wake()

@@ -96,8 +96,8 @@ class RawReader:
     """Reads what `QueueReader` reads, as bytes instead of messages.
 
     - Every record is validated. A corrupt record is logged and skipped: a Java client could not decode what follows.
-    - The checksum property of our records is removed. Records of other brokers have none, and applications would see a
-      property that the producer did not send.
+    - The checksum property of the embedded broker is removed. Records of other brokers have none, and applications
+      would see a property that the producer did not send.
     - One pull reads a limited number of records, however few of them match the selector.
     """
 

@@ -38,7 +38,7 @@ _MAX_QUEUES = 1_024
 
 
 class TopicConfigs:
-    """The `TopicTable` and the routes made from it, in the types of the protocol.
+    """The `TopicTable` and the routes built from it, in the types of the protocol.
 
     Args:
         auto_create: False if a message may not create its topic. `AUTO_CREATE_TOPIC` is hidden then, even if the store

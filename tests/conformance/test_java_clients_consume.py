@@ -204,7 +204,7 @@ def test_a_lite_pull_consumer_continues_at_its_committed_offset(case: Case) -> N
 
 
 def test_running_members_consume_again_after_an_offset_reset(newest: Case, older: Case) -> None:
-    """The group has a member of each version. RocketMQ's client waits ten seconds before it applies the new offsets."""
+    """The group has a member of each version."""
     topic, group = newest.topic("reset"), newest.group("reset")
     newest.tools.create_topic(topic)
     members = [(case.client, case.client.join(group, topic)) for case in (newest, older)]

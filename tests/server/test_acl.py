@@ -123,7 +123,7 @@ def test_broker_and_name_server_require_an_access_key(cluster: LocalCluster) -> 
         assert permitted.code == ResponseCode.SUCCESS
 
 
-@pytest.mark.parametrize(("access_key", "secret_key"), [("shop-owner", "wrong secret"), ("nobody-here", SECRET)])
+@pytest.mark.parametrize(("access_key", "secret_key"), [("shop-owner", "wrong secret"), ("missing-here", SECRET)])
 def test_a_wrong_secret_key_and_an_unknown_access_key_have_the_same_response(
     cluster: LocalCluster, access_key: str, secret_key: str
 ) -> None:

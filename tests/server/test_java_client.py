@@ -1,4 +1,4 @@
-"""RocketMQ's own Java client, unmodified, with our server: it confirms what the other tests assume."""
+"""RocketMQ's unmodified Java client uses the server. It confirms what the other tests assume."""
 
 from __future__ import annotations
 

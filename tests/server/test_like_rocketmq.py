@@ -1,4 +1,4 @@
-"""The same requests to our server and to RocketMQ 5.5.0: the responses have the same codes and the same numbers.
+"""The same requests to this server and to RocketMQ 5.5.0: the responses have the same codes and the same numbers.
 
 `DIFFERENT` lists the deliberate differences and their reasons.
 """
@@ -54,7 +54,7 @@ QUEUE = MessageQueue("orders", "broker-a", 0)
 NUMBERS = ("queueId", "queueOffset", "nextBeginOffset", "minOffset", "maxOffset", "suggestWhichBrokerId", "offset")
 
 DIFFERENT = {
-    # label -> our code, RocketMQ's code, reason
+    # label -> code of this server, RocketMQ's code, reason
     "an empty batch": (13, 1, "the message is illegal, the broker has not failed"),
     "a send without fields": (29, 1, "the request is wrong, and a retry with another broker cannot help"),
     "a heartbeat that is no JSON": (29, 1, "the request is wrong, and a retry with another broker cannot help"),
@@ -191,7 +191,7 @@ CASES = [
     send("a message with a timer that is no number", properties={"TIMER_DELAY_SEC": "soon"}),
     send("a message with a timer beyond the maximum", properties={"TIMER_DELAY_SEC": str(TOO_LONG_SEC)}),
     send("a message with a deliver time in the past", properties={"TIMER_DELIVER_MS": "1000"}),
-    send("a retry for a missing group", "%RETRY%nobody"),
+    send("a retry for a missing group", "%RETRY%missing"),
     send("a batch", body=TWO, batch=True),
     send("an empty batch", body=b"", batch=True),
     send("a half message", properties={"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": "0B" * 16}, sys_flag=4),
@@ -221,7 +221,7 @@ CASES = [
     commit("a commit"),
     query("the offset of a group"),
     commit("a commit for a missing topic", topic="nowhere"),
-    commit("a commit for a missing group", group="nobody-2"),
+    commit("a commit for a missing group", group="missing-2"),
     commit("a commit for a missing queue", queue_id=9),
     of_queue("the end of a queue", RequestCode.GET_MAX_OFFSET),
     of_queue("the end of an empty queue", RequestCode.GET_MAX_OFFSET, queue_id=2),
@@ -234,7 +234,7 @@ CASES = [
     since("a search by a time in the future", 99_999_999_999_999),
     since("a search in a missing topic", 0, "nowhere"),
     Case("the members", RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="g")),
-    Case("no members", RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="nobody")),
+    Case("no members", RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="missing")),
     lock("a lock", "c1"),
     lock("a lock that another client holds", "c2"),
     send("a retry of an ordered group", "%RETRY%g", reconsume_times=1, max_reconsume_times=16),
@@ -244,7 +244,7 @@ CASES = [
     send("a batch for a retry topic", "%RETRY%g", TWO, batch=True),
     send_back("a message that is sent back", 0),
     send_back("a missing message that is sent back", 5),
-    send_back("a message that is sent back by a missing group", 0, "nobody-3"),
+    send_back("a message that is sent back by a missing group", 0, "missing-3"),
     pull("a pull of dead letters", 0, "%DLQ%g"),
     check("a tag", "TAG", "a"),
     check("an expression", "SQL92", "a > 1"),
@@ -271,8 +271,8 @@ def responses(address: str) -> dict[str, RemotingCommand]:
 
 
 class Both(NamedTuple):
-    ours: dict[str, RemotingCommand]
-    theirs: dict[str, RemotingCommand]
+    actual: dict[str, RemotingCommand]
+    expected: dict[str, RemotingCommand]
 
 
 @pytest.fixture(scope="module")
@@ -280,31 +280,31 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     reason = unavailable_reason()
     if reason:
         pytest.skip(reason)
-    folder: Path = tmp_path_factory.mktemp("theirs")
+    folder: Path = tmp_path_factory.mktemp("expected")
     port = free_port()
     with NameServer() as names, RocketMQ(folder, names, {"listenPort": port}):
-        theirs = responses(f"127.0.0.1:{port}")
+        expected = responses(f"127.0.0.1:{port}")
     settings = BrokerServerSettings(listen=ANY_PORT)
     with (
         EmbeddedBroker(None, EmbeddedSettings(listen_host=ANY_PORT)) as engine,
         BrokerServer(engine, settings) as server,
     ):
-        yield Both(responses(str(server.address)), theirs)
+        yield Both(responses(str(server.address)), expected)
 
 
 @pytest.mark.parametrize("label", [case.label for case in CASES])
 def test_the_response_equals_rocketmqs(both: Both, label: str) -> None:
     """The codes are equal, and the numbers that Java's clients require."""
-    ours, theirs = both.ours[label], both.theirs[label]
+    actual, expected = both.actual[label], both.expected[label]
 
     if label in DIFFERENT:
-        assert (ours.code, theirs.code) == DIFFERENT[label][:2]
+        assert (actual.code, expected.code) == DIFFERENT[label][:2]
         return
 
-    assert ours.code == theirs.code, f"{ours}; RocketMQ: {theirs}"
+    assert actual.code == expected.code, f"{actual}; RocketMQ: {expected}"
     for name in NUMBERS:
-        assert ours.ext_fields.get(name) == theirs.ext_fields.get(name), name
-    assert (ours.body == b"") == (theirs.body == b"")
+        assert actual.ext_fields.get(name) == expected.ext_fields.get(name), name
+    assert (actual.body == b"") == (expected.body == b"")
 
 
 def test_the_locked_queues_equal_rocketmqs(both: Both) -> None:

@@ -81,7 +81,7 @@ class RelayProcessor:
 def _relayed_response(
     request: RemotingCommand, client_id: str, response: RemotingCommand | BrokerError
 ) -> RemotingCommand:
-    """Return the consumer's response as the response to *request*, or one that tells why there is none."""
+    """Return the consumer's response as the response to *request*, or an error response if there is none."""
     if isinstance(response, RemotingCommand):
         relayed = request.response(response.code, body=response.body, remark=response.remark)
         relayed.ext_fields = response.ext_fields

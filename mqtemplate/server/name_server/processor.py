@@ -40,7 +40,7 @@ _log = structlog.stdlib.get_logger("mqtemplate.name_server")
 class NameServer:
     """Processors of the requests to a name server.
 
-    - A route is made from the broker's topic table for each request, so a new topic is found at once.
+    - A route is built from the broker's topic table for each request, so a new topic is found at once.
     - The broker of this process is always a master, and its address is always the same text: clients compare routes as
       text. Other brokers may register; see `RegisteredBrokers`.
 

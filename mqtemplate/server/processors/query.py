@@ -35,7 +35,7 @@ _MAX_UNITS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class QueryProcessor:
-    """Answers with records as they are stored, without the checksum property of our records.
+    """Answers with records as they are stored, without the checksum property that the embedded broker adds.
 
     A message that is not yet as durable as the flush mode requires is not found.
     """

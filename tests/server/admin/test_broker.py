@@ -143,7 +143,7 @@ def test_statistics_of_a_topic_and_of_a_group_are_returned(served: Served, tool:
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("TOPIC_PUT_NUMS", "nobody"), ("GROUP_GET_NUMS", "orders@nobody"), ("SNDBCK_PUT_NUMS", "x")]
+    ("name", "key"), [("TOPIC_PUT_NUMS", "missing"), ("GROUP_GET_NUMS", "orders@missing"), ("SNDBCK_PUT_NUMS", "x")]
 )
 def test_unknown_statistics_are_refused(tool: Tool, name: str, key: str) -> None:
     header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)

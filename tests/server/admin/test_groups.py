@@ -197,14 +197,14 @@ def test_producers_are_listed_by_group_and_all_together(tool: Tool) -> None:
     header = ProducerGroupRequestHeader(producer_group="shop")
     one = ProducerConnection.decode(tool.request_ok(RequestCode.GET_PRODUCER_CONNECTION_LIST, header).body)
     every = ProducerTableInfo.decode(tool.request_ok(RequestCode.GET_ALL_PRODUCER_INFO).body)
-    missing = ProducerGroupRequestHeader(producer_group="nobody")
+    missing = ProducerGroupRequestHeader(producer_group="missing")
     refused = tool.request(RequestCode.GET_PRODUCER_CONNECTION_LIST, missing)
 
     assert [connection.client_id for connection in one.connection_set] == ["me@1"]
     assert [info.client_id for info in every.data["shop"]] == ["me@1"]
     assert (refused.code, refused.remark) == (
         ResponseCode.SYSTEM_ERROR,
-        "group 'nobody' has no connected producer",
+        "group 'missing' has no connected producer",
     )
 
 

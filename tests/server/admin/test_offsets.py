@@ -75,7 +75,7 @@ def test_consume_stats_have_the_progress_of_a_group(server: BrokerServer, tool: 
 def test_consume_stats_have_only_topics_that_connected_members_subscribe_to(tool: Tool) -> None:
     """The group's offsets contain every topic that it ever consumed."""
     tool.consume("billing", "invoices")
-    by_name = GetConsumeStatsRequestHeader(consumer_group="billing", topic_list="orders;nobody")
+    by_name = GetConsumeStatsRequestHeader(consumer_group="billing", topic_list="orders;missing")
 
     of_all = tool.request_ok(RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="billing"))
     of_named = tool.request_ok(RequestCode.GET_CONSUME_STATS, by_name)
@@ -137,11 +137,11 @@ def test_one_queue_is_reset_to_an_offset(server: BrokerServer, tool: Tool) -> No
     ("changes", "code", "text"),
     [
         (
-            {"topic": "nobody"},
+            {"topic": "missing"},
             ResponseCode.TOPIC_NOT_EXIST,
-            "topic 'nobody' does not exist; create it with mqadmin updateTopic",
+            "topic 'missing' does not exist; create it with mqadmin updateTopic",
         ),
-        ({"group": "nobody"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "group 'nobody' does not exist"),
+        ({"group": "missing"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "group 'missing' does not exist"),
         (
             {"queue_id": 2},
             ResponseCode.INVALID_PARAMETER,

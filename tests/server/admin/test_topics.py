@@ -142,7 +142,7 @@ def test_a_topic_is_deleted_with_its_offsets(server: BrokerServer, tool: Tool) -
 
 
 def test_deleting_a_missing_topic_succeeds(tool: Tool) -> None:
-    tool.request_ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicNameRequestHeader(topic="nobody"))
+    tool.request_ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicNameRequestHeader(topic="missing"))
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_topic_stats_have_the_offsets_of_each_queue(server: BrokerServer, tool: 
 
 
 def test_topic_stats_of_a_missing_topic_are_refused(tool: Tool) -> None:
-    response = tool.request(RequestCode.GET_TOPIC_STATS_INFO, TopicNameRequestHeader(topic="%RETRY%nobody"))
+    response = tool.request(RequestCode.GET_TOPIC_STATS_INFO, TopicNameRequestHeader(topic="%RETRY%missing"))
 
     assert response.code == ResponseCode.TOPIC_NOT_EXIST
-    assert response.remark == "topic '%RETRY%nobody' does not exist; it is created when its group needs it"
+    assert response.remark == "topic '%RETRY%missing' does not exist; it is created when its group needs it"
 
 
 def test_the_groups_of_a_topic_are_listed_connected_or_not(server: BrokerServer, tool: Tool) -> None:

@@ -71,11 +71,11 @@ def test_the_broker_answers_requests_to_a_name_server_too(cluster: LocalCluster)
 
 
 def test_a_missing_topic_is_an_error_and_no_empty_route(tool: Tool) -> None:
-    response = tool.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="nobody"))
+    response = tool.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="missing"))
 
     assert (response.code, response.body) == (ResponseCode.TOPIC_NOT_EXIST, b"")
     assert response.remark == (
-        "no route: topic 'nobody' does not exist; its first message creates it if the broker permits that, or mqadmin "
+        "no route: topic 'missing' does not exist; its first message creates it if the broker permits that, or mqadmin "
         "updateTopic"
     )
 
@@ -126,12 +126,16 @@ def test_all_topics_are_listed(cluster: LocalCluster, tool: Tool) -> None:
     cluster.engine.create_topic("orders", 1)
 
     listed = TopicList.decode(tool.request_ok(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)
-    ours = tool.request_ok(RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster="DefaultCluster"))
-    others = tool.request_ok(RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster="elsewhere"))
+    of_cluster = tool.request_ok(
+        RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster="DefaultCluster")
+    )
+    of_missing_cluster = tool.request_ok(
+        RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster="missing")
+    )
 
     assert {"orders", "TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(listed.topic_list)
-    assert TopicList.decode(ours.body).topic_list == listed.topic_list
-    assert TopicList.decode(others.body).topic_list == []
+    assert TopicList.decode(of_cluster.body).topic_list == listed.topic_list
+    assert TopicList.decode(of_missing_cluster.body).topic_list == []
 
 
 def test_the_names_of_cluster_and_broker_are_listed_as_system_topics(cluster: LocalCluster, tool: Tool) -> None:
@@ -151,11 +155,11 @@ def test_the_name_server_cannot_delete_a_topic_of_its_own_broker(cluster: LocalC
 
 def test_the_write_permission_is_revoked_and_granted(cluster: LocalCluster, tool: Tool) -> None:
     cluster.engine.create_topic("orders", 1)
-    ours = BrokerNameRequestHeader(broker_name="broker-a")
+    header = BrokerNameRequestHeader(broker_name="broker-a")
 
-    wiped = tool.request_ok(RequestCode.WIPE_WRITE_PERM_OF_BROKER, ours).header(WipeWritePermOfBrokerResponseHeader)
+    wiped = tool.request_ok(RequestCode.WIPE_WRITE_PERM_OF_BROKER, header).header(WipeWritePermOfBrokerResponseHeader)
     without = route_of(tool, "orders").queue_datas[0].perm
-    added = tool.request_ok(RequestCode.ADD_WRITE_PERM_OF_BROKER, ours).header(AddWritePermOfBrokerResponseHeader)
+    added = tool.request_ok(RequestCode.ADD_WRITE_PERM_OF_BROKER, header).header(AddWritePermOfBrokerResponseHeader)
 
     assert wiped.wipe_topic_count == added.add_topic_count > 5
     assert (without, route_of(tool, "orders").queue_datas[0].perm) == (4, 6)

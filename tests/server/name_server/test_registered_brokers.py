@@ -1,4 +1,4 @@
-"""Brokers that register with our name server, such as RocketMQ's."""
+"""Brokers that register with this name server, such as RocketMQ's."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ def brokers_of(tool: Tool, topic: str) -> list[str]:
 
 
 def test_routes_contain_the_topics_of_both_brokers(tool: Tool, broker: Tool) -> None:
-    assert register(broker, "shared", "theirs").code == ResponseCode.SUCCESS
+    assert register(broker, "shared", "single").code == ResponseCode.SUCCESS
 
-    assert (brokers_of(tool, "shared"), brokers_of(tool, "theirs")) == (["broker-a", "broker-b"], ["broker-b"])
-    route = route_of(tool, "theirs")
+    assert (brokers_of(tool, "shared"), brokers_of(tool, "single")) == (["broker-a", "broker-b"], ["broker-b"])
+    route = route_of(tool, "single")
     assert route is not None
     assert route.broker_datas[0].broker_addrs == {0: MASTER}
     info = ClusterInfo.decode(tool.request_ok(RequestCode.GET_BROKER_CLUSTER_INFO).body)
     assert info.cluster_addr_table == {"DefaultCluster": ["broker-a"], "another": ["broker-b"]}
     of_cluster = GetTopicsByClusterRequestHeader(cluster="another")
     listed = tool.request_ok(RequestCode.GET_TOPICS_BY_CLUSTER, of_cluster)
-    assert TopicList.decode(listed.body).topic_list == ["shared", "theirs"]
+    assert TopicList.decode(listed.body).topic_list == ["shared", "single"]
 
 
 def test_a_later_registration_adds_topics(tool: Tool, broker: Tool) -> None:
@@ -105,27 +105,27 @@ def test_a_later_registration_adds_topics(tool: Tool, broker: Tool) -> None:
 
 
 def test_a_replica_receives_the_address_of_its_master(tool: Tool, broker: Tool) -> None:
-    register(broker, "theirs")
+    register(broker, "single")
 
     response = register(broker, broker_id=1)
 
     assert response.header(RegisterBrokerResponseHeader).master_addr == MASTER
-    route = route_of(tool, "theirs")
+    route = route_of(tool, "single")
     assert route is not None
     assert route.broker_datas[0].broker_addrs == {0: MASTER, 1: REPLICA}
 
 
 def test_a_broker_that_unregisters_is_removed(tool: Tool, broker: Tool) -> None:
-    register(broker, "theirs")
+    register(broker, "single")
     header = BrokerRequestHeader(broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0)
 
     broker.request_ok(RequestCode.UNREGISTER_BROKER, header)
 
-    assert brokers_of(tool, "theirs") == []
+    assert brokers_of(tool, "single") == []
 
 
 def test_a_broker_whose_connection_closes_is_removed(cluster: LocalCluster, tool: Tool, broker: Tool) -> None:
-    register(broker, "theirs")
+    register(broker, "single")
     others = cluster.broker.name_server.others
     (connection_id,) = {member.connection_id for member in others.all()[0].members.values()}
     servers = (cluster.broker.remoting, cluster._name_server)
@@ -134,24 +134,24 @@ def test_a_broker_whose_connection_closes_is_removed(cluster: LocalCluster, tool
 
     others.forget(closed)
 
-    assert brokers_of(tool, "theirs") == []
+    assert brokers_of(tool, "single") == []
 
 
 def test_a_registration_expires_unless_the_broker_queries_its_version(
     cluster: LocalCluster, tool: Tool, broker: Tool
 ) -> None:
-    register(broker, "theirs", heartbeat_timeout_millis=60_000)
+    register(broker, "single", heartbeat_timeout_millis=60_000)
     header = BrokerRequestHeader(broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0)
     move = cluster.engine.clock.move_ms  # type: ignore[attr-defined]  # it is virtual
 
     move(50_000)
     same = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, VERSION.encode())
     move(50_000)
-    after_the_query = brokers_of(tool, "theirs")
+    after_the_query = brokers_of(tool, "single")
     newer = broker.request_ok(RequestCode.QUERY_DATA_VERSION, header, DataVersion(counter=4).encode())
     move(60_000)
 
-    assert (after_the_query, brokers_of(tool, "theirs")) == (["broker-b"], [])
+    assert (after_the_query, brokers_of(tool, "single")) == (["broker-b"], [])
     assert same.header(QueryDataVersionResponseHeader).changed is False
     assert newer.header(QueryDataVersionResponseHeader).changed is True
     assert DataVersion.decode(newer.body) == VERSION
@@ -166,13 +166,13 @@ def test_an_unknown_broker_must_register_all_its_topics(broker: Tool) -> None:
 
 
 def test_the_write_permission_and_the_topics_of_a_registered_broker_can_be_removed(tool: Tool, broker: Tool) -> None:
-    register(broker, "theirs", "old")
+    register(broker, "single", "old")
 
     wiped = tool.request_ok(RequestCode.WIPE_WRITE_PERM_OF_BROKER, BrokerNameRequestHeader(broker_name="broker-b"))
     tool.request_ok(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicFromNamesrvRequestHeader(topic="old"))
 
     assert wiped.header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count == 2
-    route = route_of(tool, "theirs")
+    route = route_of(tool, "single")
     assert route is not None
     assert route.queue_datas[0].perm == 4
     assert brokers_of(tool, "old") == []
@@ -192,7 +192,7 @@ def test_the_write_permission_and_the_topics_of_a_registered_broker_can_be_remov
 def test_an_invalid_registration_is_refused_with_the_reason(
     tool: Tool, broker: Tool, changes: dict[str, object], text: str
 ) -> None:
-    response = register(broker, "theirs", **changes)  # type: ignore[arg-type]
+    response = register(broker, "single", **changes)  # type: ignore[arg-type]
 
     assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, text)
-    assert brokers_of(tool, "theirs") == []
+    assert brokers_of(tool, "single") == []

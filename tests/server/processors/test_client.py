@@ -106,13 +106,13 @@ def test_a_malformed_heartbeat_is_refused(serving: Serving) -> None:
 
 def test_a_group_without_members_has_no_list(serving: Serving) -> None:
     response = serving.request(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="nobody")
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequestHeader(consumer_group="missing")
     )
 
     assert response is not None
     assert (response.code, response.remark) == (
         ResponseCode.SYSTEM_ERROR,
-        "group 'nobody' has no connected consumer",
+        "group 'missing' has no connected consumer",
     )
 
 
@@ -125,7 +125,7 @@ def test_the_registry_has_the_properties_of_a_client(serving: Serving) -> None:
     assert channel.connection is serving.connection
     assert serving.server.clients.producer_by_client_id("c1") is not None
     assert serving.server.clients.next_producer("shop") is not None
-    assert serving.server.clients.next_producer("nobody") is None
+    assert serving.server.clients.next_producer("missing") is None
     assert serving.server.clients.groups_of_topic("orders") == ["billing"]
 
 

@@ -37,9 +37,9 @@ def physical_offset(result: SendResult) -> int:
     return int(result.offset_msg_id[-16:], 16)
 
 
-def by_key(key: str, *, unique: bool | None = None, max_num: int = 32, begin: int = 0) -> QueryMessageRequestHeader:
+def by_key(key: str, *, unique: bool | None = None, max_num: int = 32, from_ms: int = 0) -> QueryMessageRequestHeader:
     return QueryMessageRequestHeader(
-        topic="orders", key=key, max_num=max_num, begin_timestamp=begin, end_timestamp=END_OF_TIME, unique=unique
+        topic="orders", key=key, max_num=max_num, begin_timestamp=from_ms, end_timestamp=END_OF_TIME, unique=unique
     )
 
 
@@ -93,7 +93,7 @@ def test_a_message_is_found_by_its_unique_key(server: BrokerServer, tool: Tool) 
 def test_a_key_outside_the_period_is_not_found(server: BrokerServer, tool: Tool) -> None:
     send(server, KEYS="A-1")
 
-    response = tool.request(RequestCode.QUERY_MESSAGE, by_key("A-1", begin=server.engine.clock.now_ms() + 1))
+    response = tool.request(RequestCode.QUERY_MESSAGE, by_key("A-1", from_ms=server.engine.clock.now_ms() + 1))
 
     assert response.code == ResponseCode.QUERY_NOT_FOUND
     assert response.remark == "no message of topic 'orders' has the key 'A-1' in this period"

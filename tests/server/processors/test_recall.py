@@ -63,9 +63,9 @@ def test_a_delivered_message_cannot_be_recalled(server: BrokerServer, tool: Tool
     ("topic", "code", "text"),
     [
         (
-            "nobody",
+            "missing",
             ResponseCode.TOPIC_NOT_EXIST,
-            "topic 'nobody' does not exist; create it with mqadmin updateTopic",
+            "topic 'missing' does not exist; create it with mqadmin updateTopic",
         ),
         (
             "TBW102",

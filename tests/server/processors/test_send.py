@@ -225,7 +225,7 @@ def test_a_topic_is_not_created_like_one_without_the_inherit_permission(serving:
 
 def test_without_auto_creation_a_client_cannot_create_a_dead_letter_topic() -> None:
     with Serving(BrokerServerSettings(auto_create_topic_enable=False)) as serving:
-        assert serving.send("%DLQ%nobody").code == ResponseCode.TOPIC_NOT_EXIST
+        assert serving.send("%DLQ%missing").code == ResponseCode.TOPIC_NOT_EXIST
 
 
 # --- batches -----------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def test_a_batch_for_a_retry_topic_is_refused(serving: Serving) -> None:
 
 
 def test_a_batch_may_contain_delayed_messages(serving: Serving) -> None:
-    """Java's client refuses that. Our client does not, and receives a handle for each delayed message."""
+    """Java's client refuses that. The remote broker does not, and receives a handle for each delayed message."""
     response = serving.send_batch(
         "orders", Message("orders", b"now"), Message("orders", b"later", {"DELAY": "1"}), Message("orders", b"also now")
     )

@@ -3,6 +3,7 @@ import java.lang.management.ManagementFactory;
 import java.lang.management.ThreadInfo;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Map;
 import java.util.Objects;
 import java.util.Set;
 import java.util.stream.Collectors;
@@ -10,14 +11,17 @@ import java.util.stream.Collectors;
 /**
  * Runs another main class in a process that ends with its parent: it exits when standard input is closed.
  *
- * A shutdown of RocketMQ waits several times without need: for threads that only sleep, and 3 s before it closes the store.
- * Interrupts end these waits. The shutdown itself is RocketMQ's own. So is the shutdown of a client, which waits up to 3 s.
+ * RocketMQ waits several times without need when it shuts down: for threads that only sleep, and for fixed times. Interrupts end
+ * these waits. Otherwise the shutdown is RocketMQ's own.
  *
  * Arguments: the class, then its own arguments.
  */
 public final class Guarded {
     /** Services that may be interrupted. Threads of the store are not among them: an interrupt would close their files. */
     private static final List<String> SERVICES = List.of("$NettyEventExecutor", ".PopBufferMergeService", ".PopReviveService");
+
+    /** Methods that sleep for a fixed time: 3 s until the store is closed, 10 s until a client applies reset offsets. */
+    private static final List<String> SLEEPING = List.of(".DefaultMessageStore.shutdown", ".MQClientInstance.resetOffset");
 
     private Guarded() {
     }
@@ -52,12 +56,23 @@ public final class Guarded {
         startDaemon(() -> {
             while (true) {
                 Set<Integer> joined = joinedThreads();
-                Thread.getAllStackTraces().forEach((thread, frames) -> {
-                    if (thread.getState() == Thread.State.TIMED_WAITING && isNeedless(thread, frames, joined)) thread.interrupt();
-                });
-                Thread.sleep(50);
+                for (Map.Entry<Thread, StackTraceElement[]> entry : Thread.getAllStackTraces().entrySet()) {
+                    Thread thread = entry.getKey();
+                    List<StackTraceElement> frames = List.of(entry.getValue());
+                    if (isSleeping(frames)) thread.interrupt();
+                    if (isService(frames) && joined.contains(System.identityHashCode(thread))) end(thread);
+                }
+                Thread.sleep(20);
             }
         });
+    }
+
+    /** Interrupt a service that has been told to stop. PopReviveService sleeps 40 times for 0.1 s before it stops. */
+    private static void end(Thread service) throws InterruptedException {
+        for (int i = 0; i < 200 && service.isAlive(); i++) {
+            if (service.getState() == Thread.State.TIMED_WAITING) service.interrupt();
+            Thread.sleep(1);
+        }
     }
 
     /** Identity hash codes of the objects that threads wait for. A thread that calls `join` waits for a Thread object. */
@@ -66,16 +81,13 @@ public final class Guarded {
             .map(ThreadInfo::getLockInfo).filter(Objects::nonNull).map(LockInfo::getIdentityHashCode).collect(Collectors.toSet());
     }
 
-    /** A service that is joined has been told to stop: without an interrupt it would sleep to the end of its interval. */
-    private static boolean isNeedless(Thread thread, StackTraceElement[] frames, Set<Integer> joined) {
-        if (frames.length > 1 && isMethod(frames[0], ".Thread", "sleep") && isMethod(frames[1], ".DefaultMessageStore", "shutdown")) {
-            return true;
-        }
-        return joined.contains(System.identityHashCode(thread))
-            && Arrays.stream(frames).anyMatch(frame -> SERVICES.stream().anyMatch(frame.getClassName()::endsWith));
+    private static boolean isService(List<StackTraceElement> frames) {
+        return frames.stream().anyMatch(frame -> SERVICES.stream().anyMatch(frame.getClassName()::endsWith));
     }
 
-    private static boolean isMethod(StackTraceElement frame, String className, String method) {
-        return frame.getClassName().endsWith(className) && frame.getMethodName().equals(method);
+    private static boolean isSleeping(List<StackTraceElement> frames) {
+        if (frames.isEmpty() || !frames.get(0).getMethodName().equals("sleep")) return false;
+        return frames.stream().map(frame -> frame.getClassName() + "." + frame.getMethodName())
+            .dropWhile(name -> name.endsWith(".sleep")).limit(1).anyMatch(name -> SLEEPING.stream().anyMatch(name::endsWith));
     }
 }
