@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
 
 import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.delay import DelayStore, TimerLimits
+from mqtemplate.delay.release import released_source
 from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord
@@ -279,8 +281,8 @@ def test_changes_are_counted(engine: DelayEngine) -> None:
 # --- races --------------------------------------------------------------------------------------
 
 ROUNDS = 50
-GROUPS = 125
-MESSAGES_OF_A_GROUP = 8
+GROUPS = 40
+MESSAGES_OF_A_GROUP = 25
 
 
 @pytest.fixture
@@ -294,52 +296,67 @@ def frequent_thread_switches() -> Iterator[None]:
 
 @pytest.fixture
 def unformatted_log() -> Iterator[None]:
-    """Collect log events without formatting them: the text of thousands of debug events takes half of the time."""
+    """Collect log events without formatting them, which takes longer than a release."""
     with capture_logs():
         yield
 
 
-class Contested(NamedTuple):
-    """A message that is cancelled or moved while it is due."""
+@dataclass
+class Group:
+    """Messages that are due in one millisecond, and that one call cancels or moves.
 
-    body: bytes
-    handle: str
+    Attributes:
+        handle: Handles of all messages, for a call by handle; None for a call by key.
+        changed_count: The count that the call returned.
+    """
+
+    key: str
+    handle: str | None
     is_cancelled: bool
+    changed_count: int = 0
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("frequent_thread_switches", "unformatted_log")
 @pytest.mark.parametrize("kind", ["level", "timer"])
 def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
-    """50,000 changes while the service releases the same messages: never both, never neither."""
+    """50,000 messages are changed and released at the same time: each has one winner, never both, never neither."""
     engine = DelayEngine(levels="2s", log_file_size=1 << 22)
     service: DelayStore = engine.schedule if kind == "level" else engine.timer
     delay = {"DELAY": 1} if kind == "level" else {"TIMER_DELAY_MS": 2_000}
     chance = Random(4)
-    statuses: dict[bytes, ScheduleChangeStatus] = {}
+    groups: list[Group] = []
     for number in range(ROUNDS):
-        groups = []
-        for group in range(GROUPS):
-            bodies = [b"%d-%d-%d" % (number, group, index) for index in range(MESSAGES_OF_A_GROUP)]
-            groups.append([Contested(body, engine.send_for(body, **delay), chance.random() < 0.5) for body in bodies])
-            engine.clock.move_ms(1)
+        sent = [send_group(engine, delay, f"{number}-{group}", chance) for group in range(GROUPS)]
         engine.release_due()
         engine.clock.move_ms(2_000 - GROUPS - 1)  # the first group is due a millisecond later
-        statuses |= race(engine, service, groups)
-
+        race(engine, service, sent)
+        groups += sent
     engine.advance(HOUR_MS)
-    delivered = engine.bodies()
 
-    assert len(delivered) == len(set(delivered)), "delivered twice"
-    cancelled = {body for body, status in statuses.items() if status is ScheduleChangeStatus.CANCELLED}
-    assert cancelled.isdisjoint(delivered), "cancelled and delivered"
-    assert cancelled.union(delivered) == statuses.keys(), "neither cancelled nor delivered"
-    assert len(statuses) == ROUNDS * GROUPS * MESSAGES_OF_A_GROUP
-    won = sum(status is not ScheduleChangeStatus.ALREADY_DELIVERED for status in statuses.values())
-    assert 0.02 * len(statuses) < won < 0.98 * len(statuses), "no race: one side was always first"
+    delivered = [message.record for message in engine.arrived()]
+    markers = markers_of(engine)
+    message_count = len(groups) * MESSAGES_OF_A_GROUP
+    cancelled_count = sum(group.changed_count for group in groups if group.is_cancelled)
+    moved_count = sum(group.changed_count for group in groups if not group.is_cancelled)
+    assert message_count == 50_000
+    assert len(delivered) == len({record.body for record in delivered}) == message_count - cancelled_count
+    assert len(markers) == cancelled_count + moved_count
+    # One record replaces each message: its copy in the real topic, or a marker. A moved message is released later, too.
+    replaced = Counter(map(released_source, [*delivered, *markers]))
+    assert set(replaced.values()) == {1}, "one message is released and changed, or changed twice"
+    assert len(replaced) == message_count + moved_count
+    assert 0.02 * message_count < len(markers) < 0.98 * message_count, "no race: one side was always first"
 
 
-def race(engine: DelayEngine, service: DelayStore, groups: list[list[Contested]]) -> dict[bytes, ScheduleChangeStatus]:
+def send_group(engine: DelayEngine, delay: dict[str, int], key: str, chance: Random) -> Group:
+    bodies = [b"%s-%d" % (key.encode(), index) for index in range(MESSAGES_OF_A_GROUP)]
+    handles = [engine.send_for(body, KEYS=key, **delay) for body in bodies]
+    engine.clock.move_ms(1)
+    return Group(key, ",".join(handles) if chance.random() < 0.2 else None, chance.random() < 0.5)
+
+
+def race(engine: DelayEngine, service: DelayStore, groups: list[Group]) -> None:
     """Cancel or move the messages of each group while another thread releases the same messages.
 
     Both threads start with a group when it becomes due. So each message is contested within the same millisecond.
@@ -354,14 +371,14 @@ def race(engine: DelayEngine, service: DelayStore, groups: list[list[Contested]]
     thread = threading.Thread(target=release)
     thread.start()
     later_ms = engine.clock.now_ms() + 1_800_000
-    statuses = {}
     for group in groups:
         engine.clock.move_ms(1)
+        key = group.key if group.handle is None else None
         due.release()
-        for body, handle, is_cancelled in group:
-            control = engine.control
-            change = control.cancel(handle) if is_cancelled else control.reschedule(handle, later_ms)
-            statuses[body] = change.status
+        if group.is_cancelled:
+            change = engine.control.cancel(group.handle, key)
+        else:
+            change = engine.control.reschedule(group.handle, later_ms, key)
+        assert change.status is not ScheduleChangeStatus.UNKNOWN
+        group.changed_count = change.count
     thread.join()
-    assert ScheduleChangeStatus.UNKNOWN not in statuses.values()
-    return statuses
