@@ -13,7 +13,8 @@ from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDE
 from mqtemplate.delay.timers.intake import TimerTopicReader
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_unit import MAX_DELIVER_MS
-from mqtemplate.record.codec import RecordDraft, StoredRecord, encode_properties
+from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.services import ServiceThread
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
