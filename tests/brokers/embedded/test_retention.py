@@ -231,7 +231,7 @@ def test_consumer_and_producer_work_while_files_are_deleted(tmp_path: Path) -> N
     settings = dataclasses.replace(SMALL, flush_disk_type=FlushDiskType.ASYNC_FLUSH, mapped_file_size_consume_queue=200)
     with EmbeddedBroker(tmp_path, settings) as broker, ThreadPoolExecutor(1) as pool:
         cleaning = CleaningService(broker.store, lambda: 0.88)  # a second service, which this thread steps
-        cleaning.make_free = lambda begin, end: True
+        cleaning.load(NothingPending())
         consumer = join(broker)
         assert consumer.poll(20) == []  # so its position is now the first message
         read: list[int] = []
