@@ -20,7 +20,7 @@ from mqtemplate.delay import (
     tags_code_of,
 )
 from mqtemplate.record.codec import RecordDraft, StoredRecord
-from mqtemplate.record.properties import decode_properties, encode_properties
+from mqtemplate.record.properties import TIMER_ROLL_TIMES, decode_properties, encode_properties
 from mqtemplate.store import (
     FlushDiskType,
     FolderStoreFiles,
@@ -192,3 +192,7 @@ class DelayEngine:
         self.store._close_files()
         self.timer.close()
         self.store_files.unlock()
+
+
+def is_rolled(record: StoredRecord) -> bool:
+    return TIMER_ROLL_TIMES in record.properties_bytes

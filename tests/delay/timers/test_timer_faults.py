@@ -8,7 +8,8 @@ import pytest
 
 from mqtemplate.delay import DEAD_LETTER_TOPIC, TimerLimits
 from mqtemplate.errors import StoreFullError
-from mqtemplate.record.codec import RecordDraft, encode_properties
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine

@@ -13,12 +13,12 @@ from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDE
 from mqtemplate.delay.timers.intake import TimerTopicReader
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_unit import MAX_DELIVER_MS
-from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.services import ServiceThread
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
-from tests.delay.delay_engine import DelayEngine
+from tests.delay.delay_engine import DelayEngine, is_rolled
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 600}
@@ -473,7 +473,3 @@ def test_in_a_thread_on_the_system_clock_no_message_is_early() -> None:
     assert min(late_ms) >= 0
     assert errors == []
     engine.close()
-
-
-def is_rolled(record: StoredRecord) -> bool:
-    return "TIMER_ROLL_TIMES" in record.properties

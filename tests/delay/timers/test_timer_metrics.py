@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mqtemplate.delay.timers.timer_metrics import TIMER_METRICS_FILE
-from mqtemplate.record.codec import StoredRecord
 from tests.delay.conftest import OpenEngine
+from tests.delay.delay_engine import is_rolled
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 600}
@@ -93,10 +93,6 @@ def test_unreadable_timermetrics_are_ignored(open_engine: OpenEngine, tmp_path: 
     engine.advance(5_000)
 
     assert engine.bodies() == [b"pending"]
-
-
-def is_rolled(record: StoredRecord) -> bool:
-    return "TIMER_ROLL_TIMES" in record.properties
 
 
 def test_every_pending_message_is_returned(open_engine: OpenEngine) -> None:
