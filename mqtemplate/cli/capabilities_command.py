@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Print the capabilities of the broker of each name server, and their differences. All brokers guarantee what
-the Broker interface promises; a capability is what only some brokers have. A name server is a value of
+the Broker interface specifies; a capability is what only some brokers have. A name server is a value of
 rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are read from
 application.yml.
 """

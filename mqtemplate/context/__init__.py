@@ -4,7 +4,6 @@ from mqtemplate.context.application import MQApplication
 from mqtemplate.context.autoconfigure import AutoConfiguration
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.injection.application_context import ApplicationContext, ConditionOutcome, Part
-from mqtemplate.context.injection.components import SPARK_LISTENER_ATTRIBUTE
 from mqtemplate.context.injection.container import MQContainer
 from mqtemplate.context.injection.marks import Section, Value, service
 from mqtemplate.context.logging import configure_logging
@@ -13,7 +12,6 @@ from mqtemplate.context.settings.broker_support import check_embedded_support, u
 from mqtemplate.context.settings.remote_settings import remote_settings
 
 __all__ = [
-    "SPARK_LISTENER_ATTRIBUTE",
     "AppSettings",
     "ApplicationContext",
     "AutoConfiguration",

@@ -23,6 +23,9 @@ from mqtemplate.selectors.tags import SelectorType
 LISTENER_ATTRIBUTE = "__mqtemplate_listener__"
 """Attribute of a decorated object that holds its tuple of `ListenerSpec`."""
 
+SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
+"""The same of ``@spark_listener``. It is here so that applications without Spark can look for it."""
+
 _Target = TypeVar("_Target", bound=Callable[..., object])
 
 

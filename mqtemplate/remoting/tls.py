@@ -117,7 +117,7 @@ def client_context(tls: ClientTls) -> ssl.SSLContext:
 
 def _load_own(context: ssl.SSLContext, cert_path: str, key_path: str | None, password: str | None) -> None:
     try:
-        # Without a password OpenSSL would ask for one at the terminal; an empty one only fails.
+        # Without a password OpenSSL would prompt at the terminal; an empty one only fails.
         context.load_cert_chain(cert_path, key_path, password or "")
     except (OSError, ValueError) as exc:
         raise ConfigurationError(

@@ -20,12 +20,10 @@ from mqtemplate.listener.attributes import (
     number,
     text,
 )
+from mqtemplate.listener.decorator import SPARK_LISTENER_ATTRIBUTE
 from mqtemplate.listener.resolution import resolve_group, resolve_topics
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.spark.offsets import QueueRange
-
-SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
-"""Attribute of a decorated object that holds its tuple of `ListenerSpec`."""
 
 AVAILABLE_NOW = "available-now"
 """As *trigger*: handle the messages that are there at the start, in as many batches as needed, and end."""

@@ -103,7 +103,7 @@ class SourceOptions:
 
     @staticmethod
     def wants_properties(options: Mapping[str, str]) -> bool:
-        """Return ``includeProperties`` only: Spark asks for the schema before it says if the read is a stream."""
+        """Return ``includeProperties`` only: Spark requests the schema before it says if the read is a stream."""
         given = _known({name.lower(): value for name, value in options.items()})
         return bool(_value(given, "includeProperties", _TRUE))
 

@@ -72,7 +72,7 @@ def start(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> Iterat
 
 
 class Collector:
-    """Listener that collects the ids of each batch, and fails if it is told to."""
+    """Listener that collects the ids of each batch, and fails on demand."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[SparkBatch, list[int]]] = []

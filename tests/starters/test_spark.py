@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from mqtemplate import MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, context, spark_listener
+from mqtemplate import MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, spark_listener
 from mqtemplate.errors import DependencyError
-from mqtemplate.spark import listener
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 from mqtemplate_starter_spark import SparkAutoConfiguration
 
@@ -41,11 +40,6 @@ def app_with(
     return MQApplication(
         *components, settings={**IN_MEMORY, **keys}, environment={}, clock=VirtualClock(), starters=starters
     )
-
-
-def test_the_context_and_the_decorator_use_one_attribute() -> None:
-    """Its name is in both packages, because the context must not import the Spark package."""
-    assert context.SPARK_LISTENER_ATTRIBUTE == listener.SPARK_LISTENER_ATTRIBUTE
 
 
 def test_without_spark_listeners_no_session_is_created() -> None:

@@ -82,7 +82,7 @@ def _documents(loader: _Loader, file: str) -> Iterator[YamlDocument]:
             continue
         origin = f"{file}:{node.start_mark.line + 1}"
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigurationError(f"{origin}: a document is made of 'key: value' lines, this one is not")
+            raise ConfigurationError(f"{origin}: a document must consist of 'key: value' lines")
         root = ConfigNode(origin=origin)
         _TreeBuilder(loader, file).add_mapping(node, root)
         yield YamlDocument(root, _remove_activation(root))

@@ -10,11 +10,8 @@ from types import ModuleType
 
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
 from mqtemplate.errors import DependencyError
-from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, listener_specs
+from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, SPARK_LISTENER_ATTRIBUTE, listener_specs
 from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE
-
-SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
-"""Attribute in which ``@spark_listener`` stores its specification. The name is repeated here: Spark is optional."""
 
 _MARKS = (SERVICE_ATTRIBUTE, LISTENER_ATTRIBUTE, SPARK_LISTENER_ATTRIBUTE, TRANSACTION_LISTENER_ATTRIBUTE)
 

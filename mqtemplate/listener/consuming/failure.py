@@ -23,7 +23,7 @@ class Failure(NamedTuple):
     """Messages that failed together.
 
     Attributes:
-        error: Exception of the handler; None if the handler asked for redelivery without raising.
+        error: Exception of the handler; None if the handler requested redelivery without raising.
     """
 
     messages: Sequence[MessageExt]

@@ -93,7 +93,7 @@ CURRENT_VERSION = Version.V5_3_3
 
 
 class RequestCode(_Code):
-    """Operation that a request asks for. Source: ``remoting: RequestCode``; 50-53 are those of 4.9.x."""
+    """Operation of a request. Source: ``remoting: RequestCode``; 50-53 are those of 4.9.x."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11

@@ -110,7 +110,7 @@ def decode_offset_msg_id(text: str) -> tuple[HostAddress, int]:
 
     Raises:
         RemoteProtocolError: It is another text: for example the joined ids of a batch. A producer's id has the same
-            form and cannot be told apart.
+            form and cannot be distinguished.
     """
     try:
         if len(text) not in _ID_LENGTHS:

@@ -114,7 +114,7 @@ def _open_allocated(
         length = disk.length(fd)
         if length not in (0, size) and not (grows and length < size):
             raise StoreFormatError(
-                f"{path} has {length} bytes, but the settings ask for {size}; "
+                f"{path} has {length} bytes, but the settings require {size}; "
                 "open the folder with the sizes that it was created with"
             )
         if length != size:

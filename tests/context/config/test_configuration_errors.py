@@ -67,7 +67,7 @@ def test_the_error_for_an_item_of_a_list_contains_its_position(refusal: Refusal)
         ("a:\n\t- b", "application.yml:2: not valid YAML"),
         ("a: !!set {x}", "application.yml:1: the tag 'tag:yaml.org,2002:set' means nothing here"),
         ("a: !!python/name:os.system", "application.yml:1: not valid YAML"),
-        ("- a\n- b", "application.yml:1: a document is made of 'key: value' lines"),
+        ("- a\n- b", "application.yml:1: a document must consist of 'key: value' lines"),
         ("? [a]\n: b", "application.yml:1: a key must be plain text"),
         ("a: &x [*x]", "application.yml:1: an alias leads back"),
         ("rocketmq: embedded", "application.yml:1: rocketmq is a section; write keys below it, not a value"),

@@ -67,7 +67,7 @@ def test_a_handler_that_failed_replies_when_the_message_is_redelivered(app: App)
 
 def test_a_result_for_a_message_that_is_no_request_is_logged_once(app: App) -> None:
     def answer(question: str) -> str:
-        return "to whom?"
+        return "no request"
 
     app.listen(message_listener(topic="orders", consumer_group="answers")(answer))
     app.broker.send(Message("orders", b"statement"))

@@ -279,7 +279,7 @@ class ConsumerRunningInfo(JsonBody):
         properties: Its settings; tools read ``PROP_CONSUME_TYPE``, ``PROP_CLIENT_VERSION`` and
             ``PROP_CONSUMER_START_TIMESTAMP``.
         status_table: Statistics by topic.
-        jstack: Stacks of its threads, if the request asked for them.
+        jstack: Stacks of its threads, if the request included them.
     """
 
     properties: dict[str, str] = field(default_factory=dict)
