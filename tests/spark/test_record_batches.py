@@ -19,7 +19,9 @@ from mqtemplate.brokers import EmbeddedBroker  # noqa: E402
 from mqtemplate.clock import VirtualClock  # noqa: E402
 from mqtemplate.errors import CorruptRecordError  # noqa: E402
 from mqtemplate.message import Message  # noqa: E402
-from mqtemplate.record.codec import RecordDraft, encode_properties, parse_record, to_message_ext  # noqa: E402
+from mqtemplate.record.codec import RecordDraft, parse_record  # noqa: E402
+from mqtemplate.record.message_ext import to_message_ext  # noqa: E402
+from mqtemplate.record.properties import encode_properties  # noqa: E402
 from mqtemplate.spark.record_batches import ARROW_SCHEMA, QueueSlice, record_batches  # noqa: E402
 from mqtemplate.spark.store_folder import StoreFolder  # noqa: E402
 
