@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import threading
@@ -61,10 +60,10 @@ class StopRequests:
             self._interrupts_main = False
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.signalled:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
+        # Python runs a handler only between two instructions, and too late for a blocking call that is just about to
+        # start: the kernel itself has to end the process at the second signal.
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
         self.signalled = True
         self.request(signal.Signals(number).name)
         if self._interrupts_main:

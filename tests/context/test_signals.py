@@ -12,6 +12,8 @@ from textwrap import dedent
 
 import pytest
 
+from mqtemplate.context.signals import StopRequests
+
 ROOT = Path(__file__).parents[2]
 LONG_S = 60
 
@@ -106,3 +108,17 @@ def test_a_second_signal_ends_the_process_at_once(program: Program) -> None:
     program.process.send_signal(signal.SIGINT)
 
     assert program.process.wait(LONG_S) == -signal.SIGINT
+
+
+def test_after_the_first_signal_the_kernel_ends_the_process_at_the_second() -> None:
+    """A handler in Python would run only after a blocking call, if the signal arrives just before the call starts."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    requests = StopRequests()
+
+    with requests.from_signals():
+        signal.raise_signal(signal.SIGTERM)
+        after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    assert requests.wait() == "SIGTERM"
+    assert after == [signal.SIG_DFL, signal.SIG_DFL]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
