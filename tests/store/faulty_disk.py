@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from mqtemplate.store.files.disk import Disk
 
@@ -29,17 +31,32 @@ def during(first: int, last: int, code: int) -> Judge:
     return lambda number, kind: code if first <= number <= last else 0
 
 
+CodePath = tuple[tuple[str, int], ...]
+
+
+def code_path(frame: FrameType | None) -> CodePath:
+    """Return function and line of each frame inside the library."""
+    path = []
+    while frame is not None:
+        if frame.f_globals["__name__"].startswith("mqtemplate."):
+            path.append((frame.f_code.co_qualname, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(path)
+
+
 class FaultyDisk(Disk):
     """A disk that numbers its calls from 0, and asks *judge* about each.
 
     Attributes:
         calls: Kinds of the calls so far.
+        paths: For each call, the lines of code that led to it, from the disk upwards.
         judge: May be replaced at any time.
     """
 
     def __init__(self, judge: Judge = never) -> None:
         self.judge = judge
         self.calls: list[str] = []
+        self.paths: list[CodePath] = []
         self._torn: dict[int, int] = {}  # descriptor -> error of its next write
 
     def _check(self, kind: str, path: Path | None = None) -> None:
@@ -49,6 +66,7 @@ class FaultyDisk(Disk):
 
     def _code(self, kind: str) -> int:
         self.calls.append(kind)
+        self.paths.append(code_path(sys._getframe(1)))
         return self.judge(len(self.calls) - 1, kind)
 
     def open(self, path: Path, *, flags: int = os.O_CREAT) -> int:

@@ -211,11 +211,17 @@ def check(user: User) -> None:
     assert user.acknowledged  # some sends succeeded
 
 
-def calls_of_a_life(folder: Path, mode: FlushDiskType) -> list[str]:
+def life_without_faults(folder: Path, mode: FlushDiskType) -> FaultyDisk:
     user = User(folder, mode)
     user.live()
     assert user.errors == []
-    return user.disk.calls
+    return user.disk
+
+
+def one_call_of_each_path(disk: FaultyDisk, mode: FlushDiskType) -> list[int]:
+    """Return the number of one call for each path through the code: the first with SYNC_FLUSH, else the last."""
+    numbers = range(len(disk.paths)) if mode is FlushDiskType.ASYNC_FLUSH else reversed(range(len(disk.paths)))
+    return sorted({disk.paths[number]: number for number in numbers}.values())
 
 
 @pytest.mark.parametrize(
@@ -230,9 +236,9 @@ def calls_of_a_life(folder: Path, mode: FlushDiskType) -> list[str]:
 def test_a_call_that_fails_once_loses_no_acknowledged_message(
     quick_folder: Path, mode: FlushDiskType, code: int
 ) -> None:
-    """Let each call of a life fail in turn. The caller gets the reason, and everything works afterwards."""
-    calls = calls_of_a_life(quick_folder / "working", mode)
-    cases = [at for at, kind in enumerate(calls) if code == errno.EIO or kind in FAILS_FULL]
+    """Let a call of each path fail in turn. The caller gets the reason, and everything works afterwards."""
+    disk = life_without_faults(quick_folder / "working", mode)
+    cases = [at for at in one_call_of_each_path(disk, mode) if code == errno.EIO or disk.calls[at] in FAILS_FULL]
 
     for at in cases:
         user = User(quick_folder / str(at), mode, once(at, code))
@@ -251,7 +257,7 @@ def test_a_call_that_fails_once_loses_no_acknowledged_message(
 def test_a_disk_that_fails_for_a_while_loses_no_acknowledged_message(
     quick_folder: Path, mode: FlushDiskType, code: int
 ) -> None:
-    total = len(calls_of_a_life(quick_folder / "working", mode))
+    total = len(life_without_faults(quick_folder / "working", mode).calls)
 
     for first in range(0, total, 7):
         user = User(quick_folder / str(first), mode, during(first, first + 25, code))
