@@ -166,6 +166,19 @@ def test_every_module_has_a_level() -> None:
     assert [module for module in source_files() if package_of(module) is None] == []
 
 
+def test_the_documented_levels_are_the_checked_ones() -> None:
+    """The table in docs/architecture has each package and module at its level in `LEVELS`."""
+    page = (ROOT / "docs" / "architecture" / "README.md").read_text(encoding="utf-8")
+    documented = {
+        name.removesuffix(".py").rstrip("/*").replace("/", "."): int(level)
+        for level, names in re.findall(r"^\| (\d) \| (.*?) \|", page, re.MULTILINE)
+        for name in re.findall(r"`(.*?)`", names)
+    }
+
+    checked = {name.removeprefix("mqtemplate."): level for name, level in LEVELS.items()}
+    assert documented == {name: level for name, level in checked.items() if name not in ("mqtemplate", "__main__")}
+
+
 def test_imports_point_down_only() -> None:
     assert [str(found) for found in internal_imports() if not points_down(found)] == []
 
