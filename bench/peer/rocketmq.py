@@ -23,6 +23,16 @@ _LOGGING = Path(__file__).with_name("logging")
 _START_SECONDS = 60
 _PORTS = (12_000, 32_000)
 _PORT_ATTEMPTS = 3
+_LESS_PROCESSOR_TIME = {
+    # RocketMQ: TransactionMetricsFlushService.run spins from the start until the first interval has passed.
+    "transactionMetricFlushInterval": 200,
+}
+_PATIENCE = {
+    # On a busy machine a request waits longer than 200 ms, the default, until the broker answers SYSTEM_BUSY.
+    "waitTimeMillsInSendQueue": 10_000,
+    "waitTimeMillsInTransactionQueue": 10_000,
+    "waitTimeMillsInPullQueue": 30_000,
+}
 
 
 def free_port() -> int:
@@ -165,6 +175,7 @@ class RocketMQ:
             "diskMaxUsedSpaceRatio": 98,
             "reviveQueueNum": 1,  # For POP consumption, which is not tested. A stop waits for the thread of each queue.
             "registerNameServerPeriod": 10_000,  # The minimum. The first registration may miss topics.
+            **({} if self._for_speed else _LESS_PROCESSOR_TIME | _PATIENCE),
         } | self._options
 
     @property

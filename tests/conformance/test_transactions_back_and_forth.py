@@ -13,8 +13,9 @@ from bench.peer.rocketmq import NameServer, RocketMQ, broker_options
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import TransactionState
-from mqtemplate.topics import HALF_TOPIC
+from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
 from tests.conformance.store_contents import read_all, settings
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
 
@@ -51,6 +52,7 @@ def test_each_owner_ends_the_open_transactions_of_the_other(
         # A rolled back transaction with the same body defines the client's response to the check.
         java.transaction({"topic": _TOPIC, "body": b"embedded, open"}, "rollback", ["commit"])
         found = java.read(_TOPIC, 4, _TIMEOUT_S * 1_000)
+        eventually(lambda: _all_ended(java), "RocketMQ has stored the end of each transaction")
         rocketmq.stop()
 
     with EmbeddedBroker(tmp_path, settings(port, **_EMBEDDED_SETTINGS)) as embedded:
@@ -62,6 +64,15 @@ def test_each_owner_ends_the_open_transactions_of_the_other(
     assert {message.body for message in found} == expected
     assert stored == Counter(expected)
     assert open_count == 0
+
+
+def _all_ended(java: JavaClient) -> bool:
+    """Return True if RocketMQ has stored the end of each transaction: in batches, some time after the message.
+
+    An op message names half messages by their queue offsets. Only the newest copy of a checked message counts.
+    """
+    ended = {int(offset) for op in java.read(OP_TOPIC) for offset in op.body.decode().split(",") if offset}
+    return set({half.msg_id: half.queue_offset for half in java.read(HALF_TOPIC)}.values()) <= ended
 
 
 def _group(broker: EmbeddedBroker) -> str:
