@@ -9,14 +9,12 @@ from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler, create_client_id
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
-from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.remote.name_servers import NameServers
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.producing.recall import Recall
 from mqtemplate.brokers.remote.producing.requests import Requests
-from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
 from mqtemplate.brokers.remote.producing.transactions import Transactions
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.routes import RouteTable
@@ -60,17 +58,16 @@ class ClusterClient:
         self._routes = routes
         self._first = first
         context = ClientContext(settings, clock, self._namespace, first, routes, SentOffsets(clock))
-        factory = SendRequestFactory(settings, self._namespace, clock)
-        self.producer = Producer(context, factory)
+        self.producer = Producer(context)
         self.queries = Queries(context)
         self.topics = Topics(context)
-        self.transactions = Transactions(context, factory, self.producer.deliver)
-        self.requests = Requests(context, factory, self.producer)
+        self.transactions = Transactions(context, self.producer)
+        self.requests = Requests(context, self.producer)
         self.recall = Recall(context)
         self.members = Members(
             context,
             self.queries,
-            RetrySender(context, factory, self.producer.deliver),
+            self.producer,
             self._new_instance,
             self._heartbeats.trigger,
             self._rebalances.trigger,

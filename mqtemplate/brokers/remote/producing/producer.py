@@ -49,24 +49,24 @@ class _Target(NamedTuple):
 class Producer:
     """The producer of one client. After a failed send it prefers other brokers of the topic for some time."""
 
-    def __init__(self, context: ClientContext, factory: SendRequestFactory) -> None:
+    def __init__(self, context: ClientContext) -> None:
+        self.factory = SendRequestFactory(context.settings, context.namespace, context.clock)
         self._instance = context.instance
         self._routes = context.routes
         self._settings = context.settings
         self._clock = context.clock
         self._sent = context.sent
-        self._factory = factory
         self._avoid_until: dict[str, int] = {}
 
     # --- the sends of `Broker` -----------------------------------------------------------------
 
     def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send`."""
-        return self.deliver(self._factory.single(message), queue, timeout_ms)
+        return self.deliver(self.factory.single(message), queue, timeout_ms)
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send_batch`."""
-        return self.deliver(self._factory.batch(messages), queue, timeout_ms)
+        return self.deliver(self.factory.batch(messages), queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int
@@ -75,14 +75,14 @@ class Producer:
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         try:
-            _AsyncSend(self, self._factory.for_messages(messages), queue, timeout_ms, future).attempt()
+            _AsyncSend(self, self.factory.for_messages(messages), queue, timeout_ms, future).attempt()
         except MQTemplateError as exc:
             future.set_exception(exc)
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
         """See `Broker.send_one_way`."""
-        request = self._factory.single(message)
+        request = self.factory.single(message)
         target = self.target(self.route(request.topic), queue, None)
         self.check_version(request, target)
         try:

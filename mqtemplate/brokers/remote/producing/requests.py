@@ -10,7 +10,6 @@ from concurrent.futures import Future
 
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request
 from mqtemplate.checksum import crc32
 from mqtemplate.errors import ConversionError
@@ -35,11 +34,10 @@ class Requests:
         pending: The requests that have no reply yet.
     """
 
-    def __init__(self, context: ClientContext, factory: SendRequestFactory, producer: Producer) -> None:
+    def __init__(self, context: ClientContext, producer: Producer) -> None:
         self.pending = PendingRequests("remote.requests", context.clock, Metrics())
         self._instance = context.instance
         self._routes = context.routes
-        self._factory = factory
         self._producer = producer
 
     # --- requests ------------------------------------------------------------------------------
@@ -47,7 +45,7 @@ class Requests:
     def request(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> Future[MessageExt]:
         """See `Broker.request`."""
         request = create_request(message, self._instance.id, timeout_ms)
-        self._factory.single(request)  # raises here, not in the future, if the message is invalid
+        self._producer.factory.single(request)  # raises here, not in the future, if the message is invalid
         future = self.pending.add(request, timeout_ms)
         self._register(message.topic)
         sent = self._producer.send_async([request], queue, timeout_ms)
@@ -81,7 +79,8 @@ class Requests:
         """See `Broker.reply`."""
         reply = create_reply(request, body, {Property.TTL: _DEFAULT_TTL_MS, **(properties or {})})
         self._routes.add_cluster_topic(reply.topic)
-        self._producer.deliver(self._factory.reply(reply.topic, body, reply.properties), None, timeout_ms)
+        message = self._producer.factory.reply(reply.topic, body, reply.properties)
+        self._producer.deliver(message, None, timeout_ms)
 
 
 def _reply_message(header: ReplyMessageRequestHeader, properties: dict[str, str], body: bytes) -> MessageExt:

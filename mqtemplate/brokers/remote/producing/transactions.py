@@ -13,7 +13,7 @@ import structlog
 from mqtemplate.broker import CheckTransaction
 from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.producing.send_request import Deliver, SendRequestFactory
+from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.layout import SysFlag
@@ -40,17 +40,16 @@ class Transactions:
     registers the groups that have a checker, and its own producer group, which replies need.
     """
 
-    def __init__(self, context: ClientContext, factory: SendRequestFactory, deliver: Deliver) -> None:
+    def __init__(self, context: ClientContext, producer: Producer) -> None:
         self._context = context
-        self._factory = factory
-        self._deliver = deliver
+        self._producer = producer
         self._lock = threading.Lock()
         self._checkers: dict[str, GroupChecker] = {}
 
     def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> HalfMessage:
         """See `Broker.send_half`."""
-        request = self._factory.single(message, transaction_group=group)
-        return HalfMessage(message, group, self._deliver(request, queue, timeout_ms))
+        request = self._producer.factory.single(message, transaction_group=group)
+        return HalfMessage(message, group, self._producer.deliver(request, queue, timeout_ms))
 
     def end(self, half: HalfMessage, state: TransactionState, remark: str | None) -> None:
         """See `Broker.end_transaction`. The request is one-way; if it is lost, the broker checks the transaction."""
