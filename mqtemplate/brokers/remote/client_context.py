@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mqtemplate.brokers.remote.client_instance import ClientInstance
@@ -11,6 +12,7 @@ from mqtemplate.brokers.remote.routes import RouteTable
 from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
+from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 
 
@@ -31,17 +33,23 @@ class ClientContext:
     sent: SentOffsets
 
     def call(
-        self, broker_name: str, request: RemotingCommand, operation: str, timeout_ms: int | None = None
+        self,
+        address: str,
+        request: RemotingCommand,
+        operation: str,
+        *,
+        accept: Collection[int] = (ResponseCode.SUCCESS,),
+        timeout_ms: int | None = None,
     ) -> RemotingCommand:
-        """Send a request to a broker's master and return the response, which is a success.
+        """Send a request to a broker and return the response.
 
         Args:
             operation: What the request is for, such as "read queue 1 of orders", for the error.
+            accept: Codes of the responses that are not errors.
             timeout_ms: None for ``settings.request_timeout_ms``.
 
         Raises:
             BrokerError: The broker cannot be reached, did not answer in time, or refused.
         """
-        address = self.routes.address(broker_name)
         response = self.instance.invoke(address, request, timeout_ms or self.settings.request_timeout_ms)
-        return check_response(response, operation, address)
+        return check_response(response, operation, address, accept)

@@ -6,7 +6,7 @@ import structlog
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler, create_client_id
+from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.name_servers import NameServers
@@ -26,7 +26,6 @@ from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.services import Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
@@ -50,14 +49,17 @@ class ClusterClient:
         self._failed_heartbeats = 0
         self._all_members_due = False
         self._rebalanced_ms = clock.now_ms()
-        self._create_services()
+        self._refreshes = PeriodicService("remote.routes", self._refresh, clock, settings.poll_name_server_interval_ms)
+        self._heartbeats = PeriodicService(
+            "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
+        )
+        self._rebalances = PeriodicService("remote.rebalance", self._rebalance, clock, settings.rebalance_interval_ms)
+        self._pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
 
-        first = self._new_instance()
+        first = self._first = self._new_instance()
         names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
-        routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed)
-        self._routes = routes
-        self._first = first
-        context = ClientContext(settings, clock, self._namespace, first, routes, SentOffsets(clock))
+        self._routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed)
+        context = ClientContext(settings, clock, self._namespace, first, self._routes, SentOffsets(clock))
         self.producer = Producer(context)
         self.queries = Queries(context)
         self.topics = Topics(context)
@@ -73,42 +75,23 @@ class ClusterClient:
             self._rebalances.trigger,
             self._pull_retries.trigger,
         )
+        self._commits = PeriodicService(
+            "remote.offsets", self.members.flush_offsets, clock, settings.persist_consumer_offset_interval_ms
+        )
+        self._lock_renewals = PeriodicService(
+            "remote.locks", self.members.renew_locks, clock, settings.lock_interval_ms
+        )
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 
-    def _create_services(self) -> None:
-        settings, clock = self._settings, self._clock
-        self._refreshes = PeriodicService("remote.routes", self._refresh, clock, settings.poll_name_server_interval_ms)
-        self._heartbeats = PeriodicService(
-            "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
-        )
-        self._rebalances = PeriodicService("remote.rebalance", self._rebalance, clock, settings.rebalance_interval_ms)
-        self._commits = PeriodicService(
-            "remote.offsets", self._flush_offsets, clock, settings.persist_consumer_offset_interval_ms
-        )
-        self._lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
-        self._pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
-
     def _new_instance(self) -> ClientInstance:
-        settings = self._settings
         members: dict[str, GroupMember] = {}
         handlers: dict[int, Handler] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._on_group_changed,
             RequestCode.CHECK_TRANSACTION_STATE: self._on_transaction_check,
-            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._on_reply,
-            **AdminRequests(members, self._namespace, settings.name_servers).handlers(),
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: lambda channel, request: self.requests.on_reply(request),
+            **AdminRequests(members, self._namespace, self._settings.name_servers).handlers(),
         }
-        return ClientInstance(
-            create_client_id(settings.name_servers[0]),
-            members,
-            handlers,
-            self._on_connection_lost,
-            self._clock,
-            RemotingClientSettings(
-                connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
-            ),
-            request_timeout_ms=settings.request_timeout_ms,
-            extra_fields={"nsd": "true", "ns": settings.namespace_v2} if settings.namespace_v2 else {},
-        )
+        return ClientInstance(self._settings, self._clock, members, handlers, self._on_connection_lost)
 
     # --- start and close -----------------------------------------------------------------------
 
@@ -194,12 +177,6 @@ class ClusterClient:
             self._all_members_due, self._rebalanced_ms = False, now_ms
         return None if self.members.rebalance(all_members=all_members) else _INCOMPLETE_REBALANCE_MS
 
-    def _flush_offsets(self) -> None:
-        self.members.flush_offsets()
-
-    def _renew_locks(self) -> None:
-        self.members.renew_locks()
-
     def _retry_pulls(self) -> int | None:
         due_ms = self.members.retry_pulls()
         return None if due_ms is None else max(0, due_ms - self._clock.now_ms())
@@ -212,9 +189,6 @@ class ClusterClient:
 
     def _on_transaction_check(self, channel: Connection, request: RemotingCommand) -> None:
         self.transactions.on_check(channel, request)
-
-    def _on_reply(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        return self.requests.on_reply(channel, request)
 
     def _on_route_changed(self, topic: str) -> None:
         route = self._routes.cached(topic)

@@ -21,7 +21,10 @@ _Invoke = Callable[[str, RemotingCommand, int], RemotingCommand]
 
 
 class NameServers:
-    """The name servers as a `RouteSource`: requests go to the server that answered last, until it fails."""
+    """The name servers of a cluster. Requests go to the server that answered last, until it fails.
+
+    The requests raise `BrokerError` if no name server answers, or it refuses.
+    """
 
     def __init__(self, addresses: Sequence[str], invoke: _Invoke, timeout_ms: int, namespace: Namespace) -> None:
         self._addresses = random.sample(addresses, len(addresses))  # spreads the clients over the servers
@@ -31,6 +34,7 @@ class NameServers:
         self._current = 0
 
     def topic_route(self, topic: str, *, in_namespace: bool = True) -> TopicRouteData | None:
+        """Return the route of a topic; None if the cluster does not have it."""
         wire_topic = self._namespace.wrap(topic) if in_namespace else topic
         header = GetRouteInfoRequestHeader(topic=wire_topic, accept_standard_json_only=True)
         response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header))
@@ -39,6 +43,7 @@ class NameServers:
         return TopicRouteData.decode(check_response(response, f"get the route of topic {wire_topic!r}", address).body)
 
     def cluster_info(self) -> ClusterInfo:
+        """Return all brokers of the cluster."""
         response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
         return ClusterInfo.decode(check_response(response, "get the brokers of the cluster", address).body)
 

@@ -9,10 +9,10 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
+from mqtemplate.brokers.remote.name_servers import NameServers
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import MessageQueue
@@ -50,16 +50,7 @@ class TopicRoute:
         return [by_id[MASTER_ID] for by_id in self.addresses.values() if MASTER_ID in by_id]
 
 
-class RouteSource(Protocol):
-    """Interface to the name servers. Its methods raise `BrokerError` if no name server answers, or it refuses."""
-
-    def topic_route(self, topic: str, *, in_namespace: bool) -> TopicRouteData | None:
-        """Return the route of a topic; None if the cluster does not have it."""
-
-    def cluster_info(self) -> ClusterInfo:
-        """Return all brokers of the cluster."""
-
-
+@dataclass(slots=True, eq=False)
 class RouteTable:
     """Cache of the routes in use. Thread-safe.
 
@@ -72,18 +63,15 @@ class RouteTable:
         on_change: Called with the topic when its route is new or has changed.
     """
 
-    def __init__(
-        self, source: RouteSource, clock: Clock, default_queue_count: int, on_change: Callable[[str], None]
-    ) -> None:
-        self._source = source
-        self._clock = clock
-        self._default_queue_count = default_queue_count
-        self._on_change = on_change
-        self._lock = threading.Lock()
-        self._routes: dict[str, TopicRoute] = {}
-        self._looked_up_ms: dict[str, int] = {}
-        self._cluster: dict[str, Mapping[int, str]] = {}
-        self._cluster_topics: set[str] = set()
+    name_servers: NameServers
+    clock: Clock
+    default_queue_count: int
+    on_change: Callable[[str], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _routes: dict[str, TopicRoute] = field(default_factory=dict, init=False)
+    _looked_up_ms: dict[str, int] = field(default_factory=dict, init=False)
+    _cluster: dict[str, Mapping[int, str]] = field(default_factory=dict, init=False)
+    _cluster_topics: set[str] = field(default_factory=set, init=False)
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -126,11 +114,11 @@ class RouteTable:
             self._fetch(topic)
 
     def _may_look_up(self, topic: str) -> bool:
-        return self._clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
+        return self.clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
 
     def _fetch(self, topic: str) -> TopicRoute | None:
-        data = self._source.topic_route(topic, in_namespace=topic not in self._cluster_topics)
-        self._looked_up_ms[topic] = self._clock.now_ms()
+        data = self.name_servers.topic_route(topic, in_namespace=topic not in self._cluster_topics)
+        self._looked_up_ms[topic] = self.clock.now_ms()
         if data is None:
             return None
         route = _route_of(topic, data)
@@ -143,19 +131,19 @@ class RouteTable:
             _log.info(
                 "remote.route_changed", topic=topic, queues=len(route.write_queues), brokers=sorted(route.addresses)
             )
-        self._on_change(topic)
+        self.on_change(topic)
         return route
 
     def _default(self, topic: str) -> TopicRoute:
         """Return the route that a missing topic gets: that of RocketMQ's default topic, with a limited queue count."""
-        data = self._source.topic_route(AUTO_CREATE_TOPIC, in_namespace=False)
+        data = self.name_servers.topic_route(AUTO_CREATE_TOPIC, in_namespace=False)
         if data is None:
             raise BrokerError(
                 f"topic {topic!r} is not in the cluster, and its brokers do not create topics by themselves; create it "
                 "(mqadmin updateTopic, or Broker.create_topic), or set autoCreateTopicEnable=true on the brokers"
             )
         limited = [
-            _with_queues(each, min(each.read_queue_nums, self._default_queue_count))
+            _with_queues(each, min(each.read_queue_nums, self.default_queue_count))
             for each in data.queue_datas
             if each.perm & Perm.INHERIT
         ]
@@ -171,7 +159,7 @@ class RouteTable:
         Raises:
             BrokerError: No name server answers, or it refuses.
         """
-        cluster = self._source.cluster_info()
+        cluster = self.name_servers.cluster_info()
         self._cluster = {name: dict(data.broker_addrs) for name, data in cluster.broker_addr_table.items()}
         return cluster
 
@@ -181,18 +169,14 @@ class RouteTable:
         Raises:
             BrokerError: No cached route contains the broker.
         """
-        for by_id in self._addresses_of(broker_name):
-            if by_id:
+        routes = [route.addresses for route in list(self._routes.values())]
+        for addresses in (*routes, self._cluster):
+            if by_id := addresses.get(broker_name):
                 return by_id.get(broker_id) or by_id.get(MASTER_ID) or next(iter(by_id.values()))
         raise BrokerError(
             f"broker {broker_name!r} is in no known route (known brokers: {', '.join(sorted(self.brokers())) or 'none'}"
             "); it was removed, or the queue belongs to another cluster"
         )
-
-    def _addresses_of(self, broker_name: str) -> list[Mapping[int, str]]:
-        routes = list(self._routes.values())
-        found = [route.addresses[broker_name] for route in routes if broker_name in route.addresses]
-        return [*found, self._cluster.get(broker_name, {})]
 
     def brokers(self) -> dict[str, dict[int, str]]:
         """Return the brokers of all cached routes and of the cluster when it was loaded: name -> id -> address."""

@@ -59,7 +59,7 @@ class Topics:
             order=False,
         )
         request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        self._context.call(broker_name, request, f"create topic {topic!r}")
+        self._context.call(self._routes.address(broker_name), request, f"create topic {topic!r}")
 
     def _wait_for_route(self, topic: str, queue_count: int, broker_names: list[str]) -> None:
         """Wait until the brokers have registered the topic at the name servers."""

@@ -20,7 +20,7 @@ from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
-from mqtemplate.brokers.remote.pull_request import Subscription
+from mqtemplate.brokers.remote.subscriptions import Subscription
 from mqtemplate.brokers.retry import check_can_send_back
 from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.message import MessageExt, MessageQueue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.errors import check_response, response_error
+from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.errors import BrokerError, ListenerError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import (
@@ -47,8 +47,8 @@ class GroupRequests:
             return []
         address = random.choice(masters)
         header = ConsumerGroupRequestHeader(consumer_group=self.wire_group)
-        response = self._invoke(address, RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header))
-        check_response(response, f"get the members of group {self.group!r}", address)
+        request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        response = self.context.call(address, request, f"get the members of group {self.group!r}")
         return GetConsumerListByGroupResponseBody.decode(response.body).consumer_id_list
 
     def check_subscription(self, topic: str, subscription: SubscriptionData) -> None:
@@ -66,7 +66,8 @@ class GroupRequests:
             subscription_data=subscription,
             namespace=self.context.settings.namespace or None,
         ).encode()
-        response = self._invoke(masters[0], RemotingCommand.request(RequestCode.CHECK_CLIENT_CONFIG, body=body))
+        request = RemotingCommand.request(RequestCode.CHECK_CLIENT_CONFIG, body=body)
+        response = self.context.instance.invoke(masters[0], request, self.context.settings.request_timeout_ms)
         if response.code == ResponseCode.SUCCESS:
             return
         operation = f"group {self.group!r} subscribes to {topic!r} by {subscription.sub_string!r}"
@@ -80,16 +81,13 @@ class GroupRequests:
         route = routes.existing(topic)
         return route.masters() if route is not None else routes.masters()
 
-    def _invoke(self, address: str, request: RemotingCommand) -> RemotingCommand:
-        return self.context.instance.invoke(address, request, self.context.settings.request_timeout_ms)
-
     # --- queue locks ---------------------------------------------------------------------------
 
     def lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         """Lock queues; return those that this member has locked now."""
         request = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=self._lock_body(queues))
         operation = f"lock {len(queues)} queues of group {self.group!r}"
-        response = self.context.call(broker_name, request, operation, _LOCK_TIMEOUT_MS)
+        response = self._call(broker_name, request, operation)
         locked = LockBatchResponseBody.decode(response.body).lock_ok_mq_set
         return {self.context.namespace.unwrap_queue(queue) for queue in locked}
 
@@ -97,9 +95,13 @@ class GroupRequests:
         """Unlock queues; a failure is logged."""
         request = RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, body=self._lock_body(queues))
         try:
-            self.context.call(broker_name, request, f"unlock {len(queues)} queues", _LOCK_TIMEOUT_MS)
+            self._call(broker_name, request, f"unlock {len(queues)} queues")
         except BrokerError as exc:
             _log.info("remote.unlock_failed", group=self.group, broker=broker_name, reason=str(exc))
+
+    def _call(self, broker_name: str, request: RemotingCommand, operation: str) -> RemotingCommand:
+        address = self.context.routes.address(broker_name)
+        return self.context.call(address, request, operation, timeout_ms=_LOCK_TIMEOUT_MS)
 
     def _lock_body(self, queues: list[MessageQueue]) -> bytes:
         return LockBatchRequestBody(

@@ -21,8 +21,8 @@ from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.remote.pull_request import Subscription, subscription_data
 from mqtemplate.brokers.remote.queries import Queries
+from mqtemplate.brokers.remote.subscriptions import Subscription, subscription_data
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError

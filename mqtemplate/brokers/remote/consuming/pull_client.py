@@ -13,14 +13,13 @@ import structlog
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.consuming.pull_loop import Outcome, Pulled, PullFailed
 from mqtemplate.brokers.remote.errors import response_error
-from mqtemplate.brokers.remote.pull_request import PULL_RESPONSES, Subscription, pull_request
+from mqtemplate.brokers.remote.subscriptions import PULL_RESPONSES, Subscription, matching_messages
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.message import MessageExt, MessageQueue, Property
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
@@ -54,16 +53,20 @@ class PullClient:
     ) -> None:
         """Send one pull; see `pull_loop.Pull`."""
         address = self.context.routes.address(queue.broker_name, broker_id)
-        request = pull_request(
-            self._wire_group,
-            self.context.namespace.wrap_queue(queue),
-            queue_offset,
-            self.subscriptions[queue.topic].data,
-            max_count=self._settings.pull_batch_size,
-            max_bytes=_MAX_BYTES,
-            suspend_ms=self._settings.suspend_ms if may_wait else 0,
-            is_member=True,
+        subscription = self.subscriptions[queue.topic].data
+        header = PullMessageRequestHeader(
+            **self.context.namespace.queue_fields(queue),
+            consumer_group=self._wire_group,
+            queue_offset=queue_offset,
+            max_msg_nums=self._settings.pull_batch_size,
+            sys_flag=PullSysFlag.SUSPEND if may_wait and self._settings.suspend_ms else 0,
+            commit_offset=0,
+            suspend_timeout_millis=self._settings.suspend_ms if may_wait else 0,
+            sub_version=subscription.sub_version,  # the broker has the subscription from a heartbeat
+            expression_type=subscription.expression_type,
+            max_msg_bytes=_MAX_BYTES,
         )
+        request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
         self.context.instance.invoke_async(
             address, request, self._settings.pull_timeout_ms, lambda answer: done(self._outcome(queue, address, answer))
         )
@@ -86,7 +89,8 @@ class PullClient:
             found = decode_messages(response.body, queue.broker_name)
             if found:
                 self.context.sent.add_seen(queue.broker_name, found[-1].physical_offset)
-            messages = self._selected(queue, found)
+            messages = matching_messages(found, self.subscriptions[queue.topic].selector)
+            self._set_topics(queue, messages)
         elif response.code == ResponseCode.PULL_OFFSET_MOVED:
             _log.warning(
                 "remote.offset_moved", topic=queue.topic, queue=queue.queue_id, next_offset=header.next_begin_offset
@@ -102,13 +106,9 @@ class PullClient:
         is_flow_control = response.code == ResponseCode.FLOW_CONTROL
         return PullFailed(str(problem), _FLOW_CONTROL_MS if is_flow_control else self._settings.retry_after_error_ms)
 
-    def _selected(self, queue: MessageQueue, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return the messages that match the selector, with the application's topic names."""
-        selector = self.subscriptions[queue.topic].selector
-        if isinstance(selector, TagSelector) and not selector.selects_all:  # a broker compares only the hashes of tags
-            messages = [message for message in messages if selector.matches(message.properties)]
+    def _set_topics(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
+        """Give the messages the application's topic names."""
         for message in messages:
             message.topic = queue.topic
             if queue.topic == self._retry_topic and (original := message.properties.get(Property.RETRY_TOPIC)):
                 message.topic = message.properties[Property.RETRY_TOPIC] = self.context.namespace.unwrap(original)
-        return messages

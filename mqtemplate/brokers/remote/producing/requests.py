@@ -17,7 +17,6 @@ from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, P
 from mqtemplate.metrics import Metrics
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
@@ -63,7 +62,7 @@ class Requests:
         if (error := done.exception()) is not None:
             self.pending.fail(correlation_id, error)
 
-    def on_reply(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
+    def on_reply(self, request: RemotingCommand) -> RemotingCommand | None:
         """Handle a reply that a broker delivers."""
         header = request.header(ReplyMessageRequestHeader)
         properties = decode_properties_text(header.properties)
