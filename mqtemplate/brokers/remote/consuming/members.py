@@ -12,10 +12,15 @@ import structlog
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.consuming.broker_offsets import BrokerOffsets, RemoteBrokerOffsetStore
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
-from mqtemplate.brokers.remote.consuming.offset_store import LocalFileOffsetStore, OffsetStore, local_offset_file
+from mqtemplate.brokers.remote.consuming.offset_store import (
+    BrokerOffsets,
+    LocalFileOffsetStore,
+    OffsetStore,
+    RemoteBrokerOffsetStore,
+    local_offset_file,
+)
 from mqtemplate.brokers.remote.consuming.pull_client import PullClient
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks

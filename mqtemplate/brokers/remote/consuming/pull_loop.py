@@ -210,22 +210,19 @@ class PullLoop:
                 state.body_bytes += sum([len(message.body) for message in outcome.messages])
             has_arrival = state.is_settled != was_settled or (isinstance(outcome, Pulled) and outcome.messages)
         if isinstance(outcome, PullFailed):
-            self._report(state.queue, outcome)
+            queue = state.queue
+            _log.warning(
+                "remote.pull_failed",
+                topic=queue.topic,
+                queue=queue.queue_id,
+                broker=queue.broker_name,
+                reason=outcome.reason,
+                retry_in_ms=outcome.retry_ms,
+            )
             self.on_retry()
         if has_arrival:
             self.on_arrival()
         self._pull(state)
-
-    @staticmethod
-    def _report(queue: MessageQueue, failure: PullFailed) -> None:
-        _log.warning(
-            "remote.pull_failed",
-            topic=queue.topic,
-            queue=queue.queue_id,
-            broker=queue.broker_name,
-            reason=failure.reason,
-            retry_in_ms=failure.retry_ms,
-        )
 
     def retry(self) -> int | None:
         """Repeat the failed pulls that are due; return the time of the next one."""
