@@ -9,18 +9,15 @@ from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
-from mqtemplate.brokers.remote.name_servers import NameServers
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.remote.producing.recall import Recall
 from mqtemplate.brokers.remote.producing.requests import Requests
 from mqtemplate.brokers.remote.producing.transactions import Transactions
 from mqtemplate.brokers.remote.queries import Queries
-from mqtemplate.brokers.remote.routes import RouteTable
+from mqtemplate.brokers.remote.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
-from mqtemplate.brokers.remote.topics import Topics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.remoting.connection import Connection
@@ -31,8 +28,6 @@ from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
-_INCOMPLETE_REBALANCE_MS = 1_000
-_NO_RETRY_MS = 3_600_000  # without failed pulls; a failure triggers the service
 _FAILED_REFRESH_MS = 5_000
 _FAILED_HEARTBEAT_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
 
@@ -47,40 +42,22 @@ class ClusterClient:
         self._namespace = Namespace(settings.namespace)
         self._is_closing = False
         self._failed_heartbeats = 0
-        self._all_members_due = False
-        self._rebalanced_ms = clock.now_ms()
         self._refreshes = PeriodicService("remote.routes", self._refresh, clock, settings.poll_name_server_interval_ms)
         self._heartbeats = PeriodicService(
             "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
         )
-        self._rebalances = PeriodicService("remote.rebalance", self._rebalance, clock, settings.rebalance_interval_ms)
-        self._pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
 
         first = self._first = self._new_instance()
         names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
         self._routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed)
-        context = ClientContext(settings, clock, self._namespace, first, self._routes, SentOffsets(clock))
+        self.context = context = ClientContext(
+            settings, clock, self._namespace, first, self._routes, SentOffsets(clock)
+        )
         self.producer = Producer(context)
         self.queries = Queries(context)
-        self.topics = Topics(context)
         self.transactions = Transactions(context, self.producer)
         self.requests = Requests(context, self.producer)
-        self.recall = Recall(context)
-        self.members = Members(
-            context,
-            self.queries,
-            self.producer,
-            self._new_instance,
-            self._heartbeats.trigger,
-            self._rebalances.trigger,
-            self._pull_retries.trigger,
-        )
-        self._commits = PeriodicService(
-            "remote.offsets", self.members.flush_offsets, clock, settings.persist_consumer_offset_interval_ms
-        )
-        self._lock_renewals = PeriodicService(
-            "remote.locks", self.members.renew_locks, clock, settings.lock_interval_ms
-        )
+        self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 
     def _new_instance(self) -> ClientInstance:
@@ -144,9 +121,9 @@ class ClusterClient:
         """Return the services by thread: one that waits for a broker delays only those of its thread."""
         return {
             "remote": [self._refreshes, self._heartbeats],
-            "remote-groups": [self._rebalances, self._lock_renewals],
-            "remote-offsets": [self._commits],
-            "remote-timers": [self._pull_retries, self.requests.pending],
+            "remote-groups": [self.members.rebalances, self.members.lock_renewals],
+            "remote-offsets": [self.members.commits],
+            "remote-timers": [self.members.pull_retries, self.requests.pending],
         }
 
     # --- actions of the services ---------------------------------------------------------------
@@ -170,21 +147,10 @@ class ClusterClient:
         self._failed_heartbeats += 1
         return pause_ms
 
-    def _rebalance(self) -> int | None:
-        now_ms = self._clock.now_ms()
-        all_members = self._all_members_due or now_ms - self._rebalanced_ms >= self._settings.rebalance_interval_ms
-        if all_members:
-            self._all_members_due, self._rebalanced_ms = False, now_ms
-        return None if self.members.rebalance(all_members=all_members) else _INCOMPLETE_REBALANCE_MS
-
-    def _retry_pulls(self) -> int | None:
-        due_ms = self.members.retry_pulls()
-        return None if due_ms is None else max(0, due_ms - self._clock.now_ms())
-
     # --- events --------------------------------------------------------------------------------
 
     def _on_group_changed(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        self._rebalance_all()
+        self.members.rebalance_all()
         return None if request.is_one_way else request.response()
 
     def _on_transaction_check(self, channel: Connection, request: RemotingCommand) -> None:
@@ -195,11 +161,7 @@ class ClusterClient:
         if route is not None and not self._first.versions.keys() >= set(route.masters()):
             self._heartbeats.trigger()  # the route has a broker at which this client is not registered
         if self.members.all():
-            self._rebalance_all()
-
-    def _rebalance_all(self) -> None:
-        self._all_members_due = True
-        self._rebalances.trigger()
+            self.members.rebalance_all()
 
     def _on_connection_lost(self, address: str) -> None:
         if not self._is_closing:

@@ -85,27 +85,24 @@ class GroupRequests:
 
     def lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         """Lock queues; return those that this member has locked now."""
-        request = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=self._lock_body(queues))
-        operation = f"lock {len(queues)} queues of group {self.group!r}"
-        response = self._call(broker_name, request, operation)
+        response = self._call(RequestCode.LOCK_BATCH_MQ, broker_name, queues, "lock")
         locked = LockBatchResponseBody.decode(response.body).lock_ok_mq_set
         return {self.context.namespace.unwrap_queue(queue) for queue in locked}
 
     def unlock(self, broker_name: str, queues: list[MessageQueue]) -> None:
         """Unlock queues; a failure is logged."""
-        request = RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, body=self._lock_body(queues))
         try:
-            self._call(broker_name, request, f"unlock {len(queues)} queues")
+            self._call(RequestCode.UNLOCK_BATCH_MQ, broker_name, queues, "unlock")
         except BrokerError as exc:
             _log.info("remote.unlock_failed", group=self.group, broker=broker_name, reason=str(exc))
 
-    def _call(self, broker_name: str, request: RemotingCommand, operation: str) -> RemotingCommand:
-        address = self.context.routes.address(broker_name)
-        return self.context.call(address, request, operation, timeout_ms=_LOCK_TIMEOUT_MS)
-
-    def _lock_body(self, queues: list[MessageQueue]) -> bytes:
-        return LockBatchRequestBody(
+    def _call(self, code: int, broker_name: str, queues: list[MessageQueue], verb: str) -> RemotingCommand:
+        context = self.context
+        body = LockBatchRequestBody(
             consumer_group=self.wire_group,
-            client_id=self.context.instance.id,
-            mq_set=[self.context.namespace.wrap_queue(queue) for queue in queues],
-        ).encode()
+            client_id=context.instance.id,
+            mq_set=[context.namespace.wrap_queue(queue) for queue in queues],
+        )
+        request = RemotingCommand.request(code, body=body.encode())
+        operation = f"{verb} {len(queues)} queues of group {self.group!r}"
+        return context.call(context.routes.address(broker_name), request, operation, timeout_ms=_LOCK_TIMEOUT_MS)

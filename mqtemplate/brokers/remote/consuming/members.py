@@ -25,6 +25,7 @@ from mqtemplate.brokers.remote.consuming.pull_client import PullClient
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.subscriptions import Subscription, subscription_data
@@ -39,6 +40,8 @@ from mqtemplate.topics import RETRY_TOPIC_PREFIX
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 _HALF_AN_HOUR_MS = 1_800_000
+_INCOMPLETE_REBALANCE_MS = 1_000
+_NO_RETRY_MS = 3_600_000  # without failed pulls; a failure triggers the service
 
 
 @dataclass(eq=False)
@@ -51,8 +54,9 @@ class Members:
     Args:
         new_instance: Creates another client instance.
         on_heartbeat_due: Called when a broker has not registered a member.
-        on_rebalance_due: Called when a member is incomplete.
-        on_retry_due: Called when `retry_pulls` has work at a new time.
+
+    Attributes:
+        rebalances, commits, lock_renewals, pull_retries: The services with the members' periodic work.
     """
 
     context: ClientContext
@@ -60,10 +64,17 @@ class Members:
     producer: Producer
     new_instance: Callable[[], ClientInstance]
     on_heartbeat_due: Callable[[], None]
-    on_rebalance_due: Callable[[], None]
-    on_retry_due: Callable[[], None]
 
     def __post_init__(self) -> None:
+        settings, clock = self.context.settings, self.context.clock
+        self.rebalances = PeriodicService("remote.rebalance", self._rebalance, clock, settings.rebalance_interval_ms)
+        self.commits = PeriodicService(
+            "remote.offsets", self._flush_offsets, clock, settings.persist_consumer_offset_interval_ms
+        )
+        self.lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
+        self.pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
+        self._all_members_due = False
+        self._rebalanced_ms = clock.now_ms()
         self._offsets = BrokerOffsets(self.context)
         self._lock = threading.Lock()
         self._instances = [self.context.instance]
@@ -92,7 +103,7 @@ class Members:
         try:
             member.join()
             if member.is_incomplete:
-                self.on_rebalance_due()
+                self.rebalances.trigger()
         except BaseException:
             member.close()
             raise
@@ -131,7 +142,7 @@ class Members:
                 settings.pull_threshold_messages,
                 settings.pull_threshold_bytes,
                 wake_event.set,
-                self.on_retry_due,
+                self.pull_retries.trigger,
             ),
             wake_event=wake_event,
             retry_sender=RetrySender(context, spec, self.producer),
@@ -204,24 +215,33 @@ class Members:
         failed = [each for each in self.instances() if not each.heartbeat(addresses if each.members else masters)]
         return not failed
 
-    def rebalance(self, *, all_members: bool) -> bool:
-        """Rebalance all members, or those that need it; return False if some are incomplete afterwards."""
+    def rebalance_all(self) -> None:
+        """Have all members rebalanced at once."""
+        self._all_members_due = True
+        self.rebalances.trigger()
+
+    def _rebalance(self) -> int | None:
+        """Rebalance all members if that is due, or those that need it."""
+        now_ms = self.context.clock.now_ms()
+        interval_ms = self.context.settings.rebalance_interval_ms
+        all_members = self._all_members_due or now_ms - self._rebalanced_ms >= interval_ms
+        if all_members:
+            self._all_members_due, self._rebalanced_ms = False, now_ms
         for member in self.all():
             if all_members or member.needs_rebalance():
                 member.rebalance()
-        return not any(member.is_incomplete for member in self.all())
+        return _INCOMPLETE_REBALANCE_MS if any(member.is_incomplete for member in self.all()) else None
 
-    def retry_pulls(self) -> int | None:
-        """Repeat the failed pulls that are due; return the time of the next one."""
-        due = [member.pulls.retry() for member in self.all()]
-        return min((due_ms for due_ms in due if due_ms is not None), default=None)
+    def _retry_pulls(self) -> int | None:
+        """Repeat the failed pulls that are due."""
+        retries = [member.pulls.retry() for member in self.all()]
+        due_ms = min((each for each in retries if each is not None), default=None)
+        return None if due_ms is None else max(0, due_ms - self.context.clock.now_ms())
 
-    def flush_offsets(self) -> None:
-        """Commit the changed offsets of all members."""
+    def _flush_offsets(self) -> None:
         self._for_each(lambda member: member.offsets.flush(), "remote.commit_failed")
 
-    def renew_locks(self) -> None:
-        """Renew the queue locks of all members."""
+    def _renew_locks(self) -> None:
         self._for_each(RemoteConsumer.renew_locks, "remote.lock_renewal_failed")
 
     def _for_each(self, action: Callable[[RemoteConsumer], None], failure_event: str) -> None:

@@ -227,12 +227,10 @@ class PullLoop:
     def retry(self) -> int | None:
         """Repeat the failed pulls that are due; return the time of the next one."""
         now_ms = self.clock.now_ms()
-        due = []
         with self._lock:
-            for state in self._states.values():
-                if state.retry_ms is not None and state.retry_ms <= now_ms:
-                    state.retry_ms = None
-                    due.append(state)
+            due = [each for each in self._states.values() if each.retry_ms is not None and each.retry_ms <= now_ms]
+            for state in due:
+                state.retry_ms = None
         for state in due:
             self._pull(state)
         with self._lock:
