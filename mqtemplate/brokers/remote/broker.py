@@ -141,11 +141,7 @@ class RemoteBroker(Broker):
         return self._client.requests.request(message, queue, timeout_ms)
 
     def reply(
-        self,
-        request: MessageExt,
-        body: bytes,
-        properties: Mapping[str, str] | None = None,
-        timeout_ms: int = 3_000,
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
     ) -> None:
         self._client.requests.reply(request, body, properties, timeout_ms)
 

@@ -150,18 +150,15 @@ class ClientInstance:
         if not self.members and not self.producer_groups:
             return True
         with self._registration_lock:  # a newer heartbeat must not arrive before an older one
-            body = self._heartbeat_body()
+            body = HeartbeatData(
+                client_id=self.id,
+                producer_data_set=[ProducerData(group_name=group) for group in sorted(self.producer_groups)],
+                consumer_data_set=[member.consumer_data() for member in list(self.members.values())],
+            ).encode()
             requests = [(address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body)) for address in addresses]
             responses = self.invoke_all(requests, self._request_timeout_ms)
         failed = [address for address, response in responses if not self._is_registered(address, response)]
         return not failed
-
-    def _heartbeat_body(self) -> bytes:
-        return HeartbeatData(
-            client_id=self.id,
-            producer_data_set=[ProducerData(group_name=group) for group in sorted(self.producer_groups)],
-            consumer_data_set=[member.consumer_data() for member in list(self.members.values())],
-        ).encode()
 
     def _is_registered(self, address: str, response: RemotingCommand | BrokerError) -> bool:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:

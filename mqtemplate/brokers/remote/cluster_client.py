@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.client_context import ClientContext, SentOffsets
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
@@ -16,7 +16,6 @@ from mqtemplate.brokers.remote.producing.requests import Requests
 from mqtemplate.brokers.remote.producing.transactions import Transactions
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
-from mqtemplate.brokers.remote.sent_offsets import SentOffsets
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError

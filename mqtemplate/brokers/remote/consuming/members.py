@@ -128,7 +128,8 @@ class Members:
         settings, clock = context.settings, context.clock
         subscriptions, offsets, wake_event = self._subscriptions(spec), self._offset_store(spec), WakeEvent()
         requests = GroupRequests(context, spec.group)
-        pulls = PullClient(context, spec.group, subscriptions, self.on_heartbeat_due)
+        client = PullClient(context, spec.group, subscriptions, self.on_heartbeat_due)
+        limits = settings.pull_threshold_messages, settings.pull_threshold_bytes
         return RemoteConsumer(
             spec=spec,
             context=context,
@@ -136,14 +137,7 @@ class Members:
             requests=requests,
             offsets=offsets,
             locks=QueueLocks(requests, clock, settings.lock_live_ms),
-            pulls=PullLoop(
-                pulls.pull,
-                clock,
-                settings.pull_threshold_messages,
-                settings.pull_threshold_bytes,
-                wake_event.set,
-                self.pull_retries.trigger,
-            ),
+            pulls=PullLoop(client.pull, clock, *limits, wake_event.set, self.pull_retries.trigger),
             wake_event=wake_event,
             retry_sender=RetrySender(context, spec, self.producer),
             start_offset=partial(_start_offset, spec, offsets, self.queries, clock),

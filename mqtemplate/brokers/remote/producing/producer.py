@@ -102,7 +102,7 @@ class Producer:
             MessageError, UnsupportedError: A broker refused it for good.
         """
         deadline = time.monotonic() + timeout_ms / 1_000
-        attempts = self.max_attempts(queue, self._settings.retry_times_when_send_failed)
+        attempts = 1 + (self._settings.retry_times_when_send_failed if queue is None else 0)
         route = self.route(request.topic)
         last_broker: str | None = None
         for number in range(1, attempts + 1):
@@ -223,11 +223,6 @@ class Producer:
             return self._settings.retry_next_server and response.code != ResponseCode.SUCCESS
         return response.code in RETRY_ELSEWHERE
 
-    @staticmethod
-    def max_attempts(queue: MessageQueue | None, retries: int) -> int:
-        """Return the number of attempts; a message for one queue has a single attempt."""
-        return 1 + retries if queue is None else 1
-
 
 @dataclass(slots=True, eq=False)
 class _AsyncSend:
@@ -257,7 +252,7 @@ class _AsyncSend:
 
     def _finish_or_retry(self, response: RemotingCommand | BrokerError) -> None:
         retries = self.producer._settings.retry_times_when_send_async_failed
-        is_last = self.number == self.producer.max_attempts(self.queue, retries) or _is_over(self.deadline)
+        is_last = self.number == 1 + (retries if self.queue is None else 0) or _is_over(self.deadline)
         if isinstance(response, RemotingCommand):
             if is_last or not self.producer.may_retry(response):
                 self.future.set_result(self.producer.result(self.request, self.target, response))

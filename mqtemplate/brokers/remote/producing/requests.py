@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
@@ -48,7 +49,7 @@ class Requests:
         future = self.pending.add(request, timeout_ms)
         self._register(message.topic)
         sent = self._producer.send_async([request], queue, timeout_ms)
-        sent.add_done_callback(lambda done: self._sent(request.properties[Property.CORRELATION_ID], done))
+        sent.add_done_callback(partial(self._sent, request.properties[Property.CORRELATION_ID]))
         return future
 
     def _register(self, topic: str) -> None:

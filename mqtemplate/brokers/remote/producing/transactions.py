@@ -6,7 +6,6 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``ClientRemotingProcessor``.
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 import structlog
 
@@ -109,33 +108,31 @@ class Transactions:
         if checker is None:
             _log.warning("remote.check_unknown_group", msg_id=message.msg_id, remote=str(channel.remote))
         else:
-            checker.submit(message, partial(self._answer, channel, header, message))
-
-    def _answer(
-        self,
-        channel: Connection,
-        check: CheckTransactionStateRequestHeader,
-        message: MessageExt,
-        state: TransactionState,
-        remark: str | None,
-    ) -> None:
-        header = EndTransactionRequestHeader(
-            topic=check.topic,
-            producer_group=message.properties[Property.PRODUCER_GROUP],
-            tran_state_table_offset=check.tran_state_table_offset,
-            commit_log_offset=check.commit_log_offset,
-            commit_or_rollback=_STATE_BITS[state],
-            from_transaction_check=True,
-            msg_id=message.properties.get(Property.UNIQ_KEY) or check.msg_id or message.msg_id,
-            transaction_id=check.transaction_id,
-            broker_name=check.broker_name,
-        )
-        channel.send_one_way(_end_request(header, remark))
+            checker.submit(
+                message, lambda state, remark: channel.send_one_way(_check_answer(header, message, state, remark))
+            )
 
     def close(self) -> None:
         """Close all checkers."""
         for checker in list(self._checkers.values()):
             checker.close()
+
+
+def _check_answer(
+    check: CheckTransactionStateRequestHeader, message: MessageExt, state: TransactionState, remark: str | None
+) -> RemotingCommand:
+    header = EndTransactionRequestHeader(
+        topic=check.topic,
+        producer_group=message.properties[Property.PRODUCER_GROUP],
+        tran_state_table_offset=check.tran_state_table_offset,
+        commit_log_offset=check.commit_log_offset,
+        commit_or_rollback=_STATE_BITS[state],
+        from_transaction_check=True,
+        msg_id=message.properties.get(Property.UNIQ_KEY) or check.msg_id or message.msg_id,
+        transaction_id=check.transaction_id,
+        broker_name=check.broker_name,
+    )
+    return _end_request(header, remark)
 
 
 def _end_request(header: EndTransactionRequestHeader, remark: str | None) -> RemotingCommand:
