@@ -42,7 +42,7 @@ class GroupChecker:
 
     def __post_init__(self) -> None:
         self._jobs: Queue[Callable[[], None] | None] = Queue(self.max_waiting)
-        self._threads: list[threading.Thread] = []
+        self._workers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -66,10 +66,10 @@ class GroupChecker:
             except Full:
                 _log.warning("transaction.check_dropped", group=self.group, msg_id=message.msg_id)
                 return
-            if len(self._threads) < self.threads:
-                name = f"mqtemplate-check-{self.group}-{len(self._threads) + 1}"
-                self._threads.append(threading.Thread(target=self._loop, name=name, daemon=True))
-                self._threads[-1].start()
+            if len(self._workers) < self.threads:
+                name = f"mqtemplate-check-{self.group}-{len(self._workers) + 1}"
+                self._workers.append(threading.Thread(target=self._loop, name=name, daemon=True))
+                self._workers[-1].start()
 
     def close(self) -> None:
         """Drop the waiting checks, and wait until the running ones have ended."""
@@ -80,9 +80,9 @@ class GroupChecker:
         self.on_close(self)
         while not self._jobs.empty():
             self._jobs.get_nowait()
-        for _ in self._threads:
+        for _ in self._workers:
             self._jobs.put(None)
-        for thread in self._threads:
+        for thread in self._workers:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
 
