@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Full, Queue
 from typing import TypeAlias
 
@@ -21,6 +22,7 @@ AnswerCheck: TypeAlias = Callable[[TransactionState, str | None], None]
 """Function that gets the state of a checked transaction and, if the checker failed, its error as text."""
 
 
+@dataclass(eq=False)
 class GroupChecker:
     """The checker of one producer group. A `Registration`.
 
@@ -32,20 +34,15 @@ class GroupChecker:
         on_close: Called once, with this checker.
     """
 
-    def __init__(
-        self,
-        group: str,
-        check: CheckTransaction,
-        threads: int,
-        max_waiting: int,
-        on_close: Callable[[GroupChecker], None],
-    ) -> None:
-        self.group = group
-        self._check = check
-        self._max_threads = threads
-        self._on_close = on_close
-        self._jobs: Queue[Callable[[], None] | None] = Queue(max_waiting)
-        self._threads: list[threading.Thread] = []
+    group: str
+    check: CheckTransaction
+    threads: int
+    max_waiting: int
+    on_close: Callable[[GroupChecker], None]
+
+    def __post_init__(self) -> None:
+        self._jobs: Queue[Callable[[], None] | None] = Queue(self.max_waiting)
+        self._workers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -58,7 +55,7 @@ class GroupChecker:
         def job() -> None:
             answer(*self._state_of(message))
 
-        if not self._max_threads:
+        if not self.threads:
             job()
             return
         with self._lock:
@@ -69,10 +66,10 @@ class GroupChecker:
             except Full:
                 _log.warning("transaction.check_dropped", group=self.group, msg_id=message.msg_id)
                 return
-            if len(self._threads) < self._max_threads:
-                name = f"mqtemplate-check-{self.group}-{len(self._threads) + 1}"
-                self._threads.append(threading.Thread(target=self._loop, name=name, daemon=True))
-                self._threads[-1].start()
+            if len(self._workers) < self.threads:
+                name = f"mqtemplate-check-{self.group}-{len(self._workers) + 1}"
+                self._workers.append(threading.Thread(target=self._loop, name=name, daemon=True))
+                self._workers[-1].start()
 
     def close(self) -> None:
         """Drop the waiting checks, and wait until the running ones have ended."""
@@ -80,12 +77,12 @@ class GroupChecker:
             if self._is_closed:
                 return
             self._is_closed = True
-        self._on_close(self)
+        self.on_close(self)
         while not self._jobs.empty():
             self._jobs.get_nowait()
-        for _ in self._threads:
+        for _ in self._workers:
             self._jobs.put(None)
-        for thread in self._threads:
+        for thread in self._workers:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
 
@@ -98,7 +95,7 @@ class GroupChecker:
 
     def _state_of(self, message: MessageExt) -> tuple[TransactionState, str | None]:
         try:
-            state: object = self._check(message)
+            state: object = self.check(message)
         except Exception as exc:
             _log.exception("transaction.checker_failed", group=self.group, topic=message.topic, msg_id=message.msg_id)
             return TransactionState.UNKNOWN, f"checkLocalTransactionState raised {type(exc).__name__}: {exc}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import MessageExt
@@ -46,7 +47,5 @@ class KeyQuery:
     def merge(self, messages: Iterable[MessageExt]) -> list[MessageExt]:
         """Return the messages of several brokers that match: each once, the newest first, at most *max_count*."""
         found = {(each.broker_name, each.physical_offset): each for each in messages if self.matches(each)}
-        newest_first = sorted(
-            found.values(), key=lambda each: (each.store_timestamp, each.physical_offset), reverse=True
-        )
+        newest_first = sorted(found.values(), key=attrgetter("store_timestamp", "physical_offset"), reverse=True)
         return newest_first[: self.max_count]

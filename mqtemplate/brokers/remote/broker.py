@@ -10,7 +10,9 @@ import structlog
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
+from mqtemplate.brokers.remote.producing.recall import cancel
 from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.remote.topics import create_topic, topic_queues
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, MessageQueue
@@ -96,11 +98,11 @@ class RemoteBroker(Broker):
     # --- sending -------------------------------------------------------------------------------
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        return self._client.topics.queues(topic)
+        return topic_queues(self._client.context, topic)
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """Create a topic with *queue_count* queues on each broker, or give it more queues."""
-        self._client.topics.create(topic, queue_count)
+        create_topic(self._client.context, topic, queue_count)
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         return self._client.producer.send(message, queue, timeout_ms)
@@ -139,11 +141,7 @@ class RemoteBroker(Broker):
         return self._client.requests.request(message, queue, timeout_ms)
 
     def reply(
-        self,
-        request: MessageExt,
-        body: bytes,
-        properties: Mapping[str, str] | None = None,
-        timeout_ms: int = 3_000,
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
     ) -> None:
         self._client.requests.reply(request, body, properties, timeout_ms)
 
@@ -185,7 +183,7 @@ class RemoteBroker(Broker):
         A RocketMQ broker does not check the message: ``CANCELLED`` means that it will not be delivered if it is still
         pending.
         """
-        return self._client.recall.cancel(handle, key)
+        return cancel(self._client.context, handle, key)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
 from mqtemplate.remoting.client import RemotingClient
@@ -63,11 +64,10 @@ class ClientInstance:
     A broker tells members of a group apart by their client ids, so an instance has at most one member of each group.
 
     Args:
+        settings: Among them the time limit of heartbeats and unregistrations, and the namespace of each request.
         members: Members by group as named on the wire; handlers may share this table.
         handlers: Request code -> handler of that request from a broker.
         on_connection_lost: Called with the address when a connection has ended.
-        request_timeout_ms: Time limit of heartbeats and unregistrations.
-        extra_fields: Fields that are added to each request.
 
     Attributes:
         producer_groups: Producer groups as named on the wire.
@@ -76,25 +76,24 @@ class ClientInstance:
 
     def __init__(
         self,
-        client_id: str,
+        settings: RemoteSettings,
+        clock: Clock,
         members: dict[str, GroupMember],
         handlers: Mapping[int, Handler],
         on_connection_lost: Callable[[str], None],
-        clock: Clock,
-        remoting: RemotingClientSettings,
-        *,
-        request_timeout_ms: int,
-        extra_fields: Mapping[str, str],
     ) -> None:
-        self.id = client_id
+        self.id = create_client_id(settings.name_servers[0])
         self.members = members
         self.producer_groups: set[str] = set()
         self.versions: dict[str, int] = {}
         self._handlers = handlers
-        self._request_timeout_ms = request_timeout_ms
-        self._extra_fields = extra_fields
+        self._request_timeout_ms = settings.request_timeout_ms
+        self._extra_fields = {"nsd": "true", "ns": settings.namespace_v2} if settings.namespace_v2 else {}
         self._registration_lock = threading.Lock()
-        self._remoting = RemotingClient(remoting, clock, self._on_request)
+        connections = RemotingClientSettings(
+            connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
+        )
+        self._remoting = RemotingClient(connections, clock, self._on_request)
         self._remoting.on_close(on_connection_lost)
 
     # --- requests ------------------------------------------------------------------------------
@@ -151,18 +150,15 @@ class ClientInstance:
         if not self.members and not self.producer_groups:
             return True
         with self._registration_lock:  # a newer heartbeat must not arrive before an older one
-            body = self._heartbeat_body()
+            body = HeartbeatData(
+                client_id=self.id,
+                producer_data_set=[ProducerData(group_name=group) for group in sorted(self.producer_groups)],
+                consumer_data_set=[member.consumer_data() for member in list(self.members.values())],
+            ).encode()
             requests = [(address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body)) for address in addresses]
             responses = self.invoke_all(requests, self._request_timeout_ms)
         failed = [address for address, response in responses if not self._is_registered(address, response)]
         return not failed
-
-    def _heartbeat_body(self) -> bytes:
-        return HeartbeatData(
-            client_id=self.id,
-            producer_data_set=[ProducerData(group_name=group) for group in sorted(self.producer_groups)],
-            consumer_data_set=[member.consumer_data() for member in list(self.members.values())],
-        ).encode()
 
     def _is_registered(self, address: str, response: RemotingCommand | BrokerError) -> bool:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:

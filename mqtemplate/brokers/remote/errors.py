@@ -5,6 +5,8 @@ Source: RocketMQ ``remoting: ResponseCode``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from mqtemplate.errors import (
     BrokerError,
     DelayError,
@@ -48,13 +50,15 @@ _ADVICE = {
 _INVALID_MESSAGE = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER})
 
 
-def check_response(response: RemotingCommand, operation: str, address: str) -> RemotingCommand:
-    """Return *response* if its code is SUCCESS.
+def check_response(
+    response: RemotingCommand, operation: str, address: str, accept: Collection[int] = (ResponseCode.SUCCESS,)
+) -> RemotingCommand:
+    """Return *response* if its code is SUCCESS, or another one of *accept*.
 
     Raises:
         BrokerError: The code is another one; `UnsupportedError` if this broker can never execute the request.
     """
-    if response.code != ResponseCode.SUCCESS:
+    if response.code not in accept:
         raise response_error(response, operation, address)
     return response
 

@@ -5,6 +5,8 @@ Source: RocketMQ ``remoting: NamespaceUtil``.
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from mqtemplate.message import MessageQueue
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
@@ -27,6 +29,14 @@ _SYSTEM_GROUPS = frozenset(
 )
 _SYSTEM_PREFIXES = (SYSTEM_TOPIC_PREFIX, "CID_RMQ_SYS_")
 _KIND_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
+
+
+class QueueFields(TypedDict):
+    """Fields that name a queue in the header of a request."""
+
+    topic: str
+    queue_id: int
+    broker_name: str
 
 
 class Namespace:
@@ -55,6 +65,10 @@ class Namespace:
             return name
         kind, rest = _split(name)
         return kind + rest.removeprefix(self._prefix)
+
+    def queue_fields(self, queue: MessageQueue) -> QueueFields:
+        """Return the header fields of *queue*, with the name of its topic on the wire."""
+        return {"topic": self.wrap(queue.topic), "queue_id": queue.queue_id, "broker_name": queue.broker_name}
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
         """Return *queue* with the name of its topic on the wire."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mqtemplate.clock import Clock
 
+_AFTER_ERROR_MS = 1_000
 
+
+@dataclass(eq=False)
 class PeriodicService:
     """A `Service` that runs an action each *interval_ms*, and when it is triggered.
 
@@ -15,14 +19,13 @@ class PeriodicService:
             in a second.
     """
 
-    _AFTER_ERROR_MS = 1_000
+    name: str
+    action: Callable[[], int | None]
+    clock: Clock
+    interval_ms: int
 
-    def __init__(self, name: str, action: Callable[[], int | None], clock: Clock, interval_ms: int) -> None:
-        self.name = name
-        self._action = action
-        self._clock = clock
-        self._interval_ms = interval_ms
-        self._due_ms = clock.now_ms() + interval_ms
+    def __post_init__(self) -> None:
+        self._due_ms = self.clock.now_ms() + self.interval_ms
         self._is_triggered = False
         self._wake: Callable[[], None] = lambda: None
 
@@ -35,9 +38,9 @@ class PeriodicService:
         self._wake()
 
     def step(self) -> int | None:
-        if self._is_triggered or self._due_ms <= self._clock.now_ms():
+        if self._is_triggered or self._due_ms <= self.clock.now_ms():
             self._is_triggered = False  # before the action: a trigger while it runs causes another run
-            self._due_ms = self._clock.now_ms() + self._AFTER_ERROR_MS
-            pause_ms = self._action()
-            self._due_ms = self._clock.now_ms() + (self._interval_ms if pause_ms is None else pause_ms)
-        return self._clock.now_ms() if self._is_triggered else self._due_ms
+            self._due_ms = self.clock.now_ms() + _AFTER_ERROR_MS
+            pause_ms = self.action()
+            self._due_ms = self.clock.now_ms() + (self.interval_ms if pause_ms is None else pause_ms)
+        return self.clock.now_ms() if self._is_triggered else self._due_ms

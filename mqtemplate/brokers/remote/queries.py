@@ -11,15 +11,16 @@ import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
+from typing import NamedTuple
 
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.errors import check_response, response_error
-from mqtemplate.brokers.remote.pull_request import PULL_RESPONSES, pull_request, subscription_data
+from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.brokers.remote.routes import MASTER_ID
+from mqtemplate.brokers.remote.subscriptions import PULL_RESPONSES, matching_messages, subscription_data
 from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import (
     GetMaxOffsetRequestHeader,
@@ -28,6 +29,7 @@ from mqtemplate.remoting.protocol.headers.group import (
     TopicQueueRequestHeader,
 )
 from mqtemplate.remoting.protocol.headers.message import (
+    PullMessageRequestHeader,
     PullMessageResponseHeader,
     QueryMessageRequestHeader,
     QueryMessageResponseHeader,
@@ -41,10 +43,19 @@ _MAX_SUSPEND_MS = 20_000
 _SETTLE_S = 1.0
 _REPEAT_S = 0.002  # a broker needs a millisecond or two from its commit log to its consume queues and index
 _INT_MAX = (1 << 31) - 1
-_LONG_MAX = (1 << 63) - 1
 _INDEX_PAGE = 32
 _INDEX_LAG_MS = 100
 _INDEX_PRECISION_MS = 1_000  # index files store times in seconds, rounded down
+_INDEX_RESPONSES = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
+
+
+class _Read(NamedTuple):
+    """Arguments of a pull."""
+
+    queue: MessageQueue
+    queue_offset: int
+    max_count: int
+    selector: Selector
 
 
 class Queries:
@@ -56,11 +67,6 @@ class Queries:
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
-        self._instance = context.instance
-        self._routes = context.routes
-        self._namespace = context.namespace
-        self._settings = context.settings
-        self._sent = context.sent
 
     # --- pull ----------------------------------------------------------------------------------
 
@@ -69,112 +75,101 @@ class Queries:
     ) -> PullResult:
         """See `Broker.pull`."""
         deadline = time.monotonic() + wait_ms / 1_000
-        selector = selector or TagSelector()
-        result = self._pull_now(queue, queue_offset, max_count, selector)
+        read = _Read(queue, queue_offset, max_count, selector or TagSelector())
+        result = self._pull_now(read)
         while not result.messages and (left_s := deadline - time.monotonic()) > 0:
-            later = self._pull_suspended(queue, result.next_begin_offset, max_count, selector, left_s)
+            later = self._pull_suspended(read._replace(queue_offset=result.next_begin_offset), left_s)
             if later is None:
                 break
             result = later
         return result
 
-    def _pull_now(self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector) -> PullResult:
+    def _pull_now(self, read: _Read) -> PullResult:
         deadline = time.monotonic() + _SETTLE_S
         while True:
-            address, request = self._pull_request(queue, queue_offset, max_count, selector, suspend_ms=0)
-            response = self._instance.invoke(address, request, self._settings.pull_timeout_ms)
-            header = self._pull_header(queue, address, response)
-            if header.max_offset >= self._sent.queue_end(queue) or time.monotonic() > deadline:
-                return _pull_result(queue, queue_offset, response, header, selector)
+            response = self._invoke_pull(read)
+            header = response.header(PullMessageResponseHeader)
+            is_settled = header.max_offset >= self._context.sent.queue_end(read.queue)
+            if is_settled or time.monotonic() > deadline:
+                return _pull_result(read, response, header)
             _pause()
 
-    def _pull_suspended(
-        self, queue: MessageQueue, queue_offset: int, max_count: int, selector: Selector, left_s: float
-    ) -> PullResult | None:
+    def _pull_suspended(self, read: _Read, left_s: float) -> PullResult | None:
         """Wait for messages; return None after *left_s*, since a broker ends a suspended pull seconds late."""
-        suspend_ms = min(int(left_s * 1_000) + 1, _MAX_SUSPEND_MS)
-        address, request = self._pull_request(queue, queue_offset, max_count, selector, suspend_ms=suspend_ms)
+        address = self._context.routes.address(read.queue.broker_name)
+        request = self._pull_request(read, suspend_ms=min(int(left_s * 1_000) + 1, _MAX_SUSPEND_MS))
         future: Future[RemotingCommand | BrokerError] = Future()
-        self._instance.invoke_async(address, request, self._settings.pull_timeout_ms, future.set_result)
+        timeout_ms = self._context.settings.pull_timeout_ms
+        self._context.instance.invoke_async(address, request, timeout_ms, future.set_result)
         try:
             response = future.result(left_s)
         except FutureTimeoutError:
             return None
         if isinstance(response, BrokerError):
             raise response
-        return _pull_result(queue, queue_offset, response, self._pull_header(queue, address, response), selector)
+        _check_pull(read, response, address)
+        return _pull_result(read, response, response.header(PullMessageResponseHeader))
 
     def create_group(self, wire_group: str, queue: MessageQueue) -> None:
         """Pull for a group, which makes the broker create the group if it may."""
-        address, request = self._pull_request(queue, 0, 1, TagSelector(), suspend_ms=0, wire_group=wire_group)
-        self._pull_header(queue, address, self._instance.invoke(address, request, self._settings.pull_timeout_ms))
+        self._invoke_pull(_Read(queue, 0, 1, TagSelector()), wire_group)
 
-    def _pull_request(
-        self,
-        queue: MessageQueue,
-        queue_offset: int,
-        max_count: int,
-        selector: Selector,
-        *,
-        suspend_ms: int,
-        wire_group: str | None = None,
-    ) -> tuple[str, RemotingCommand]:
-        wire_queue = self._namespace.wrap_queue(queue)
-        request = pull_request(
-            wire_group or self._settings.tools_group,
-            wire_queue,
-            queue_offset,
-            subscription_data(wire_queue.topic, selector, 0),
-            max_count=max_count,
-            max_bytes=_INT_MAX,
-            suspend_ms=suspend_ms,
-            is_member=False,
+    def _invoke_pull(self, read: _Read, wire_group: str | None = None) -> RemotingCommand:
+        address = self._context.routes.address(read.queue.broker_name)
+        request = self._pull_request(read, wire_group)
+        response = self._context.instance.invoke(address, request, self._context.settings.pull_timeout_ms)
+        _check_pull(read, response, address)
+        return response
+
+    def _pull_request(self, read: _Read, wire_group: str | None = None, suspend_ms: int = 0) -> RemotingCommand:
+        wire_topic = self._context.namespace.wrap(read.queue.topic)
+        subscription = subscription_data(wire_topic, read.selector, 0)
+        header = PullMessageRequestHeader(
+            **self._context.namespace.queue_fields(read.queue),
+            consumer_group=wire_group or self._context.settings.tools_group,
+            queue_offset=read.queue_offset,
+            max_msg_nums=read.max_count,
+            sys_flag=PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if suspend_ms else 0),
+            commit_offset=0,
+            suspend_timeout_millis=suspend_ms,
+            subscription=subscription.sub_string,
+            sub_version=subscription.sub_version,
+            expression_type=subscription.expression_type,
+            max_msg_bytes=_INT_MAX,
         )
-        return self._routes.address(queue.broker_name), request
-
-    def _pull_header(self, queue: MessageQueue, address: str, response: RemotingCommand) -> PullMessageResponseHeader:
-        if response.code in PULL_RESPONSES:
-            return response.header(PullMessageResponseHeader)
-        problem = response_error(response, f"read {queue}", address)
-        if "SQL92" in (response.remark or ""):
-            raise UnsupportedError(f"{problem}; set enablePropertyFilter=true on the broker, or select by tags")
-        raise problem
+        return RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
 
     # --- offsets -------------------------------------------------------------------------------
 
     def min_offset(self, queue: MessageQueue) -> int:
         """See `Broker.min_offset`."""
-        wire = self._namespace.wrap_queue(queue)
-        header = TopicQueueRequestHeader(topic=wire.topic, queue_id=wire.queue_id, broker_name=wire.broker_name)
+        header = TopicQueueRequestHeader(**self._context.namespace.queue_fields(queue))
         return self._offset(RequestCode.GET_MIN_OFFSET, header, queue, "the first offset")
 
     def max_offset(self, queue: MessageQueue) -> int:
         """See `Broker.max_offset`."""
-        wire = self._namespace.wrap_queue(queue)
-        header = GetMaxOffsetRequestHeader(topic=wire.topic, queue_id=wire.queue_id, broker_name=wire.broker_name)
+        header = GetMaxOffsetRequestHeader(**self._context.namespace.queue_fields(queue))
         deadline = time.monotonic() + _SETTLE_S
         while True:
             end = self._offset(RequestCode.GET_MAX_OFFSET, header, queue, "the end")
-            if end >= self._sent.queue_end(queue) or time.monotonic() > deadline:
+            if end >= self._context.sent.queue_end(queue) or time.monotonic() > deadline:
                 return end
             _pause()
 
     def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
         """See `Broker.search_offset`."""
-        wire = self._namespace.wrap_queue(queue)
-        header = SearchOffsetRequestHeader(
-            topic=wire.topic, queue_id=wire.queue_id, timestamp=timestamp, broker_name=wire.broker_name
-        )
+        context = self._context
+        header = SearchOffsetRequestHeader(**context.namespace.queue_fields(queue), timestamp=timestamp)
         end = self.max_offset(queue)
         found = self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, queue, f"the offset at {timestamp}")
-        if 0 <= found == end - 1 and self._instance.is_before_5(self._routes.address(queue.broker_name)):
+        if 0 <= found == end - 1 and context.instance.is_before_5(context.routes.address(queue.broker_name)):
             last = self.pull(queue, found, 1, 0, None).messages  # 4.x returns the last message if all are older
             return end if last and last[0].store_timestamp < timestamp else found
         return found
 
     def _offset(self, code: int, header: TopicQueueRequestHeader, queue: MessageQueue, what: str) -> int:
-        request = RemotingCommand.request(code, header)
-        response = self._context.call(queue.broker_name, request, f"get {what} of {queue}")
+        address = self._context.routes.address(queue.broker_name)
+        response = self._context.call(address, RemotingCommand.request(code, header), f"get {what} of {queue}")
         return response.header(OffsetResponseHeader).offset
 
     # --- messages ------------------------------------------------------------------------------
@@ -186,28 +181,29 @@ class Queries:
         request = RemotingCommand.request(
             RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=physical_offset)
         )
-        response = self._instance.invoke(address, request, self._settings.request_timeout_ms)
-        if response.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.QUERY_NOT_FOUND):
+        missing = (ResponseCode.SYSTEM_ERROR, ResponseCode.QUERY_NOT_FOUND)
+        operation = f"read the message {offset_msg_id}"
+        response = self._context.call(address, request, operation, accept=(ResponseCode.SUCCESS, *missing))
+        if response.code in missing:
             return None
-        body = check_response(response, f"read the message {offset_msg_id}", address).body
         try:
-            found = decode_messages(body, broker_name)
+            found = decode_messages(response.body, broker_name)
         except RemoteProtocolError:
             return None  # the offset is inside of a message
         if len(found) != 1 or found[0].physical_offset != physical_offset:
             return None
-        found[0].topic = self._namespace.unwrap(found[0].topic)
+        found[0].topic = self._context.namespace.unwrap(found[0].topic)
         return found[0]
 
     def _broker_at(self, offset_msg_id: str, host: HostAddress) -> tuple[str, str]:
         """Return the name and address of the broker that created a message id."""
-        for name, by_id in self._routes.brokers().items():
+        for name, by_id in self._context.routes.brokers().items():
             for address in by_id.values():
                 if host in _hosts_of(address):
                     return name, address
         raise MessageError(
             f"message id {offset_msg_id} was given by the broker at {host}; this cluster has brokers at "
-            f"{', '.join(self._routes.addresses()) or 'no address'}, so ask that one"
+            f"{', '.join(self._context.routes.addresses()) or 'no address'}, so ask that one"
         )
 
     def by_key(
@@ -219,23 +215,21 @@ class Queries:
             MessageError: *key* is no key, or *max_count* no number of messages.
         """
         query = KeyQuery(topic, key, max_count, begin_ms, end_ms, unique)
-        route = self._routes.existing(topic)
+        route = self._context.routes.existing(topic)
         if route is None:
             return []
         header = QueryMessageRequestHeader(
-            topic=self._namespace.wrap(topic),
+            topic=self._context.namespace.wrap(topic),
             key=key,
             max_num=max(max_count, _INDEX_PAGE),
             begin_timestamp=max(0, begin_ms - _INDEX_PRECISION_MS),
             end_timestamp=query.last_ms,
             unique=unique,
         )
-        found: list[MessageExt] = []
-        for broker_name, by_id in route.addresses.items():
-            if MASTER_ID in by_id:
-                for message in self._query_index(broker_name, by_id[MASTER_ID], header):
-                    message.topic = self._namespace.unwrap(message.topic)
-                    found.append(message)
+        masters = {name: by_id[MASTER_ID] for name, by_id in route.addresses.items() if MASTER_ID in by_id}
+        found = [message for name, address in masters.items() for message in self._query_index(name, address, header)]
+        for message in found:
+            message.topic = self._context.namespace.unwrap(message.topic)
         return query.merge(found)
 
     def _query_index(self, broker_name: str, address: str, header: QueryMessageRequestHeader) -> list[MessageExt]:
@@ -246,15 +240,15 @@ class Queries:
         response counts when the last message is old enough.
         """
         deadline = time.monotonic() + _SETTLE_S
-        last_seen, was_reached = self._sent.physical_offset(broker_name), False
+        operation = f"query messages of {header.topic!r} with key {header.key!r}"
+        last_seen, was_reached = self._context.sent.physical_offset(broker_name), False
         while True:
             request = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header)
-            response = self._instance.invoke(address, request, self._settings.request_timeout_ms)
+            response = self._context.call(address, request, operation, accept=_INDEX_RESPONSES)
             if response.code == ResponseCode.QUERY_NOT_FOUND:
-                if self._sent.age_ms(broker_name) > _INDEX_LAG_MS:
+                if self._context.sent.age_ms(broker_name) > _INDEX_LAG_MS:
                     return []
             else:
-                check_response(response, f"query messages of {header.topic!r} with key {header.key!r}", address)
                 reached = response.header(QueryMessageResponseHeader).index_last_update_phyoffset
                 if reached > last_seen or was_reached or time.monotonic() > deadline:
                     return decode_messages(response.body, broker_name)
@@ -262,22 +256,25 @@ class Queries:
             _pause()
 
 
-def _pull_result(
-    queue: MessageQueue,
-    queue_offset: int,
-    response: RemotingCommand,
-    header: PullMessageResponseHeader,
-    selector: Selector,
-) -> PullResult:
+def _check_pull(read: _Read, response: RemotingCommand, address: str) -> None:
+    if response.code in PULL_RESPONSES:
+        return
+    problem = response_error(response, f"read {read.queue}", address)
+    if "SQL92" in (response.remark or ""):
+        raise UnsupportedError(f"{problem}; set enablePropertyFilter=true on the broker, or select by tags")
+    raise problem
+
+
+def _pull_result(read: _Read, response: RemotingCommand, header: PullMessageResponseHeader) -> PullResult:
+    queue, queue_offset = read.queue, read.queue_offset
     if response.code == ResponseCode.PULL_OFFSET_MOVED:
         raise OffsetOutOfRangeError(
             f"queue offset {queue_offset} is not in {queue}, which has {header.min_offset}..{header.max_offset}; "
             f"continue at {header.next_begin_offset}",
             header.next_begin_offset,
         )
-    messages = decode_messages(response.body, queue.broker_name) if response.code == ResponseCode.SUCCESS else []
-    if isinstance(selector, TagSelector):  # a broker compares only the hashes of tags
-        messages = [message for message in messages if selector.matches(message.properties)]
+    found = decode_messages(response.body, queue.broker_name) if response.code == ResponseCode.SUCCESS else []
+    messages = matching_messages(found, read.selector)
     for message in messages:
         message.topic = queue.topic
     status = PullStatus.FOUND if messages else PullStatus.NO_NEW_MSG

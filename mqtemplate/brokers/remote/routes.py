@@ -1,23 +1,27 @@
 """Routes of topics: their queues and the addresses of their brokers, cached and updated from the name servers.
 
-Source: RocketMQ ``client: MQClientInstance``.
+Source: RocketMQ ``client: MQClientInstance``, ``MQClientAPIImpl``.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
+from mqtemplate.brokers.remote.errors import check_response
+from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicRouteData
-from mqtemplate.remoting.protocol.codes import Perm
+from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
@@ -50,16 +54,64 @@ class TopicRoute:
         return [by_id[MASTER_ID] for by_id in self.addresses.values() if MASTER_ID in by_id]
 
 
-class RouteSource(Protocol):
-    """Interface to the name servers. Its methods raise `BrokerError` if no name server answers, or it refuses."""
+_Invoke = Callable[[str, RemotingCommand, int], RemotingCommand]
+"""Sends a request and waits: ``(address, request, timeout_ms)``; see `RemotingClient.invoke`."""
 
-    def topic_route(self, topic: str, *, in_namespace: bool) -> TopicRouteData | None:
+
+class NameServers:
+    """The name servers of a cluster. Requests go to the server that answered last, until it fails.
+
+    The requests raise `BrokerError` if no name server answers, or it refuses.
+    """
+
+    def __init__(self, addresses: Sequence[str], invoke: _Invoke, timeout_ms: int, namespace: Namespace) -> None:
+        self._addresses = random.sample(addresses, len(addresses))  # spreads the clients over the servers
+        self._invoke_at = invoke
+        self._timeout_ms = timeout_ms
+        self._namespace = namespace
+        self._current = 0
+
+    def topic_route(self, topic: str, *, in_namespace: bool = True) -> TopicRouteData | None:
         """Return the route of a topic; None if the cluster does not have it."""
+        wire_topic = self._namespace.wrap(topic) if in_namespace else topic
+        header = GetRouteInfoRequestHeader(topic=wire_topic, accept_standard_json_only=True)
+        response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header))
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        return TopicRouteData.decode(check_response(response, f"get the route of topic {wire_topic!r}", address).body)
 
     def cluster_info(self) -> ClusterInfo:
         """Return all brokers of the cluster."""
+        response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
+        return ClusterInfo.decode(check_response(response, "get the brokers of the cluster", address).body)
+
+    def _invoke(self, create_request: Callable[[], RemotingCommand]) -> tuple[RemotingCommand, str]:
+        """Return the first response, and the address of the server.
+
+        Args:
+            create_request: Returns the request; a request object belongs to one attempt.
+
+        Raises:
+            RemoteConnectError: No name server answers.
+        """
+        problems: list[str] = []
+        for step in range(len(self._addresses)):
+            index = (self._current + step) % len(self._addresses)
+            address = self._addresses[index]
+            try:
+                response = self._invoke_at(address, create_request(), self._timeout_ms)
+            except (RemoteConnectError, RemoteTimeoutError) as exc:
+                problems.append(str(exc))
+                continue
+            self._current = index
+            return response, address
+        raise RemoteConnectError(
+            f"no name server answers ({'; '.join(problems)}); see that one is running at "
+            f"{', '.join(sorted(self._addresses))}, and that rocketmq.name-server names it"
+        )
 
 
+@dataclass(slots=True, eq=False)
 class RouteTable:
     """Cache of the routes in use. Thread-safe.
 
@@ -72,18 +124,15 @@ class RouteTable:
         on_change: Called with the topic when its route is new or has changed.
     """
 
-    def __init__(
-        self, source: RouteSource, clock: Clock, default_queue_count: int, on_change: Callable[[str], None]
-    ) -> None:
-        self._source = source
-        self._clock = clock
-        self._default_queue_count = default_queue_count
-        self._on_change = on_change
-        self._lock = threading.Lock()
-        self._routes: dict[str, TopicRoute] = {}
-        self._looked_up_ms: dict[str, int] = {}
-        self._cluster: dict[str, Mapping[int, str]] = {}
-        self._cluster_topics: set[str] = set()
+    name_servers: NameServers
+    clock: Clock
+    default_queue_count: int
+    on_change: Callable[[str], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _routes: dict[str, TopicRoute] = field(default_factory=dict, init=False)
+    _looked_up_ms: dict[str, int] = field(default_factory=dict, init=False)
+    _cluster: dict[str, Mapping[int, str]] = field(default_factory=dict, init=False)
+    _cluster_topics: set[str] = field(default_factory=set, init=False)
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -126,11 +175,11 @@ class RouteTable:
             self._fetch(topic)
 
     def _may_look_up(self, topic: str) -> bool:
-        return self._clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
+        return self.clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
 
     def _fetch(self, topic: str) -> TopicRoute | None:
-        data = self._source.topic_route(topic, in_namespace=topic not in self._cluster_topics)
-        self._looked_up_ms[topic] = self._clock.now_ms()
+        data = self.name_servers.topic_route(topic, in_namespace=topic not in self._cluster_topics)
+        self._looked_up_ms[topic] = self.clock.now_ms()
         if data is None:
             return None
         route = _route_of(topic, data)
@@ -143,19 +192,19 @@ class RouteTable:
             _log.info(
                 "remote.route_changed", topic=topic, queues=len(route.write_queues), brokers=sorted(route.addresses)
             )
-        self._on_change(topic)
+        self.on_change(topic)
         return route
 
     def _default(self, topic: str) -> TopicRoute:
         """Return the route that a missing topic gets: that of RocketMQ's default topic, with a limited queue count."""
-        data = self._source.topic_route(AUTO_CREATE_TOPIC, in_namespace=False)
+        data = self.name_servers.topic_route(AUTO_CREATE_TOPIC, in_namespace=False)
         if data is None:
             raise BrokerError(
                 f"topic {topic!r} is not in the cluster, and its brokers do not create topics by themselves; create it "
                 "(mqadmin updateTopic, or Broker.create_topic), or set autoCreateTopicEnable=true on the brokers"
             )
         limited = [
-            _with_queues(each, min(each.read_queue_nums, self._default_queue_count))
+            _with_queues(each, min(each.read_queue_nums, self.default_queue_count))
             for each in data.queue_datas
             if each.perm & Perm.INHERIT
         ]
@@ -171,7 +220,7 @@ class RouteTable:
         Raises:
             BrokerError: No name server answers, or it refuses.
         """
-        cluster = self._source.cluster_info()
+        cluster = self.name_servers.cluster_info()
         self._cluster = {name: dict(data.broker_addrs) for name, data in cluster.broker_addr_table.items()}
         return cluster
 
@@ -181,18 +230,14 @@ class RouteTable:
         Raises:
             BrokerError: No cached route contains the broker.
         """
-        for by_id in self._addresses_of(broker_name):
-            if by_id:
+        routes = [route.addresses for route in list(self._routes.values())]
+        for addresses in (*routes, self._cluster):
+            if by_id := addresses.get(broker_name):
                 return by_id.get(broker_id) or by_id.get(MASTER_ID) or next(iter(by_id.values()))
         raise BrokerError(
             f"broker {broker_name!r} is in no known route (known brokers: {', '.join(sorted(self.brokers())) or 'none'}"
             "); it was removed, or the queue belongs to another cluster"
         )
-
-    def _addresses_of(self, broker_name: str) -> list[Mapping[int, str]]:
-        routes = list(self._routes.values())
-        found = [route.addresses[broker_name] for route in routes if broker_name in route.addresses]
-        return [*found, self._cluster.get(broker_name, {})]
 
     def brokers(self) -> dict[str, dict[int, str]]:
         """Return the brokers of all cached routes and of the cluster when it was loaded: name -> id -> address."""

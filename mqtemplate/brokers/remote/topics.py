@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.routes import MASTER_ID
+from mqtemplate.brokers.remote.routes import MASTER_ID, RouteTable
 from mqtemplate.errors import BrokerError, MessageError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode
@@ -20,63 +20,56 @@ _WAIT_S = 5.0
 _REPEAT_S = 0.01
 
 
-class Topics:
-    """Lookup and creation of topics."""
+def topic_queues(context: ClientContext, topic: str) -> Sequence[MessageQueue]:
+    """See `Broker.queues`; of a missing topic, return the queues that its first message creates."""
+    return context.routes.publish_route(check_send_topic(topic)).write_queues
 
-    def __init__(self, context: ClientContext) -> None:
-        self._context = context
-        self._routes = context.routes
 
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """See `Broker.queues`; of a missing topic, the queues that its first message creates."""
-        return self._routes.publish_route(check_send_topic(topic)).write_queues
+def create_topic(context: ClientContext, topic: str, queue_count: int) -> None:
+    """Give *topic* at least *queue_count* queues on each broker, and wait until the name servers have them.
 
-    def create(self, topic: str, queue_count: int) -> None:
-        """Give *topic* at least *queue_count* queues on each broker, and wait until the name servers have them.
-
-        Raises:
-            BrokerError: A broker refused, or the name servers do not have the topic in time.
-        """
-        check_send_topic(topic)
-        if queue_count < 1:
-            raise MessageError(f"a topic has 1 queue or more, got queue_count {queue_count}")
-        counts = self._queue_counts(topic)
-        masters = [name for name, by_id in self._routes.brokers().items() if MASTER_ID in by_id]
-        changed = [name for name in masters if counts[name] < queue_count]
-        for broker_name in changed:
-            self._create_on(broker_name, topic, queue_count)
-        self._wait_for_route(topic, queue_count, changed)
-
-    def _create_on(self, broker_name: str, topic: str, queue_count: int) -> None:
-        header = CreateTopicRequestHeader(
-            topic=self._context.namespace.wrap(topic),
-            default_topic=AUTO_CREATE_TOPIC,
-            read_queue_nums=queue_count,
-            write_queue_nums=queue_count,
-            perm=Perm.READ | Perm.WRITE,
-            topic_filter_type="SINGLE_TAG",
-            topic_sys_flag=0,
-            order=False,
-        )
+    Raises:
+        BrokerError: A broker refused, or the name servers do not have the topic in time.
+    """
+    check_send_topic(topic)
+    if queue_count < 1:
+        raise MessageError(f"a topic has 1 queue or more, got queue_count {queue_count}")
+    counts = _queue_counts(context.routes, topic)
+    masters = {name: by_id[MASTER_ID] for name, by_id in context.routes.brokers().items() if MASTER_ID in by_id}
+    changed = [name for name in masters if counts[name] < queue_count]
+    header = CreateTopicRequestHeader(
+        topic=context.namespace.wrap(topic),
+        default_topic=AUTO_CREATE_TOPIC,
+        read_queue_nums=queue_count,
+        write_queue_nums=queue_count,
+        perm=Perm.READ | Perm.WRITE,
+        topic_filter_type="SINGLE_TAG",
+        topic_sys_flag=0,
+        order=False,
+    )
+    for name in changed:
         request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        self._context.call(broker_name, request, f"create topic {topic!r}")
+        context.call(masters[name], request, f"create topic {topic!r}")
+    _wait_for_route(context.routes, topic, queue_count, changed)
 
-    def _wait_for_route(self, topic: str, queue_count: int, broker_names: list[str]) -> None:
-        """Wait until the brokers have registered the topic at the name servers."""
-        deadline = time.monotonic() + _WAIT_S
-        while True:
-            counts = self._queue_counts(topic)
-            if all(counts[name] >= queue_count for name in broker_names):
-                return
-            if time.monotonic() > deadline:
-                raise BrokerError(
-                    f"topic {topic!r} was created on {', '.join(broker_names)}, but no name server has it after "
-                    f"{_WAIT_S:g} s; see that the brokers reach the name servers (namesrvAddr), and try again"
-                )
-            threading.Event().wait(_REPEAT_S)
 
-    def _queue_counts(self, topic: str) -> Counter[str]:
-        """Look up the number of queues of each broker."""
-        self._routes.forget(topic)
-        route = self._routes.existing(topic)
-        return Counter(queue.broker_name for queue in (route.write_queues if route is not None else ()))
+def _wait_for_route(routes: RouteTable, topic: str, queue_count: int, broker_names: list[str]) -> None:
+    """Wait until the brokers have registered the topic at the name servers."""
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        counts = _queue_counts(routes, topic)
+        if all(counts[name] >= queue_count for name in broker_names):
+            return
+        if time.monotonic() > deadline:
+            raise BrokerError(
+                f"topic {topic!r} was created on {', '.join(broker_names)}, but no name server has it after "
+                f"{_WAIT_S:g} s; see that the brokers reach the name servers (namesrvAddr), and try again"
+            )
+        threading.Event().wait(_REPEAT_S)
+
+
+def _queue_counts(routes: RouteTable, topic: str) -> Counter[str]:
+    """Look up the number of queues of each broker."""
+    routes.forget(topic)
+    route = routes.existing(topic)
+    return Counter(queue.broker_name for queue in (route.write_queues if route is not None else ()))

@@ -228,7 +228,7 @@ def test_a_tool_gets_the_state_of_a_member(cluster: LocalCluster, tmp_path: Path
         member = join(broker, "orders")
         assert member.poll(8, 10_000)
         member.commit(queue, 1)
-        client_id = member.instance.id  # type: ignore[attr-defined]
+        client_id = member.context.instance.id  # type: ignore[attr-defined]
 
         header = GetConsumerRunningInfoRequestHeader(consumer_group="billing", client_id=client_id, jstack_enable=True)
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqtemplate.brokers.remote.name_servers import NameServers
 from mqtemplate.brokers.remote.namespace import Namespace
-from mqtemplate.brokers.remote.routes import RouteTable
+from mqtemplate.brokers.remote.routes import NameServers, RouteTable
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import MessageQueue

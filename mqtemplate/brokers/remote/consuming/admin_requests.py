@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -33,6 +34,7 @@ from mqtemplate.remoting.protocol.headers.group import (
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 
+@dataclass(frozen=True, slots=True)
 class AdminRequests:
     """Handlers of the requests for the members of one client id.
 
@@ -40,10 +42,9 @@ class AdminRequests:
         members: Group as named on the wire -> member.
     """
 
-    def __init__(self, members: Mapping[str, GroupMember], namespace: Namespace, name_servers: tuple[str, ...]) -> None:
-        self._members = members
-        self._namespace = namespace
-        self._name_servers = name_servers
+    members: Mapping[str, GroupMember]
+    namespace: Namespace
+    name_servers: tuple[str, ...]
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -58,7 +59,7 @@ class AdminRequests:
         member = self._member(header.group)
         if member is not None:
             table = ResetOffsetBody.decode(request.body).offset_table
-            offsets = {self._namespace.unwrap_queue(queue): offset for queue, offset in table.items()}
+            offsets = {self.namespace.unwrap_queue(queue): offset for queue, offset in table.items()}
             _log.info("remote.offsets_reset", group=member.spec.group, topic=header.topic, queues=len(offsets))
             member.reset(offsets)
         return None if request.is_one_way else request.response()
@@ -68,9 +69,9 @@ class AdminRequests:
         member = self._member(header.group)
         if member is None:
             return _no_member(request, header.group)
-        topic = self._namespace.unwrap(header.topic)
+        topic = self.namespace.unwrap(header.topic)
         table = {
-            self._namespace.wrap_queue(queue): member.offsets.read(queue) or 0
+            self.namespace.wrap_queue(queue): member.offsets.read(queue) or 0
             for queue in member.assignment()
             if queue.topic == topic
         }
@@ -86,11 +87,11 @@ class AdminRequests:
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
                 "PROP_CLIENT_VERSION": str(int(CURRENT_VERSION)),
                 "PROP_CONSUMEORDERLY": "false",
-                "PROP_NAMESERVER_ADDR": ";".join(self._name_servers),
+                "PROP_NAMESERVER_ADDR": ";".join(self.name_servers),
             },
             subscription_set=member.consumer_data().subscription_data_set,
             mq_table={
-                self._namespace.wrap_queue(queue): ProcessQueueInfo(
+                self.namespace.wrap_queue(queue): ProcessQueueInfo(
                     commit_offset=member.position(queue),
                     cached_msg_count=member.pulls.prefetched(queue),
                     locked=member.locks.holds(queue),
@@ -102,7 +103,7 @@ class AdminRequests:
         return request.response(body=info.encode())
 
     def _member(self, wire_group: str) -> RemoteConsumer | None:
-        member = self._members.get(wire_group)
+        member = self.members.get(wire_group)
         return member if isinstance(member, RemoteConsumer) else None
 
 

@@ -15,15 +15,16 @@ import structlog
 from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.rebalance import allocate_averagely, sort_client_ids
 from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
 from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
-from mqtemplate.brokers.remote.pull_request import Subscription
+from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.subscriptions import Subscription
 from mqtemplate.brokers.retry import check_can_send_back
 from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
-from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.services import WakeEvent
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
@@ -31,35 +32,7 @@ _log = structlog.stdlib.get_logger("mqtemplate.remote")
 _SETTLE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberParts:
-    """Collaborators of one member.
-
-    Attributes:
-        context: The client, with the member's instance.
-        subscriptions: By topic; of a clustering member, its retry topic too.
-        offsets: The member's committed offsets.
-        wake_event: Set when *pulls* has messages.
-        check_subscription: Has a broker check the subscription of a topic.
-        list_members: Returns the client ids of the group's members, for a topic.
-        start_offset: Returns the offset at which the group starts to read a queue.
-        send_back: Sends a message back with a delay level.
-        on_close: Called at the end of `Consumer.close`.
-    """
-
-    context: ClientContext
-    subscriptions: Mapping[str, Subscription]
-    offsets: OffsetStore
-    locks: QueueLocks
-    pulls: PullLoop
-    wake_event: WakeEvent
-    check_subscription: Callable[[str, SubscriptionData], None]
-    list_members: Callable[[str], list[str]]
-    start_offset: Callable[[MessageQueue], int]
-    send_back: Callable[[MessageExt, int], None]
-    on_close: Callable[[RemoteConsumer], None]
-
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class RemoteConsumer(Consumer):
     """A member that shares the queues with members in any process, by RocketMQ's rules.
 
@@ -67,17 +40,29 @@ class RemoteConsumer(Consumer):
     - Commits are collected. They are sent to the brokers every few seconds, before a queue is given up, and before the
       member leaves the group.
     - A locked queue whose lock may be lost is not polled until the lock is renewed.
+
+    Attributes:
+        context: The client, with the member's instance.
+        subscriptions: By topic; of a clustering member, its retry topic too.
+        offsets: The member's committed offsets.
+        wake_event: Set when *pulls* has messages.
+        start_offset: Returns the offset at which the group starts to read a queue.
+        on_close: Called at the end of `Consumer.close`.
     """
 
-    def __init__(self, spec: ConsumerSpec, parts: MemberParts) -> None:
-        self.spec = spec
-        self.instance = parts.context.instance
-        self.offsets = parts.offsets
-        self.locks = parts.locks
-        self.pulls = parts.pulls
-        self._parts = parts
-        self._wake_event = parts.wake_event
-        self._wire_group = parts.context.namespace.wrap(spec.group)
+    spec: ConsumerSpec
+    context: ClientContext
+    subscriptions: Mapping[str, Subscription]
+    requests: GroupRequests
+    offsets: OffsetStore
+    locks: QueueLocks
+    pulls: PullLoop
+    wake_event: WakeEvent
+    retry_sender: RetrySender
+    start_offset: Callable[[MessageQueue], int]
+    on_close: Callable[[RemoteConsumer], None]
+
+    def __post_init__(self) -> None:
         self._has_joined = False
         self._is_closed = False
         self._is_woken = False
@@ -95,10 +80,10 @@ class RemoteConsumer(Consumer):
 
     def consumer_data(self) -> ConsumerData:
         return ConsumerData(
-            group_name=self._wire_group,
+            group_name=self.requests.wire_group,
             message_model=self.spec.message_model.value,
             consume_from_where=self.spec.consume_from_where.value,
-            subscription_data_set=[subscription.data for subscription in self._parts.subscriptions.values()],
+            subscription_data_set=[subscription.data for subscription in self.subscriptions.values()],
         )
 
     def join(self) -> None:
@@ -108,12 +93,12 @@ class RemoteConsumer(Consumer):
             ListenerError, UnsupportedError: A broker cannot evaluate a selector.
             BrokerError: The cluster does not answer.
         """
-        routes = self._parts.context.routes
+        routes = self.context.routes
         for topic in self.spec.subscriptions:
             routes.existing(topic)  # its route has the addresses for the heartbeat
-        for topic, subscription in self._parts.subscriptions.items():
-            self._parts.check_subscription(topic, subscription.data)
-        self.instance.heartbeat(routes.addresses())
+        for topic, subscription in self.subscriptions.items():
+            self.requests.check_subscription(topic, subscription.data)
+        self.context.instance.heartbeat(routes.addresses())
         self._has_joined = True
         self.rebalance()
 
@@ -130,7 +115,7 @@ class RemoteConsumer(Consumer):
         if not self._has_joined:
             return False
         try:
-            return not self._is_complete or any(map(self._parts.context.routes.existing, self._missing_topics))
+            return not self._is_complete or any(map(self.context.routes.existing, self._missing_topics))
         except BrokerError:
             return False
 
@@ -142,7 +127,7 @@ class RemoteConsumer(Consumer):
             share: set[MessageQueue] = set()
             self._missing_topics = frozenset()
             is_complete = True
-            for topic in self._parts.subscriptions:
+            for topic in self.subscriptions:
                 queues = self._share_of(topic)
                 if queues is None:
                     is_complete = False
@@ -153,19 +138,19 @@ class RemoteConsumer(Consumer):
     def _share_of(self, topic: str) -> set[MessageQueue] | None:
         """Return this member's queues of a topic; None if they cannot be determined now."""
         try:
-            route = self._parts.context.routes.existing(topic)
+            route = self.context.routes.existing(topic)
             if route is None:
                 self._missing_topics |= {topic}
                 return set()
             if not self.is_clustering:
                 return set(route.read_queues)
-            ids = self._parts.list_members(topic)
+            ids = self.requests.list_members(topic)
         except BrokerError as exc:
             _log.warning("remote.rebalance_failed", group=self.spec.group, topic=topic, reason=str(exc))
             return None
-        if self.instance.id not in ids:  # the broker has no heartbeat with this member yet
+        if self.context.instance.id not in ids:  # the broker has no heartbeat with this member yet
             return None
-        return set(allocate_averagely(self.instance.id, sort_client_ids(ids), sorted(route.read_queues)))
+        return set(allocate_averagely(self.context.instance.id, sort_client_ids(ids), sorted(route.read_queues)))
 
     def _assign(self, share: set[MessageQueue]) -> bool:
         """Make *share* the assignment; return False if some of its queues could not be started."""
@@ -176,7 +161,7 @@ class RemoteConsumer(Consumer):
         is_complete = True
         for queue in sorted(share - self._assignment):
             try:
-                queue_offset = self._parts.start_offset(queue)
+                queue_offset = self.start_offset(queue)
             except BrokerError as exc:
                 _log.warning("remote.queue_start_failed", group=self.spec.group, queue=str(queue), reason=str(exc))
                 is_complete = False
@@ -196,7 +181,7 @@ class RemoteConsumer(Consumer):
 
     def wake(self) -> None:
         self._is_woken = True
-        self._wake_event.set()
+        self.wake_event.set()
 
     def poll(
         self, max_count: int, wait_ms: int = 0, *, without: frozenset[MessageQueue] = frozenset()
@@ -208,10 +193,10 @@ class RemoteConsumer(Consumer):
                 raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
             messages = self.pulls.take(max_count, without | self.locks.lost())
             left_s = deadline - time.monotonic()
-            if messages or left_s <= 0 or self._is_woken or self._parts.context.clock.is_virtual:
+            if messages or left_s <= 0 or self._is_woken or self.context.clock.is_virtual:
                 self._is_woken = False
                 return messages
-            self._wake_event.wait(left_s)
+            self.wake_event.wait(left_s)
 
     def _settle(self, without: frozenset[MessageQueue]) -> None:
         """Wait a moment for the first pulls of new queues, so that a poll after a rebalance has their messages."""
@@ -220,11 +205,11 @@ class RemoteConsumer(Consumer):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return
-            self._wake_event.wait(left_s)
+            self.wake_event.wait(left_s)
 
     def position(self, queue: MessageQueue) -> int:
         position = self.pulls.position(queue)
-        return self._parts.start_offset(queue) if position is None else position
+        return self.start_offset(queue) if position is None else position
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         self.pulls.seek(queue, queue_offset)
@@ -242,7 +227,7 @@ class RemoteConsumer(Consumer):
 
     def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
         check_can_send_back(self.spec)
-        self._parts.send_back(message, delay_level)
+        self.retry_sender.send_back(message, delay_level)
 
     def reset(self, offsets: dict[MessageQueue, int]) -> None:
         """Continue at other offsets, by request of an administrator."""
@@ -269,7 +254,7 @@ class RemoteConsumer(Consumer):
             committed = self.offsets.read(queue)
             if committed is not None:
                 self.pulls.seek(queue, committed)
-            self._wake_event.set()
+            self.wake_event.set()
 
     # --- close ---------------------------------------------------------------------------------
 
@@ -277,7 +262,7 @@ class RemoteConsumer(Consumer):
         if self._is_closed:
             return
         self._is_closed = True
-        self._wake_event.set()
+        self.wake_event.set()
         with self._assigning:
             queues, self._assignment = self._assignment, frozenset()
             for queue in queues:
@@ -285,4 +270,4 @@ class RemoteConsumer(Consumer):
             # Before the locks and the membership end: then other members read the queues from these offsets on.
             self.offsets.flush()
             self.locks.close()
-            self._parts.on_close(self)
+            self.on_close(self)

@@ -6,11 +6,12 @@ Source: RocketMQ ``client: MQClientAPIImpl``.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import structlog
 
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.errors import check_response, response_error
+from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.errors import BrokerError, ListenerError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import (
@@ -29,13 +30,15 @@ _log = structlog.stdlib.get_logger("mqtemplate.remote")
 _LOCK_TIMEOUT_MS = 1_000
 
 
+@dataclass(eq=False)
 class GroupRequests:
     """Requests of one member. They raise `BrokerError` if the broker refuses or does not answer."""
 
-    def __init__(self, context: ClientContext, group: str) -> None:
-        self._context = context
-        self._group = group
-        self._wire_group = context.namespace.wrap(group)
+    context: ClientContext
+    group: str
+
+    def __post_init__(self) -> None:
+        self.wire_group = self.context.namespace.wrap(self.group)
 
     def list_members(self, topic: str) -> list[str]:
         """Return the client ids of the group's members, as one of the topic's masters has them."""
@@ -43,9 +46,9 @@ class GroupRequests:
         if not masters:
             return []
         address = random.choice(masters)
-        header = ConsumerGroupRequestHeader(consumer_group=self._wire_group)
-        response = self._invoke(address, RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header))
-        check_response(response, f"get the members of group {self._group!r}", address)
+        header = ConsumerGroupRequestHeader(consumer_group=self.wire_group)
+        request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        response = self.context.call(address, request, f"get the members of group {self.group!r}")
         return GetConsumerListByGroupResponseBody.decode(response.body).consumer_id_list
 
     def check_subscription(self, topic: str, subscription: SubscriptionData) -> None:
@@ -58,49 +61,48 @@ class GroupRequests:
         if subscription.expression_type == "TAG" or not (masters := self._masters_of(topic)):
             return
         body = CheckClientRequestBody(
-            client_id=self._context.instance.id,
-            group=self._wire_group,
+            client_id=self.context.instance.id,
+            group=self.wire_group,
             subscription_data=subscription,
-            namespace=self._context.settings.namespace or None,
+            namespace=self.context.settings.namespace or None,
         ).encode()
-        response = self._invoke(masters[0], RemotingCommand.request(RequestCode.CHECK_CLIENT_CONFIG, body=body))
+        request = RemotingCommand.request(RequestCode.CHECK_CLIENT_CONFIG, body=body)
+        response = self.context.instance.invoke(masters[0], request, self.context.settings.request_timeout_ms)
         if response.code == ResponseCode.SUCCESS:
             return
-        operation = f"group {self._group!r} subscribes to {topic!r} by {subscription.sub_string!r}"
+        operation = f"group {self.group!r} subscribes to {topic!r} by {subscription.sub_string!r}"
         problem = response_error(response, operation, masters[0])
         if response.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
             raise ListenerError(str(problem))
         raise UnsupportedError(f"{problem}; set enablePropertyFilter=true on the broker, or select by tags")
 
     def _masters_of(self, topic: str) -> list[str]:
-        routes = self._context.routes
+        routes = self.context.routes
         route = routes.existing(topic)
         return route.masters() if route is not None else routes.masters()
-
-    def _invoke(self, address: str, request: RemotingCommand) -> RemotingCommand:
-        return self._context.instance.invoke(address, request, self._context.settings.request_timeout_ms)
 
     # --- queue locks ---------------------------------------------------------------------------
 
     def lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         """Lock queues; return those that this member has locked now."""
-        request = RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=self._lock_body(queues))
-        operation = f"lock {len(queues)} queues of group {self._group!r}"
-        response = self._context.call(broker_name, request, operation, _LOCK_TIMEOUT_MS)
+        response = self._call(RequestCode.LOCK_BATCH_MQ, broker_name, queues, "lock")
         locked = LockBatchResponseBody.decode(response.body).lock_ok_mq_set
-        return {self._context.namespace.unwrap_queue(queue) for queue in locked}
+        return {self.context.namespace.unwrap_queue(queue) for queue in locked}
 
     def unlock(self, broker_name: str, queues: list[MessageQueue]) -> None:
         """Unlock queues; a failure is logged."""
-        request = RemotingCommand.request(RequestCode.UNLOCK_BATCH_MQ, body=self._lock_body(queues))
         try:
-            self._context.call(broker_name, request, f"unlock {len(queues)} queues", _LOCK_TIMEOUT_MS)
+            self._call(RequestCode.UNLOCK_BATCH_MQ, broker_name, queues, "unlock")
         except BrokerError as exc:
-            _log.info("remote.unlock_failed", group=self._group, broker=broker_name, reason=str(exc))
+            _log.info("remote.unlock_failed", group=self.group, broker=broker_name, reason=str(exc))
 
-    def _lock_body(self, queues: list[MessageQueue]) -> bytes:
-        return LockBatchRequestBody(
-            consumer_group=self._wire_group,
-            client_id=self._context.instance.id,
-            mq_set=[self._context.namespace.wrap_queue(queue) for queue in queues],
-        ).encode()
+    def _call(self, code: int, broker_name: str, queues: list[MessageQueue], verb: str) -> RemotingCommand:
+        context = self.context
+        body = LockBatchRequestBody(
+            consumer_group=self.wire_group,
+            client_id=context.instance.id,
+            mq_set=[context.namespace.wrap_queue(queue) for queue in queues],
+        )
+        request = RemotingCommand.request(code, body=body.encode())
+        operation = f"{verb} {len(queues)} queues of group {self.group!r}"
+        return context.call(context.routes.address(broker_name), request, operation, timeout_ms=_LOCK_TIMEOUT_MS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -12,16 +12,23 @@ import structlog
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.client_instance import ClientInstance
-from mqtemplate.brokers.remote.consuming.broker_offsets import BrokerOffsets, RemoteBrokerOffsetStore
-from mqtemplate.brokers.remote.consuming.consumer import MemberParts, RemoteConsumer
+from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
-from mqtemplate.brokers.remote.consuming.offset_store import LocalFileOffsetStore, OffsetStore, local_offset_file
+from mqtemplate.brokers.remote.consuming.offset_store import (
+    BrokerOffsets,
+    LocalFileOffsetStore,
+    OffsetStore,
+    RemoteBrokerOffsetStore,
+    local_offset_file,
+)
 from mqtemplate.brokers.remote.consuming.pull_client import PullClient
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
-from mqtemplate.brokers.remote.pull_request import Subscription, subscription_data
+from mqtemplate.brokers.remote.periodic_service import PeriodicService
+from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
+from mqtemplate.brokers.remote.subscriptions import Subscription, subscription_data
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
@@ -33,8 +40,11 @@ from mqtemplate.topics import RETRY_TOPIC_PREFIX
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 _HALF_AN_HOUR_MS = 1_800_000
+_INCOMPLETE_REBALANCE_MS = 1_000
+_NO_RETRY_MS = 3_600_000  # without failed pulls; a failure triggers the service
 
 
+@dataclass(eq=False)
 class Members:
     """The members of one client, and its instances.
 
@@ -44,30 +54,30 @@ class Members:
     Args:
         new_instance: Creates another client instance.
         on_heartbeat_due: Called when a broker has not registered a member.
-        on_rebalance_due: Called when a member is incomplete.
-        on_retry_due: Called when `retry_pulls` has work at a new time.
+
+    Attributes:
+        rebalances, commits, lock_renewals, pull_retries: The services with the members' periodic work.
     """
 
-    def __init__(
-        self,
-        context: ClientContext,
-        queries: Queries,
-        retry_sender: RetrySender,
-        new_instance: Callable[[], ClientInstance],
-        on_heartbeat_due: Callable[[], None],
-        on_rebalance_due: Callable[[], None],
-        on_retry_due: Callable[[], None],
-    ) -> None:
-        self._context = context
-        self._queries = queries
-        self._offsets = BrokerOffsets(context)
-        self._retry_sender = retry_sender
-        self._new_instance = new_instance
-        self._on_heartbeat_due = on_heartbeat_due
-        self._on_rebalance_due = on_rebalance_due
-        self._on_retry_due = on_retry_due
+    context: ClientContext
+    queries: Queries
+    producer: Producer
+    new_instance: Callable[[], ClientInstance]
+    on_heartbeat_due: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        settings, clock = self.context.settings, self.context.clock
+        self.rebalances = PeriodicService("remote.rebalance", self._rebalance, clock, settings.rebalance_interval_ms)
+        self.commits = PeriodicService(
+            "remote.offsets", self._flush_offsets, clock, settings.persist_consumer_offset_interval_ms
+        )
+        self.lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
+        self.pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
+        self._all_members_due = False
+        self._rebalanced_ms = clock.now_ms()
+        self._offsets = BrokerOffsets(self.context)
         self._lock = threading.Lock()
-        self._instances = [context.instance]
+        self._instances = [self.context.instance]
         self._members: list[RemoteConsumer] = []
         self._files: dict[tuple[str, str], LocalFileOffsetStore] = {}
 
@@ -93,23 +103,23 @@ class Members:
         try:
             member.join()
             if member.is_incomplete:
-                self._on_rebalance_due()
+                self.rebalances.trigger()
         except BaseException:
             member.close()
             raise
         return member
 
     def _add(self, spec: ConsumerSpec) -> RemoteConsumer:
-        wire_group = self._context.namespace.wrap(spec.group)
+        wire_group = self.context.namespace.wrap(spec.group)
         with self._lock:
             for other in self._members:
                 if other.spec.group == spec.group:
                     check_same_group(other.spec, spec)
             instance = next((each for each in self._instances if wire_group not in each.members), None)
             if instance is None:
-                instance = self._new_instance()
+                instance = self.new_instance()
                 self._instances.append(instance)
-            member = self._create(spec, replace(self._context, instance=instance))
+            member = self._create(spec, replace(self.context, instance=instance))
             instance.members[wire_group] = member
             self._members.append(member)
             return member
@@ -118,34 +128,27 @@ class Members:
         settings, clock = context.settings, context.clock
         subscriptions, offsets, wake_event = self._subscriptions(spec), self._offset_store(spec), WakeEvent()
         requests = GroupRequests(context, spec.group)
-        pulls = PullClient(context, spec.group, subscriptions, self._on_heartbeat_due)
-        parts = MemberParts(
+        client = PullClient(context, spec.group, subscriptions, self.on_heartbeat_due)
+        limits = settings.pull_threshold_messages, settings.pull_threshold_bytes
+        return RemoteConsumer(
+            spec=spec,
             context=context,
             subscriptions=subscriptions,
+            requests=requests,
             offsets=offsets,
-            locks=QueueLocks(requests.lock, requests.unlock, spec.group, clock, settings.lock_live_ms),
-            pulls=PullLoop(
-                pulls.pull,
-                clock,
-                settings.pull_threshold_messages,
-                settings.pull_threshold_bytes,
-                wake_event.set,
-                self._on_retry_due,
-            ),
+            locks=QueueLocks(requests, clock, settings.lock_live_ms),
+            pulls=PullLoop(client.pull, clock, *limits, wake_event.set, self.pull_retries.trigger),
             wake_event=wake_event,
-            check_subscription=requests.check_subscription,
-            list_members=requests.list_members,
-            start_offset=partial(_start_offset, spec, offsets, self._queries, clock),
-            send_back=partial(self._retry_sender.send_back, context.instance, spec),
+            retry_sender=RetrySender(context, spec, self.producer),
+            start_offset=partial(_start_offset, spec, offsets, self.queries, clock),
             on_close=self._leave,
         )
-        return RemoteConsumer(spec, parts)
 
     def _subscriptions(self, spec: ConsumerSpec) -> dict[str, Subscription]:
         selectors: dict[str, Selector] = dict(spec.subscriptions)
         if spec.message_model is MessageModel.CLUSTERING:
             selectors[RETRY_TOPIC_PREFIX + spec.group] = TagSelector()
-        version, wrap = self._context.clock.now_ms(), self._context.namespace.wrap
+        version, wrap = self.context.clock.now_ms(), self.context.namespace.wrap
         return {
             topic: Subscription(selector, subscription_data(wrap(topic), selector, version))
             for topic, selector in selectors.items()
@@ -156,7 +159,7 @@ class Members:
             return RemoteBrokerOffsetStore(spec.group, self._offsets)
         key = (spec.instance_name, spec.group)
         if key not in self._files:
-            settings = self._context.settings
+            settings = self.context.settings
             self._files[key] = LocalFileOffsetStore(
                 local_offset_file(settings.offset_path, spec.instance_name, settings.name_servers, spec.group)
             )
@@ -164,14 +167,14 @@ class Members:
 
     def _leave(self, member: RemoteConsumer) -> None:
         """Unregister a member, so that the brokers have its group rebalanced."""
-        instance, wire_group = member.instance, self._context.namespace.wrap(member.spec.group)
+        instance, wire_group = member.context.instance, member.requests.wire_group
         with self._lock:
             self._members.remove(member)
             instance.members.pop(wire_group, None)
             is_idle = instance is not self._instances[0] and not instance.members
             if is_idle:
                 self._instances.remove(instance)
-        instance.unregister(self._context.routes.addresses(), consumer_group=wire_group)
+        instance.unregister(self.context.routes.addresses(), consumer_group=wire_group)
         if is_idle:
             instance.close()
 
@@ -190,8 +193,8 @@ class Members:
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """See `Broker.commit_offset`."""
         self._flush_offset(group, queue)
-        wire_group = self._context.namespace.wrap(group)
-        self._offsets.commit(group, queue, queue_offset, lambda: self._queries.create_group(wire_group, queue))
+        wire_group = self.context.namespace.wrap(group)
+        self._offsets.commit(group, queue, queue_offset, lambda: self.queries.create_group(wire_group, queue))
 
     def _flush_offset(self, group: str, queue: MessageQueue) -> None:
         for member in self.all():
@@ -202,28 +205,37 @@ class Members:
 
     def heartbeat(self) -> bool:
         """Send heartbeats; replicas get those with consumers only. Return False if one failed."""
-        masters, addresses = self._context.routes.masters(), self._context.routes.addresses()
+        masters, addresses = self.context.routes.masters(), self.context.routes.addresses()
         failed = [each for each in self.instances() if not each.heartbeat(addresses if each.members else masters)]
         return not failed
 
-    def rebalance(self, *, all_members: bool) -> bool:
-        """Rebalance all members, or those that need it; return False if some are incomplete afterwards."""
+    def rebalance_all(self) -> None:
+        """Have all members rebalanced at once."""
+        self._all_members_due = True
+        self.rebalances.trigger()
+
+    def _rebalance(self) -> int | None:
+        """Rebalance all members if that is due, or those that need it."""
+        now_ms = self.context.clock.now_ms()
+        interval_ms = self.context.settings.rebalance_interval_ms
+        all_members = self._all_members_due or now_ms - self._rebalanced_ms >= interval_ms
+        if all_members:
+            self._all_members_due, self._rebalanced_ms = False, now_ms
         for member in self.all():
             if all_members or member.needs_rebalance():
                 member.rebalance()
-        return not any(member.is_incomplete for member in self.all())
+        return _INCOMPLETE_REBALANCE_MS if any(member.is_incomplete for member in self.all()) else None
 
-    def retry_pulls(self) -> int | None:
-        """Repeat the failed pulls that are due; return the time of the next one."""
-        due = [member.pulls.retry() for member in self.all()]
-        return min((due_ms for due_ms in due if due_ms is not None), default=None)
+    def _retry_pulls(self) -> int | None:
+        """Repeat the failed pulls that are due."""
+        retries = [member.pulls.retry() for member in self.all()]
+        due_ms = min((each for each in retries if each is not None), default=None)
+        return None if due_ms is None else max(0, due_ms - self.context.clock.now_ms())
 
-    def flush_offsets(self) -> None:
-        """Commit the changed offsets of all members."""
+    def _flush_offsets(self) -> None:
         self._for_each(lambda member: member.offsets.flush(), "remote.commit_failed")
 
-    def renew_locks(self) -> None:
-        """Renew the queue locks of all members."""
+    def _renew_locks(self) -> None:
         self._for_each(RemoteConsumer.renew_locks, "remote.lock_renewal_failed")
 
     def _for_each(self, action: Callable[[RemoteConsumer], None], failure_event: str) -> None:

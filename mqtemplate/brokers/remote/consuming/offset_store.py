@@ -1,6 +1,6 @@
-"""Interface to the offsets of a group member, and the file with the offsets of a broadcasting group.
+"""Committed offsets of group members: brokers store those of clustering groups, files those of broadcasting groups.
 
-Source: RocketMQ ``client: OffsetStore``, ``LocalFileOffsetStore``.
+Source: RocketMQ ``client: OffsetStore``, ``RemoteBrokerOffsetStore``, ``LocalFileOffsetStore``.
 """
 
 from __future__ import annotations
@@ -8,19 +8,42 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
-from mqtemplate.errors import MQTemplateError, RemoteProtocolError
+import structlog
+
+from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.errors import check_response, response_error
+from mqtemplate.errors import BrokerError, MQTemplateError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.group import (
+    OffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+
+_log = structlog.stdlib.get_logger("mqtemplate.remote")
+
+_NO_ANSWER = (RemoteConnectError, RemoteTimeoutError)
+_OFFSET_RESPONSES = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 
 
-class OffsetStore(Protocol):
+class OffsetStore(ABC):
     """Committed offsets of one member. Thread-safe."""
 
+    def __init__(self, offsets: dict[MessageQueue, int]) -> None:
+        self._offsets = offsets
+        self._changed: set[MessageQueue] = set()
+        self._lock = threading.Lock()
+
+    @abstractmethod
     def read(self, queue: MessageQueue, *, young_is_zero: bool = False) -> int | None:
         """Return the committed offset; None if there is none.
 
@@ -31,15 +54,155 @@ class OffsetStore(Protocol):
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         """Set the offset of a queue; the next flush stores it."""
+        with self._lock:
+            if self._offsets.get(queue) != queue_offset:
+                self._offsets[queue] = queue_offset
+                self._changed.add(queue)
 
+    @abstractmethod
     def commit_now(self, queue: MessageQueue, queue_offset: int) -> None:
         """Store the offset of a queue, which need not be assigned to this member."""
 
+    @abstractmethod
     def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Store the changed offsets of *queues*, or of all queues, before this returns."""
 
+    @abstractmethod
     def forget(self, queue: MessageQueue) -> None:
         """Remove a queue that is assigned to another member now."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOffsets:
+    """Access to the offsets of all clustering groups. A commit returns when its broker has acknowledged it."""
+
+    context: ClientContext
+
+    def read(self, group: str, queue: MessageQueue, *, young_is_zero: bool = False) -> int | None:
+        """Return the committed offset; see `OffsetStore.read`.
+
+        Brokers of 4.x behave as if *young_is_zero* were always set. If it is not, their 0 counts as no offset.
+        """
+        context = self.context
+        header = QueryConsumerOffsetRequestHeader(
+            **context.namespace.queue_fields(queue),
+            consumer_group=context.namespace.wrap(group),
+            set_zero_if_not_found=None if young_is_zero else False,
+        )
+        address = context.routes.address(queue.broker_name)
+        request = RemotingCommand.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+        operation = f"get the committed offset of group {group!r} in {queue}"
+        response = context.call(address, request, operation, accept=_OFFSET_RESPONSES)
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        offset = response.header(OffsetResponseHeader).offset
+        return None if offset == 0 and not young_is_zero and context.instance.is_before_5(address) else offset
+
+    def commit(
+        self, group: str, queue: MessageQueue, queue_offset: int, create_group: Callable[[], None] | None = None
+    ) -> None:
+        """Commit one offset.
+
+        Args:
+            create_group: Called if the broker does not have the group; the commit is then repeated.
+
+        Raises:
+            BrokerError: The broker did not answer, or refused.
+        """
+        address, request = self._request(group, queue, queue_offset)
+        response = self.context.instance.invoke(address, request, self.context.settings.request_timeout_ms)
+        if create_group is not None and response.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+            create_group()
+            self.commit(group, queue, queue_offset)
+        else:
+            check_response(response, f"commit offset {queue_offset} of group {group!r} in {queue}", address)
+
+    def commit_all(self, group: str, offsets: dict[MessageQueue, int]) -> set[MessageQueue]:
+        """Commit several offsets; return the queues whose commit failed.
+
+        RocketMQ's broker loses concurrent first commits (``ConsumerOffsetManager.commitOffset`` in 4.9.7 and 5.5.0). It
+        looks up the offset table of a topic and group, and creates and stores a missing one, without a lock: each of
+        these commits stores a table of its own, and only the last table remains. So for each broker and topic, one
+        commit is acknowledged before the others are sent. (If two clients collide, the next commit repairs the offset.)
+
+        A broker that does not answer the first commits gets no others, so that it delays the caller by one time limit.
+        """
+        first = set({(queue.broker_name, queue.topic): queue for queue in offsets}.values())
+        problems = self._commit_concurrently(group, {queue: offsets[queue] for queue in first})
+        silent = {queue.broker_name: problem for queue, problem in problems.items() if isinstance(problem, _NO_ANSWER)}
+        others = offsets.keys() - first
+        problems |= {queue: silent[queue.broker_name] for queue in others if queue.broker_name in silent}
+        problems |= self._commit_concurrently(group, {queue: offsets[queue] for queue in others - problems.keys()})
+        for broker_name, problem in {queue.broker_name: problem for queue, problem in problems.items()}.items():
+            _log.warning("remote.commit_failed", group=group, broker=broker_name, reason=str(problem))
+        return set(problems)
+
+    def _commit_concurrently(self, group: str, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, BrokerError]:
+        requests, queues, problems = [], [], dict[MessageQueue, BrokerError]()
+        for queue, queue_offset in offsets.items():
+            try:
+                requests.append(self._request(group, queue, queue_offset))
+                queues.append(queue)
+            except BrokerError as exc:  # no route contains its broker any more
+                problems[queue] = exc
+        responses = self.context.instance.invoke_all(requests, self.context.settings.request_timeout_ms)
+        for queue, (address, response) in zip(queues, responses, strict=True):
+            if isinstance(response, BrokerError):
+                problems[queue] = response
+            elif response.code != ResponseCode.SUCCESS:
+                problems[queue] = response_error(response, f"commit offsets of group {group!r}", address)
+        return problems
+
+    def _request(self, group: str, queue: MessageQueue, queue_offset: int) -> tuple[str, RemotingCommand]:
+        """Return the address and the request of a commit."""
+        namespace = self.context.namespace
+        header = UpdateConsumerOffsetRequestHeader(
+            **namespace.queue_fields(queue), consumer_group=namespace.wrap(group), commit_offset=queue_offset
+        )
+        request = RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        return self.context.routes.address(queue.broker_name), request
+
+
+class RemoteBrokerOffsetStore(OffsetStore):
+    """Offsets of one member of a clustering group: collected here, and committed by each flush.
+
+    A queue's offset is the member's own from its first commit until the queue is assigned to another member.
+    """
+
+    def __init__(self, group: str, brokers: BrokerOffsets) -> None:
+        super().__init__({})
+        self._group = group
+        self._brokers = brokers
+        self._flush_lock = threading.Lock()
+
+    def read(self, queue: MessageQueue, *, young_is_zero: bool = False) -> int | None:
+        own = self._offsets.get(queue)
+        return self._brokers.read(self._group, queue, young_is_zero=young_is_zero) if own is None else own
+
+    def commit_now(self, queue: MessageQueue, queue_offset: int) -> None:
+        self._brokers.commit(self._group, queue, queue_offset)
+
+    def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Commit the changed offsets of *queues*, or of all, and wait until the brokers have them.
+
+        A flush in another thread is awaited first: it may be committing offsets of these queues.
+        """
+        with self._flush_lock:
+            with self._lock:
+                chosen = self._changed if queues is None else self._changed & set(queues)
+                changed = {queue: self._offsets[queue] for queue in chosen}
+            failed = self._brokers.commit_all(self._group, changed)
+            with self._lock:
+                self._changed -= {
+                    queue
+                    for queue, queue_offset in changed.items()
+                    if queue not in failed and self._offsets.get(queue) == queue_offset
+                }
+
+    def forget(self, queue: MessageQueue) -> None:
+        with self._lock:
+            self._offsets.pop(queue, None)
+            self._changed.discard(queue)
 
 
 class _OffsetFile(JsonBody):
@@ -54,7 +217,7 @@ def local_offset_file(folder: Path, instance_name: str, name_servers: Iterable[s
     return folder / quote(f"{instance_name}@{cluster}", safe="@+") / quote(group, safe="%|") / "offsets.json"
 
 
-class LocalFileOffsetStore:
+class LocalFileOffsetStore(OffsetStore):
     """Offsets of a broadcasting group, in a file of RocketMQ's format. Each flush replaces the whole file.
 
     Raises:
@@ -63,9 +226,7 @@ class LocalFileOffsetStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._has_changed = False
-        self._offsets = self._load()
+        super().__init__(self._load())
 
     def _load(self) -> dict[MessageQueue, int]:
         with contextlib.suppress(FileNotFoundError):
@@ -80,19 +241,13 @@ class LocalFileOffsetStore:
     def read(self, queue: MessageQueue, *, young_is_zero: bool = False) -> int | None:
         return self._offsets.get(queue)
 
-    def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        with self._lock:
-            if self._offsets.get(queue) != queue_offset:
-                self._offsets[queue] = queue_offset
-                self._has_changed = True
-
     def commit_now(self, queue: MessageQueue, queue_offset: int) -> None:
         self.commit(queue, queue_offset)
         self.flush()
 
     def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
         with self._lock:
-            if not self._has_changed:
+            if not self._changed:
                 return
             data = _OffsetFile(offset_table=dict(self._offsets)).encode()
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +257,7 @@ class LocalFileOffsetStore:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self._path)
-            self._has_changed = False
+            self._changed.clear()
 
     def forget(self, queue: MessageQueue) -> None:
         """Do nothing: a broadcasting member keeps the offsets of all queues."""

@@ -6,20 +6,20 @@ Source: RocketMQ ``client: PullAPIWrapper``, ``PullCallback``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import structlog
 
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.consuming.pull_loop import Outcome, Pulled, PullFailed
 from mqtemplate.brokers.remote.errors import response_error
-from mqtemplate.brokers.remote.pull_request import PULL_RESPONSES, Subscription, pull_request
+from mqtemplate.brokers.remote.subscriptions import PULL_RESPONSES, Subscription, matching_messages
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.message import MessageExt, MessageQueue, Property
-from mqtemplate.remoting.protocol.codes import ResponseCode
+from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
@@ -29,6 +29,7 @@ _FLOW_CONTROL_MS = 20
 _UNKNOWN_MEMBER = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST})
 
 
+@dataclass(eq=False)
 class PullClient:
     """Sender of the pulls of one group member.
 
@@ -37,44 +38,37 @@ class PullClient:
         on_unknown_member: Called when a broker does not have the member's subscription: it needs a heartbeat.
     """
 
-    def __init__(
-        self,
-        context: ClientContext,
-        group: str,
-        subscriptions: Mapping[str, Subscription],
-        on_unknown_member: Callable[[], None],
-    ) -> None:
-        self._instance = context.instance
-        self._routes = context.routes
-        self._namespace = context.namespace
-        self._settings = context.settings
-        self._group = group
-        self._wire_group = context.namespace.wrap(group)
-        self._retry_topic = RETRY_TOPIC_PREFIX + group
-        self._subscriptions = subscriptions
-        self._sent = context.sent
-        self._on_unknown_member = on_unknown_member
+    context: ClientContext
+    group: str
+    subscriptions: Mapping[str, Subscription]
+    on_unknown_member: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._settings = self.context.settings
+        self._wire_group = self.context.namespace.wrap(self.group)
+        self._retry_topic = RETRY_TOPIC_PREFIX + self.group
 
     def pull(
         self, queue: MessageQueue, queue_offset: int, broker_id: int, may_wait: bool, done: Callable[[Outcome], None], /
     ) -> None:
         """Send one pull; see `pull_loop.Pull`."""
-        address = self._routes.address(queue.broker_name, broker_id)
-        request = pull_request(
-            self._wire_group,
-            self._namespace.wrap_queue(queue),
-            queue_offset,
-            self._subscriptions[queue.topic].data,
-            max_count=self._settings.pull_batch_size,
-            max_bytes=_MAX_BYTES,
-            suspend_ms=self._settings.suspend_ms if may_wait else 0,
-            is_member=True,
+        address = self.context.routes.address(queue.broker_name, broker_id)
+        subscription = self.subscriptions[queue.topic].data
+        header = PullMessageRequestHeader(
+            **self.context.namespace.queue_fields(queue),
+            consumer_group=self._wire_group,
+            queue_offset=queue_offset,
+            max_msg_nums=self._settings.pull_batch_size,
+            sys_flag=PullSysFlag.SUSPEND if may_wait and self._settings.suspend_ms else 0,
+            commit_offset=0,
+            suspend_timeout_millis=self._settings.suspend_ms if may_wait else 0,
+            sub_version=subscription.sub_version,  # the broker has the subscription from a heartbeat
+            expression_type=subscription.expression_type,
+            max_msg_bytes=_MAX_BYTES,
         )
-        self._instance.invoke_async(
-            address,
-            request,
-            self._settings.pull_timeout_ms,
-            lambda response: done(self._outcome(queue, address, response)),
+        request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
+        self.context.instance.invoke_async(
+            address, request, self._settings.pull_timeout_ms, lambda answer: done(self._outcome(queue, address, answer))
         )
 
     def _outcome(self, queue: MessageQueue, address: str, response: RemotingCommand | BrokerError) -> Outcome:
@@ -94,30 +88,27 @@ class PullClient:
         if response.code == ResponseCode.SUCCESS:
             found = decode_messages(response.body, queue.broker_name)
             if found:
-                self._sent.add_seen(queue.broker_name, found[-1].physical_offset)
-            messages = self._selected(queue, found)
+                self.context.sent.add_seen(queue.broker_name, found[-1].physical_offset)
+            messages = matching_messages(found, self.subscriptions[queue.topic].selector)
+            self._set_topics(queue, messages)
         elif response.code == ResponseCode.PULL_OFFSET_MOVED:
             _log.warning(
                 "remote.offset_moved", topic=queue.topic, queue=queue.queue_id, next_offset=header.next_begin_offset
             )
         else:
-            lags = header.max_offset < self._sent.queue_end(queue)
+            lags = header.max_offset < self.context.sent.queue_end(queue)
         return Pulled(messages, header.next_begin_offset, header.suggest_which_broker_id, lags)
 
     def _refused(self, queue: MessageQueue, address: str, response: RemotingCommand) -> PullFailed:
         if response.code in _UNKNOWN_MEMBER:
-            self._on_unknown_member()
-        problem = response_error(response, f"group {self._group!r} reads {queue}", address)
+            self.on_unknown_member()
+        problem = response_error(response, f"group {self.group!r} reads {queue}", address)
         is_flow_control = response.code == ResponseCode.FLOW_CONTROL
         return PullFailed(str(problem), _FLOW_CONTROL_MS if is_flow_control else self._settings.retry_after_error_ms)
 
-    def _selected(self, queue: MessageQueue, messages: list[MessageExt]) -> list[MessageExt]:
-        """Return the messages that match the selector, with the application's topic names."""
-        selector = self._subscriptions[queue.topic].selector
-        if isinstance(selector, TagSelector) and not selector.selects_all:  # a broker compares only the hashes of tags
-            messages = [message for message in messages if selector.matches(message.properties)]
+    def _set_topics(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
+        """Give the messages the application's topic names."""
         for message in messages:
             message.topic = queue.topic
             if queue.topic == self._retry_topic and (original := message.properties.get(Property.RETRY_TOPIC)):
-                message.topic = message.properties[Property.RETRY_TOPIC] = self._namespace.unwrap(original)
-        return messages
+                message.topic = message.properties[Property.RETRY_TOPIC] = self.context.namespace.unwrap(original)

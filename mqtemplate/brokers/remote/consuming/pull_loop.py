@@ -84,6 +84,7 @@ class _QueueState:
         return self.messages[0].queue_offset if self.messages else self.next_offset
 
 
+@dataclass(slots=True, eq=False)
 class PullLoop:
     """The queues of one member. Thread-safe.
 
@@ -95,24 +96,15 @@ class PullLoop:
         on_retry: Called in any thread when `retry` has work at a new time.
     """
 
-    def __init__(
-        self,
-        pull: Pull,
-        clock: Clock,
-        max_messages: int,
-        max_bytes: int,
-        on_arrival: Callable[[], None],
-        on_retry: Callable[[], None],
-    ) -> None:
-        self._send_pull = pull
-        self._clock = clock
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self._on_arrival = on_arrival
-        self._on_retry = on_retry
-        self._lock = threading.Lock()
-        self._states: dict[MessageQueue, _QueueState] = {}
-        self._turn: list[_QueueState] = []
+    send_pull: Pull
+    clock: Clock
+    max_messages: int
+    max_bytes: int
+    on_arrival: Callable[[], None]
+    on_retry: Callable[[], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _states: dict[MessageQueue, _QueueState] = field(default_factory=dict, init=False)
+    _turn: list[_QueueState] = field(default_factory=list, init=False)
 
     # --- queues --------------------------------------------------------------------------------
 
@@ -191,14 +183,14 @@ class PullLoop:
             epoch, may_wait = state.epoch, not state.is_first
             queue_offset, broker_id = state.next_offset, state.broker_id
         try:
-            self._send_pull(
+            self.send_pull(
                 state.queue, queue_offset, broker_id, may_wait, lambda outcome: self._done(state, epoch, outcome)
             )
         except BrokerError as exc:
             self._done(state, epoch, PullFailed(str(exc), _RETRY_MS))
 
     def _is_full(self, state: _QueueState) -> bool:
-        return len(state.messages) >= self._max_messages or state.body_bytes >= self._max_bytes
+        return len(state.messages) >= self.max_messages or state.body_bytes >= self.max_bytes
 
     def _done(self, state: _QueueState, epoch: int, outcome: Outcome) -> None:
         """Store the outcome of a pull and send the next one."""
@@ -209,7 +201,7 @@ class PullLoop:
             was_settled = state.is_settled
             if isinstance(outcome, PullFailed):
                 state.is_settled = True  # poll() must not wait for a broker that fails
-                state.retry_ms = self._clock.now_ms() + outcome.retry_ms
+                state.retry_ms = self.clock.now_ms() + outcome.retry_ms
             else:
                 state.is_settled = was_settled or not outcome.lags
                 state.next_offset = outcome.next_offset
@@ -218,32 +210,27 @@ class PullLoop:
                 state.body_bytes += sum([len(message.body) for message in outcome.messages])
             has_arrival = state.is_settled != was_settled or (isinstance(outcome, Pulled) and outcome.messages)
         if isinstance(outcome, PullFailed):
-            self._report(state.queue, outcome)
-            self._on_retry()
+            queue = state.queue
+            _log.warning(
+                "remote.pull_failed",
+                topic=queue.topic,
+                queue=queue.queue_id,
+                broker=queue.broker_name,
+                reason=outcome.reason,
+                retry_in_ms=outcome.retry_ms,
+            )
+            self.on_retry()
         if has_arrival:
-            self._on_arrival()
+            self.on_arrival()
         self._pull(state)
-
-    @staticmethod
-    def _report(queue: MessageQueue, failure: PullFailed) -> None:
-        _log.warning(
-            "remote.pull_failed",
-            topic=queue.topic,
-            queue=queue.queue_id,
-            broker=queue.broker_name,
-            reason=failure.reason,
-            retry_in_ms=failure.retry_ms,
-        )
 
     def retry(self) -> int | None:
         """Repeat the failed pulls that are due; return the time of the next one."""
-        now_ms = self._clock.now_ms()
-        due = []
+        now_ms = self.clock.now_ms()
         with self._lock:
-            for state in self._states.values():
-                if state.retry_ms is not None and state.retry_ms <= now_ms:
-                    state.retry_ms = None
-                    due.append(state)
+            due = [each for each in self._states.values() if each.retry_ms is not None and each.retry_ms <= now_ms]
+            for state in due:
+                state.retry_ms = None
         for state in due:
             self._pull(state)
         with self._lock:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import structlog
 
+from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import MessageQueue
@@ -19,11 +21,8 @@ _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 _NEVER_MS = 0
 
-LockQueues = Callable[[str, list[MessageQueue]], set[MessageQueue]]
-"""Locks queues of one broker, given by name; returns those that the member has locked now."""
-UnlockQueues = Callable[[str, list[MessageQueue]], None]
 
-
+@dataclass(slots=True, eq=False)
 class QueueLocks:
     """The locks of one member. A lock that was not renewed for *live_ms* counts as lost.
 
@@ -31,16 +30,11 @@ class QueueLocks:
         live_ms: 30 s in RocketMQ. A broker gives the lock to another member after 60 s.
     """
 
-    def __init__(
-        self, lock_queues: LockQueues, unlock_queues: UnlockQueues, group: str, clock: Clock, live_ms: int
-    ) -> None:
-        self._lock_queues = lock_queues
-        self._unlock_queues = unlock_queues
-        self._group = group
-        self._clock = clock
-        self._live_ms = live_ms
-        self._lock = threading.Lock()
-        self._renewed_ms: dict[MessageQueue, int] = {}
+    requests: GroupRequests
+    clock: Clock
+    live_ms: int
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _renewed_ms: dict[MessageQueue, int] = field(default_factory=dict, init=False)
 
     def lock(self, queue: MessageQueue) -> bool:
         """Lock a queue; return False while another member has the lock.
@@ -48,8 +42,8 @@ class QueueLocks:
         Raises:
             BrokerError: The broker did not answer, or refused.
         """
-        requested_ms = self._clock.now_ms()
-        is_locked = queue in self._lock_queues(queue.broker_name, [queue])
+        requested_ms = self.clock.now_ms()
+        is_locked = queue in self.requests.lock(queue.broker_name, [queue])
         if is_locked:
             with self._lock:
                 self._renewed_ms[queue] = requested_ms
@@ -60,7 +54,7 @@ class QueueLocks:
         with self._lock:
             if self._renewed_ms.pop(queue, None) is None:
                 return
-        self._unlock_queues(queue.broker_name, [queue])
+        self.requests.unlock(queue.broker_name, [queue])
 
     def holds(self, queue: MessageQueue) -> bool:
         """Return True if this member has locked the queue and not unlocked it; the lock may be lost."""
@@ -70,7 +64,7 @@ class QueueLocks:
         """Return the queues whose locks were not renewed in time: they must not be read."""
         if not self._renewed_ms:
             return frozenset()
-        oldest_ms = self._clock.now_ms() - self._live_ms
+        oldest_ms = self.clock.now_ms() - self.live_ms
         with self._lock:
             return frozenset([queue for queue, at_ms in self._renewed_ms.items() if at_ms <= oldest_ms])
 
@@ -79,11 +73,13 @@ class QueueLocks:
         held = _by_broker(queue for queue in queues if queue in self._renewed_ms)
         regained: list[MessageQueue] = []
         for broker_name, mine in held.items():
-            requested_ms, lost = self._clock.now_ms(), self.lost()
+            requested_ms, lost = self.clock.now_ms(), self.lost()
             try:
-                locked = self._lock_queues(broker_name, mine)
+                locked = self.requests.lock(broker_name, mine)
             except BrokerError as exc:
-                _log.warning("remote.lock_renewal_failed", group=self._group, broker=broker_name, reason=str(exc))
+                _log.warning(
+                    "remote.lock_renewal_failed", group=self.requests.group, broker=broker_name, reason=str(exc)
+                )
                 continue
             with self._lock:
                 for queue in mine:
@@ -98,7 +94,7 @@ class QueueLocks:
             held = _by_broker(self._renewed_ms)
             self._renewed_ms = {}
         for broker_name, queues in held.items():
-            self._unlock_queues(broker_name, queues)
+            self.requests.unlock(broker_name, queues)
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

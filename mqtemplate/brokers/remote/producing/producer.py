@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mqtemplate.brokers.remote.client_context import ClientContext
@@ -49,24 +50,24 @@ class _Target(NamedTuple):
 class Producer:
     """The producer of one client. After a failed send it prefers other brokers of the topic for some time."""
 
-    def __init__(self, context: ClientContext, factory: SendRequestFactory) -> None:
+    def __init__(self, context: ClientContext) -> None:
+        self.factory = SendRequestFactory(context.settings, context.namespace, context.clock)
         self._instance = context.instance
         self._routes = context.routes
         self._settings = context.settings
         self._clock = context.clock
         self._sent = context.sent
-        self._factory = factory
         self._avoid_until: dict[str, int] = {}
 
     # --- the sends of `Broker` -----------------------------------------------------------------
 
     def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send`."""
-        return self.deliver(self._factory.single(message), queue, timeout_ms)
+        return self.deliver(self.factory.single(message), queue, timeout_ms)
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         """See `Broker.send_batch`."""
-        return self.deliver(self._factory.batch(messages), queue, timeout_ms)
+        return self.deliver(self.factory.batch(messages), queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int
@@ -75,16 +76,18 @@ class Producer:
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         try:
-            _AsyncSend(self, self._factory.for_messages(messages), queue, timeout_ms, future).attempt()
+            request = self.factory.for_messages(messages)
+            deadline, route = time.monotonic() + timeout_ms / 1_000, self.route(request.topic)
+            target = self.target(request, route, queue, None)
+            _AsyncSend(self, request, queue, timeout_ms, deadline, future, route, target).attempt()
         except MQTemplateError as exc:
             future.set_exception(exc)
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None) -> None:
         """See `Broker.send_one_way`."""
-        request = self._factory.single(message)
-        target = self.target(self.route(request.topic), queue, None)
-        self.check_version(request, target)
+        request = self.factory.single(message)
+        target = self.target(request, self.route(request.topic), queue, None)
         try:
             self._instance.invoke_one_way(target.address, request.command(target.queue, one_way=True))
         except (RemoteConnectError, RemoteTimeoutError) as exc:
@@ -99,13 +102,12 @@ class Producer:
             MessageError, UnsupportedError: A broker refused it for good.
         """
         deadline = time.monotonic() + timeout_ms / 1_000
-        attempts = self.max_attempts(queue, self._settings.retry_times_when_send_failed)
+        attempts = 1 + (self._settings.retry_times_when_send_failed if queue is None else 0)
         route = self.route(request.topic)
         last_broker: str | None = None
         for number in range(1, attempts + 1):
-            target = self.target(route, queue, last_broker)
+            target = self.target(request, route, queue, last_broker)
             last_broker = target.queue.broker_name
-            self.check_version(request, target)
             left_ms = max(1, int((deadline - time.monotonic()) * 1_000))
             try:
                 response = self._instance.invoke(target.address, request.command(target.queue), left_ms)
@@ -143,12 +145,18 @@ class Producer:
             )
         return route
 
-    def target(self, route: TopicRoute, queue: MessageQueue | None, last_broker: str | None) -> _Target:
+    def target(
+        self, request: SendRequest, route: TopicRoute, queue: MessageQueue | None, last_broker: str | None
+    ) -> _Target:
         """Return the queue of the next attempt and the address of its broker.
 
         Args:
             queue: The only queue to send to; None for any.
             last_broker: Broker of the attempt before.
+
+        Raises:
+            DestinationError: *queue* is not in the route.
+            UnsupportedError: The message has a timer, and the broker is older than 5.0: it would deliver at once.
         """
         if queue is None:
             queue = self._next_queue(route, last_broker)
@@ -157,7 +165,13 @@ class Producer:
                 f"{queue} is no queue of the topic; there are {len(route.write_queues)}, on "
                 f"{', '.join(sorted({each.broker_name for each in route.write_queues}))}, from queue 0 on"
             )
-        return _Target(queue, self._routes.address(queue.broker_name))
+        address = self._routes.address(queue.broker_name)
+        if request.has_timer and not request.has_level and self._instance.is_before_5(address):
+            raise UnsupportedError(
+                f"{request}: broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
+                "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true"
+            )
+        return _Target(queue, address)
 
     def _next_queue(self, route: TopicRoute, last_broker: str | None) -> MessageQueue:
         """Return the queues in turn; queues of brokers that failed recently only if there are no others."""
@@ -176,19 +190,6 @@ class Producer:
     def avoid(self, target: _Target) -> None:
         """Prefer other brokers than the target's for some time."""
         self._avoid_until[target.queue.broker_name] = self._clock.now_ms() + self._settings.send_avoid_ms
-
-    def check_version(self, request: SendRequest, target: _Target) -> None:
-        """Refuse a timer for a broker that would ignore it.
-
-        Raises:
-            UnsupportedError: The broker is older than 5.0 and would deliver the message at once.
-        """
-        if request.has_timer and not request.has_level and self._instance.is_before_5(target.address):
-            raise UnsupportedError(
-                f"{request}: broker {target.queue.broker_name!r} at {target.address} is older than RocketMQ "
-                "5.0 and has no timers (it would deliver at once); use a delay level, or a newer broker with "
-                "timerWheelEnable=true"
-            )
 
     def result(self, request: SendRequest, target: _Target, response: RemotingCommand) -> SendResult:
         """Return the result of a send.
@@ -222,59 +223,46 @@ class Producer:
             return self._settings.retry_next_server and response.code != ResponseCode.SUCCESS
         return response.code in RETRY_ELSEWHERE
 
-    @staticmethod
-    def max_attempts(queue: MessageQueue | None, retries: int) -> int:
-        """Return the number of attempts; a message for one queue has a single attempt."""
-        return 1 + retries if queue is None else 1
 
-
+@dataclass(slots=True, eq=False)
 class _AsyncSend:
     """One asynchronous send with its attempts; all but the first run in the I/O thread."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        request: SendRequest,
-        queue: MessageQueue | None,
-        timeout_ms: int,
-        future: Future[SendResult],
-    ) -> None:
-        self._producer = producer
-        self._request = request
-        self._queue = queue
-        self._timeout_ms = timeout_ms
-        self._deadline = time.monotonic() + timeout_ms / 1_000
-        self._future = future
-        self._route = producer.route(request.topic)
-        self._number = 0
-        self._max_attempts = producer.max_attempts(queue, producer._settings.retry_times_when_send_async_failed)
-        self._target = producer.target(self._route, queue, None)
+    producer: Producer
+    request: SendRequest
+    queue: MessageQueue | None
+    timeout_ms: int
+    deadline: float
+    future: Future[SendResult]
+    route: TopicRoute
+    target: _Target
+    number: int = 0
 
     def attempt(self) -> None:
-        self._number += 1
-        self._producer.check_version(self._request, self._target)
-        left_ms = max(1, int((self._deadline - time.monotonic()) * 1_000))
-        command = self._request.command(self._target.queue)
-        self._producer._instance.invoke_async(self._target.address, command, left_ms, self._done)
+        self.number += 1
+        left_ms = max(1, int((self.deadline - time.monotonic()) * 1_000))
+        command = self.request.command(self.target.queue)
+        self.producer._instance.invoke_async(self.target.address, command, left_ms, self._done)
 
     def _done(self, response: RemotingCommand | BrokerError) -> None:
         try:
             self._finish_or_retry(response)
         except MQTemplateError as exc:
-            self._future.set_exception(exc)
+            self.future.set_exception(exc)
 
     def _finish_or_retry(self, response: RemotingCommand | BrokerError) -> None:
-        is_last = self._number == self._max_attempts or _is_over(self._deadline)
+        retries = self.producer._settings.retry_times_when_send_async_failed
+        is_last = self.number == 1 + (retries if self.queue is None else 0) or _is_over(self.deadline)
         if isinstance(response, RemotingCommand):
-            if is_last or not self._producer.may_retry(response):
-                self._future.set_result(self._producer.result(self._request, self._target, response))
+            if is_last or not self.producer.may_retry(response):
+                self.future.set_result(self.producer.result(self.request, self.target, response))
                 return
         elif isinstance(response, _NOT_RETRIED):
             raise response
         elif is_last:
-            raise unanswered_send_error(str(self._request), response, self._number, self._timeout_ms) from response
-        self._producer.avoid(self._target)
-        self._target = self._producer.target(self._route, self._queue, self._target.queue.broker_name)
+            raise unanswered_send_error(str(self.request), response, self.number, self.timeout_ms) from response
+        self.producer.avoid(self.target)
+        self.target = self.producer.target(self.request, self.route, self.queue, self.target.queue.broker_name)
         self.attempt()
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.remote.producing.send_request import SendRequestFactory
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request
 from mqtemplate.checksum import crc32
 from mqtemplate.errors import ConversionError
@@ -18,7 +18,6 @@ from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, P
 from mqtemplate.metrics import Metrics
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ReplyMessageRequestHeader
@@ -35,11 +34,10 @@ class Requests:
         pending: The requests that have no reply yet.
     """
 
-    def __init__(self, context: ClientContext, factory: SendRequestFactory, producer: Producer) -> None:
+    def __init__(self, context: ClientContext, producer: Producer) -> None:
         self.pending = PendingRequests("remote.requests", context.clock, Metrics())
         self._instance = context.instance
         self._routes = context.routes
-        self._factory = factory
         self._producer = producer
 
     # --- requests ------------------------------------------------------------------------------
@@ -47,11 +45,11 @@ class Requests:
     def request(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> Future[MessageExt]:
         """See `Broker.request`."""
         request = create_request(message, self._instance.id, timeout_ms)
-        self._factory.single(request)  # raises here, not in the future, if the message is invalid
+        self._producer.factory.single(request)  # raises here, not in the future, if the message is invalid
         future = self.pending.add(request, timeout_ms)
         self._register(message.topic)
         sent = self._producer.send_async([request], queue, timeout_ms)
-        sent.add_done_callback(lambda done: self._sent(request.properties[Property.CORRELATION_ID], done))
+        sent.add_done_callback(partial(self._sent, request.properties[Property.CORRELATION_ID]))
         return future
 
     def _register(self, topic: str) -> None:
@@ -65,7 +63,7 @@ class Requests:
         if (error := done.exception()) is not None:
             self.pending.fail(correlation_id, error)
 
-    def on_reply(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
+    def on_reply(self, request: RemotingCommand) -> RemotingCommand | None:
         """Handle a reply that a broker delivers."""
         header = request.header(ReplyMessageRequestHeader)
         properties = decode_properties_text(header.properties)
@@ -81,7 +79,8 @@ class Requests:
         """See `Broker.reply`."""
         reply = create_reply(request, body, {Property.TTL: _DEFAULT_TTL_MS, **(properties or {})})
         self._routes.add_cluster_topic(reply.topic)
-        self._producer.deliver(self._factory.reply(reply.topic, body, reply.properties), None, timeout_ms)
+        message = self._producer.factory.reply(reply.topic, body, reply.properties)
+        self._producer.deliver(message, None, timeout_ms)
 
 
 def _reply_message(header: ReplyMessageRequestHeader, properties: dict[str, str], body: bytes) -> MessageExt:

@@ -5,21 +5,14 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DelayError, MessageError, UnsupportedError
-from mqtemplate.message import (
-    BROKER_PROPERTIES,
-    DELAY_PROPERTIES,
-    Message,
-    MessageQueue,
-    Property,
-    create_unique_id,
-)
+from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageQueue, Property, create_unique_id
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.codes import RequestCode
@@ -27,7 +20,6 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
-from mqtemplate.results import SendResult
 from mqtemplate.topics import AUTO_CREATE_TOPIC, check_send_topic
 
 _TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
@@ -100,10 +92,6 @@ class SendRequest:
             broker_name=queue.broker_name,
         )
         return RemotingCommand.request(self.code, header, self.body, one_way=one_way)
-
-
-Deliver = Callable[[SendRequest, MessageQueue | None, int], SendResult]
-"""Sends a request and waits for the result: ``(request, queue, timeout_ms)``; see `Producer.deliver`."""
 
 
 class SendRequestFactory:

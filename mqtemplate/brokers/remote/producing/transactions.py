@@ -6,14 +6,13 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``ClientRemotingProcessor``.
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 import structlog
 
 from mqtemplate.broker import CheckTransaction
 from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.producing.send_request import Deliver, SendRequestFactory
+from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record.layout import SysFlag
@@ -40,17 +39,16 @@ class Transactions:
     registers the groups that have a checker, and its own producer group, which replies need.
     """
 
-    def __init__(self, context: ClientContext, factory: SendRequestFactory, deliver: Deliver) -> None:
+    def __init__(self, context: ClientContext, producer: Producer) -> None:
         self._context = context
-        self._factory = factory
-        self._deliver = deliver
+        self._producer = producer
         self._lock = threading.Lock()
         self._checkers: dict[str, GroupChecker] = {}
 
     def send_half(self, message: Message, group: str, queue: MessageQueue | None, timeout_ms: int) -> HalfMessage:
         """See `Broker.send_half`."""
-        request = self._factory.single(message, transaction_group=group)
-        return HalfMessage(message, group, self._deliver(request, queue, timeout_ms))
+        request = self._producer.factory.single(message, transaction_group=group)
+        return HalfMessage(message, group, self._producer.deliver(request, queue, timeout_ms))
 
     def end(self, half: HalfMessage, state: TransactionState, remark: str | None) -> None:
         """See `Broker.end_transaction`. The request is one-way; if it is lost, the broker checks the transaction."""
@@ -110,33 +108,31 @@ class Transactions:
         if checker is None:
             _log.warning("remote.check_unknown_group", msg_id=message.msg_id, remote=str(channel.remote))
         else:
-            checker.submit(message, partial(self._answer, channel, header, message))
-
-    def _answer(
-        self,
-        channel: Connection,
-        check: CheckTransactionStateRequestHeader,
-        message: MessageExt,
-        state: TransactionState,
-        remark: str | None,
-    ) -> None:
-        header = EndTransactionRequestHeader(
-            topic=check.topic,
-            producer_group=message.properties[Property.PRODUCER_GROUP],
-            tran_state_table_offset=check.tran_state_table_offset,
-            commit_log_offset=check.commit_log_offset,
-            commit_or_rollback=_STATE_BITS[state],
-            from_transaction_check=True,
-            msg_id=message.properties.get(Property.UNIQ_KEY) or check.msg_id or message.msg_id,
-            transaction_id=check.transaction_id,
-            broker_name=check.broker_name,
-        )
-        channel.send_one_way(_end_request(header, remark))
+            checker.submit(
+                message, lambda state, remark: channel.send_one_way(_check_answer(header, message, state, remark))
+            )
 
     def close(self) -> None:
         """Close all checkers."""
         for checker in list(self._checkers.values()):
             checker.close()
+
+
+def _check_answer(
+    check: CheckTransactionStateRequestHeader, message: MessageExt, state: TransactionState, remark: str | None
+) -> RemotingCommand:
+    header = EndTransactionRequestHeader(
+        topic=check.topic,
+        producer_group=message.properties[Property.PRODUCER_GROUP],
+        tran_state_table_offset=check.tran_state_table_offset,
+        commit_log_offset=check.commit_log_offset,
+        commit_or_rollback=_STATE_BITS[state],
+        from_transaction_check=True,
+        msg_id=message.properties.get(Property.UNIQ_KEY) or check.msg_id or message.msg_id,
+        transaction_id=check.transaction_id,
+        broker_name=check.broker_name,
+    )
+    return _end_request(header, remark)
 
 
 def _end_request(header: EndTransactionRequestHeader, remark: str | None) -> RemotingCommand:
