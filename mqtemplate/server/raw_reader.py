@@ -11,7 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
-from mqtemplate.errors import CorruptRecordError
+from mqtemplate.errors import CorruptRecordError, DeletedRecordError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record, without_check
 from mqtemplate.record.layout import SMALLEST_RECORD
@@ -151,6 +151,23 @@ class RawReader:
                         byte_count += size
                 at += 1
         return records, at
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """Return the record that starts at *physical_offset*, or None if no durable record starts there.
+
+        Raises:
+            CorruptRecordError: The record is corrupt.
+        """
+        store = self.store
+        if not 0 <= physical_offset < store.confirm_offset:
+            return None
+        try:
+            record = store.read_at(physical_offset)
+        except DeletedRecordError:
+            return None
+        if record is None or physical_offset + record.total_size > store.confirm_offset:
+            return None
+        return without_check(store.read_bytes(physical_offset, record.total_size), record)
 
     def store_time(self, queue: MessageQueue, queue_offset: int) -> int | None:
         """Return when (ms) the message at *queue_offset* was stored, or None if there is no readable message."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mqtemplate.brokers.embedded.routing import TopicRoutes
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DestinationError
 from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.topics import TopicTable
+from mqtemplate.server.settings import ServerOptions
 from mqtemplate.topics import (
     AUTO_CREATE_TOPIC,
     DLQ_TOPIC_PREFIX,
@@ -40,22 +40,18 @@ _MAX_QUEUES = 1_024
 class TopicConfigs:
     """The `TopicTable` and the routes built from it, in the types of the protocol.
 
-    Args:
-        auto_create: False if a message may not create its topic. `AUTO_CREATE_TOPIC` is hidden then, even if the store
-            has it.
+    If a message may not create its topic, `AUTO_CREATE_TOPIC` is hidden, even if the store has it.
     """
 
-    def __init__(
-        self, table: TopicTable, routes: TopicRoutes, cluster_name: str, broker_name: str, *, auto_create: bool = True
-    ) -> None:
-        self._table = table
-        self._routes = routes
-        self.cluster_name = cluster_name
-        self.broker_name = broker_name
-        self._auto_create = auto_create
+    def __init__(self, engine: EmbeddedBroker, settings: ServerOptions) -> None:
+        self._table = engine.topics
+        self._routes = engine.routes
+        self.cluster_name = settings.cluster_name
+        self.broker_name = engine.name
+        self._auto_create = settings.auto_create_topic_enable
         # A name only: the broker forwards replies to the producer of the request and stores none.
-        self._reply_topic = f"{cluster_name}_REPLY_TOPIC"
-        self._system_topics = SYSTEM_TOPICS | {cluster_name, broker_name, self._reply_topic}
+        self._reply_topic = f"{self.cluster_name}_REPLY_TOPIC"
+        self._system_topics = SYSTEM_TOPICS | {self.cluster_name, self.broker_name, self._reply_topic}
 
     def create_system_topics(self) -> None:
         """Create the topics that clients expect of a broker, if they are missing.

@@ -25,7 +25,6 @@ from mqtemplate.remoting.protocol.bodies.group import (
 )
 from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import (
     ConsumerGroupRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
@@ -36,11 +35,10 @@ from mqtemplate.remoting.protocol.headers.group import (
     QuerySubscriptionByConsumerRequestHeader,
 )
 from mqtemplate.server.admin.paging import page
-from mqtemplate.server.clients import ClientChannel, ClientRegistry
-from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.registration import handles
+from mqtemplate.server.clients import ClientChannel
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
 
@@ -52,85 +50,73 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
 class GroupAdmin:
     """Processors of requests about groups. A change is on disk before the response is sent."""
 
-    groups: SubscriptionGroupTable
-    offsets: ConsumerOffsets
-    clients: ClientRegistry
+    server: ServerParts
 
     # --- settings ------------------------------------------------------------------------------
 
-    @handles(
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, slow=True
-    )
-    def _update(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        if request.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
-            configs = [SubscriptionGroupConfig.decode(request.body)]
-        else:
-            configs = SubscriptionGroupList.decode(request.body).group_config_list
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, slow=True)
+    def _update(self, config: SubscriptionGroupConfig, connection: Connection) -> None:
+        self._update_all(SubscriptionGroupList(group_config_list=[config]), connection)
+
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, slow=True)
+    def _update_all(self, body: SubscriptionGroupList, connection: Connection) -> None:
+        configs = body.group_config_list
         for config in configs:
             _check(config)
-        self.groups.put(configs)
+        self.server.groups.put(configs)
         _log.info("admin.groups_updated", groups=[each.group_name for each in configs], by=str(connection.remote))
-        return request.response()
 
-    @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP, slow=True)
-    def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(DeleteSubscriptionGroupRequestHeader)
-        deleted = self.groups.delete(header.group_name)
+    @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, slow=True)
+    def _delete(self, header: DeleteSubscriptionGroupRequestHeader, connection: Connection) -> None:
+        deleted = self.server.groups.delete(header.group_name)
         if header.clean_offset:
-            self.offsets.forget(group=header.group_name)
+            self.server.engine.offsets.forget(group=header.group_name)
         _log.info("admin.group_deleted", group=header.group_name, found=deleted, by=str(connection.remote))
-        return request.response()
 
-    @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
-    def _config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(GroupRequestHeader).group
-        config = self.groups.find(group)
+    @answers(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
+    def _config(self, query: GroupRequestHeader) -> SubscriptionGroupConfig:
+        config = self.server.groups.find(query.group)
         if config is None:
             raise RefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"group {group!r} does not exist; its first consumer creates it, or mqadmin updateSubGroup",
+                f"group {query.group!r} does not exist; its first consumer creates it, or mqadmin updateSubGroup",
             )
-        return request.response(body=config.encode())
+        return config
 
-    @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-    def _list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(GetAllSubscriptionGroupRequestHeader)
-        table = self.groups.all()
-        wrapper = SubscriptionGroupWrapper(
-            subscription_group_table=page(table, header.group_seq, header.max_group_num),
-            data_version=self.groups.version,
-        )
-        return request.response(
-            header=GetAllSubscriptionGroupResponseHeader(total_group_num=len(table)), body=wrapper.encode()
-        )
+    @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    def _list(
+        self, query: GetAllSubscriptionGroupRequestHeader
+    ) -> tuple[GetAllSubscriptionGroupResponseHeader, SubscriptionGroupWrapper]:
+        table = self.server.groups.all()
+        wanted = page(table, query.group_seq, query.max_group_num)
+        body = SubscriptionGroupWrapper(subscription_group_table=wanted, data_version=self.server.groups.version)
+        return GetAllSubscriptionGroupResponseHeader(total_group_num=len(table)), body
 
     # --- connected clients ---------------------------------------------------------------------
 
-    @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
-    def _consumers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(ConsumerGroupRequestHeader).consumer_group
-        info = self.clients.consumer_group(group)
+    @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
+    def _consumers(self, query: ConsumerGroupRequestHeader) -> ConsumerConnection:
+        group = query.consumer_group
+        info = self.server.clients.consumer_group(group)
         if info is None:
             raise RefusedError(ResponseCode.CONSUMER_NOT_ONLINE, f"group {group!r} has no connected consumer")
-        body = ConsumerConnection(
+        return ConsumerConnection(
             connection_set=_connections(info.channels.values()),
             subscription_table=dict(info.subscriptions),
             consume_type=info.consume_type,
             message_model=info.message_model,
             consume_from_where=info.consume_from_where,
         )
-        return request.response(body=body.encode())
 
-    @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST)
-    def _producers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(ProducerGroupRequestHeader).producer_group
-        channels = self.clients.producers(group)
+    @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
+    def _producers(self, query: ProducerGroupRequestHeader) -> ProducerConnection:
+        channels = self.server.clients.producers(query.producer_group)
         if not channels:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected producer")
-        return request.response(body=ProducerConnection(connection_set=_connections(channels)).encode())
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.producer_group!r} has no connected producer")
+        return ProducerConnection(connection_set=_connections(channels))
 
-    @handles(RequestCode.GET_ALL_PRODUCER_INFO)
-    def _all_producers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.GET_ALL_PRODUCER_INFO)
+    def _all_producers(self) -> ProducerTableInfo:
         table = {
             group: [
                 ProducerInfo(
@@ -142,23 +128,20 @@ class GroupAdmin:
                 )
                 for channel in channels
             ]
-            for group, channels in self.clients.producer_groups().items()
+            for group, channels in self.server.clients.producer_groups().items()
         }
-        return request.response(body=ProducerTableInfo(data=table).encode())
+        return ProducerTableInfo(data=table)
 
     # --- subscriptions -------------------------------------------------------------------------
 
-    @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
-    def _topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(GroupRequestHeader).group
-        return request.response(body=TopicList(topic_list=sorted(self.offsets.topics_of(group))).encode())
+    @answers(RequestCode.QUERY_TOPICS_BY_CONSUMER)
+    def _topics(self, query: GroupRequestHeader) -> TopicList:
+        return TopicList(topic_list=sorted(self.server.engine.offsets.topics_of(query.group)))
 
-    @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
-    def _subscription(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(QuerySubscriptionByConsumerRequestHeader)
-        found = None if header.topic is None else self.clients.subscription(header.group, header.topic)
-        body = QuerySubscriptionResponseBody(group=header.group, topic=header.topic or "", subscription_data=found)
-        return request.response(body=body.encode())
+    @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
+    def _subscription(self, query: QuerySubscriptionByConsumerRequestHeader) -> QuerySubscriptionResponseBody:
+        found = None if query.topic is None else self.server.clients.subscription(query.group, query.topic)
+        return QuerySubscriptionResponseBody(group=query.group, topic=query.topic or "", subscription_data=found)
 
 
 def _check(config: SubscriptionGroupConfig) -> None:

@@ -29,7 +29,7 @@ from mqtemplate.remoting.protocol.headers.admin import (
     RegisterBrokerRequestHeader,
     RegisterBrokerResponseHeader,
 )
-from mqtemplate.server.registration import handles
+from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
 
 _log = structlog.stdlib.get_logger("mqtemplate.name_server")
@@ -158,9 +158,10 @@ class RegisteredBrokers:
 
     # --- requests ------------------------------------------------------------------------------
 
-    @handles(RequestCode.REGISTER_BROKER)
-    def _register(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(RegisterBrokerRequestHeader)
+    @answers(RequestCode.REGISTER_BROKER)
+    def _register(
+        self, header: RegisterBrokerRequestHeader, connection: Connection, request: RemotingCommand
+    ) -> RegisterBrokerResponseHeader:
         self._check(header, request.body)
         wrapper = RegisterBrokerBody.decode(request.body).topic_config_serialize_wrapper
         expire_ms = header.heartbeat_timeout_millis or _EXPIRE_MS
@@ -180,9 +181,7 @@ class RegisteredBrokers:
             )
             master = members.get(MASTER_ID)
         is_replica = header.broker_id != MASTER_ID and master is not None
-        return request.response(
-            header=RegisterBrokerResponseHeader(master_addr=master.address if master and is_replica else None)
-        )
+        return RegisterBrokerResponseHeader(master_addr=master.address if master and is_replica else None)
 
     def _check(self, header: RegisterBrokerRequestHeader, body: bytes) -> None:
         reason = None
@@ -195,26 +194,23 @@ class RegisteredBrokers:
         if reason is not None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, reason)
 
-    @handles(RequestCode.UNREGISTER_BROKER)
-    def _unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(BrokerRequestHeader)
+    @answers(RequestCode.UNREGISTER_BROKER)
+    def _unregister(self, header: BrokerRequestHeader) -> None:
         with self._lock:
             broker = self._brokers.get(header.broker_name)
             if broker is not None and header.broker_id in broker.members:
                 self._remove(broker, [header.broker_id])
-        return request.response()
 
-    @handles(RequestCode.QUERY_DATA_VERSION)
-    def _query_version(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.QUERY_DATA_VERSION)
+    def _query_version(
+        self, header: BrokerRequestHeader, version: DataVersion
+    ) -> tuple[QueryDataVersionResponseHeader, DataVersion | None]:
         """Tell a broker if it must register its topics again. The request also renews the registration."""
-        header = request.header(BrokerRequestHeader)
-        version = DataVersion.decode(request.body)
         with self._lock:
             broker = self._brokers.get(header.broker_name)
             member = None if broker is None else broker.members.get(header.broker_id)
             if broker is None or member is None or member.address != header.broker_addr:
-                return request.response(header=QueryDataVersionResponseHeader(changed=True))
+                return QueryDataVersionResponseHeader(changed=True), None
             members = broker.members | {header.broker_id: replace(member, registered_ms=self._clock.now_ms())}
             self._brokers[header.broker_name] = replace(broker, members=members)
-        changed = QueryDataVersionResponseHeader(changed=member.version != version)
-        return request.response(header=changed, body=member.version.encode())
+        return QueryDataVersionResponseHeader(changed=member.version != version), member.version

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.requests import received_reply
 from mqtemplate.errors import BrokerError, ConversionError
 from mqtemplate.message import Message, MessageExt, Property
@@ -26,7 +25,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageResponseHeader,
 )
 from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
-from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
 
@@ -41,8 +40,7 @@ _OWN_GROUP = "CLIENT_INNER_PRODUCER"
 class ReplyProcessor:
     """Forwards replies to the producer of the request, which is a remote client or in this process."""
 
-    engine: EmbeddedBroker
-    clients: ClientRegistry
+    server: ServerParts
 
     @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     def _reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -56,7 +54,7 @@ class ReplyProcessor:
                 f"the reply has no property {Property.REPLY_TO_CLIENT}, the client ID of the requesting producer",
             )
         success = SendMessageResponseHeader(msg_id="0", queue_id=max(sent.queue_id, 0), queue_offset=0)
-        if client_id == self.engine.client_id:
+        if client_id == self.server.engine.client_id:
             self._deliver_here(sent, request.body, properties)
             return request.response(ResponseCode.SUCCESS, success)
 
@@ -67,7 +65,7 @@ class ReplyProcessor:
                 remark = f"the reply could not be delivered to {client_id!r}: {failure}"
                 connection.reply(request.response(ResponseCode.SYSTEM_ERROR, remark=remark))
 
-        properties[_PUSH_REPLY_TIME] = str(self.engine.clock.now_ms())
+        properties[_PUSH_REPLY_TIME] = str(self.server.engine.clock.now_ms())
         self._push(client_id, sent, properties, request.body, str(connection.remote), done)
         return None
 
@@ -77,10 +75,9 @@ class ReplyProcessor:
             body = decompress_body(body, sent.sys_flag)
         except (ConversionError, BrokerError) as exc:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
-        reply = Message(sent.topic, body, properties, sent.flag)
-        self.engine.requests.complete(
-            received_reply(reply, self.engine.name, self.engine.clock.now_ms(), self.engine.settings.listen_host)
-        )
+        reply, engine = Message(sent.topic, body, properties, sent.flag), self.server.engine
+        received = received_reply(reply, engine.name, engine.clock.now_ms(), engine.settings.listen_host)
+        engine.requests.complete(received)
 
     def forward(self, reply: MessageExt) -> bool:
         """Push the reply of a listener in this process to a remote client. Return False if it is not connected."""
@@ -111,7 +108,7 @@ class ReplyProcessor:
         done: Callable[[str | None], None],
     ) -> None:
         """Push a reply to a remote client, and call *done* with None, or with the reason of a failure."""
-        channel = self.clients.producer_by_client_id(client_id)
+        channel = self.server.clients.producer_by_client_id(client_id)
         if channel is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {client_id!r} is not connected as a producer")
         header = ReplyMessageRequestHeader(
@@ -127,8 +124,8 @@ class ReplyProcessor:
             reconsume_times=sent.reconsume_times,
             unit_mode=bool(sent.unit_mode),
             born_host=born_host,
-            store_host=str(self.engine.settings.listen_host),
-            store_timestamp=self.engine.clock.now_ms(),
+            store_host=str(self.server.engine.settings.listen_host),
+            store_timestamp=self.server.engine.clock.now_ms(),
         )
 
         def on_response(response: RemotingCommand | BrokerError) -> None:

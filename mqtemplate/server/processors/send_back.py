@@ -10,7 +10,6 @@ from functools import partial
 
 import structlog
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.record.layout import SysFlag
@@ -19,12 +18,10 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable, max_reconsume_times
-from mqtemplate.server.processors.message_writer import MessageWriter
+from mqtemplate.server.group_table import max_reconsume_times
+from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_creation import TopicCreation
+from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
@@ -37,47 +34,44 @@ class SendBackProcessor:
     The physical offset identifies the message. Its body is stored as it was, compressed or not.
     """
 
-    engine: EmbeddedBroker
-    groups: SubscriptionGroupTable
-    topics: TopicCreation
-    writer: MessageWriter
-    deferred_work: DeferredWork
+    server: ServerParts
 
     @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
     def _send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(ConsumerSendMsgBackRequestHeader)
-        if self.groups.find(header.group) is not None:
-            return self._store_again(connection, request, header)
-        return self.deferred_work.run(connection, request, partial(self._store_again, connection, request, header))
+        work = partial(self._store_again, connection, request, header)
+        if self.server.groups.find(header.group) is not None:
+            return work()
+        return self.server.deferred_work.run(connection, request, work)
 
     def _store_again(
         self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> RemotingCommand | None:
-        group = self.groups.ensure(header.group)
+        engine, group = self.server.engine, self.server.groups.ensure(header.group)
         if group.retry_queue_nums <= 0:
             return request.response()  # The group has no retries.
-        record = self.engine.store.read_at(header.offset) if header.offset >= 0 else None
+        record = engine.store.read_at(header.offset) if header.offset >= 0 else None
         if record is None:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR,
                 f"no message starts at physical offset {header.offset}; retention may have deleted it",
             )
         # Without the flag the body is not decompressed: it is stored again as it is.
-        original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), self.engine.name)
+        original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
         max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
         message = _new_message(original, header, max_times)
 
         def store() -> None:
             is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
-            self.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
-            queue_id = self.topics.queue(message.topic, -1)
-            draft = self.engine.drafts.make_send_back(message, original, queue_id, self.engine.clock.now_ms())
+            self.server.topic_creation.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
+            queue_id = self.server.topic_creation.queue(message.topic, -1)
+            draft = engine.drafts.make_send_back(message, original, queue_id, engine.clock.now_ms())
             draft.sys_flag = record.sys_flag
-            put = self.writer.put(draft, message.topic, queue_id)
-            self.writer.reply_when_durable(connection, request, put.end, (draft.topic,))
+            put = engine.writer.put(draft, message.topic, queue_id)
+            reply_when_durable(engine.store, connection, request, put.end, (draft.topic,))
 
-        if not self.topics.has(message.topic):
-            return self.deferred_work.run(connection, request, store)
+        if not self.server.topic_creation.has(message.topic):
+            return self.server.deferred_work.run(connection, request, store)
         store()
         return None
 

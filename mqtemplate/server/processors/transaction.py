@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
 from mqtemplate.errors import MessageError, StoreError
 from mqtemplate.message import offset_msg_id
@@ -21,10 +20,9 @@ from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from mqtemplate.results import TransactionState
-from mqtemplate.server.clients import ClientRegistry
-from mqtemplate.server.processors.message_writer import MessageWriter
+from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
-from mqtemplate.server.response import RefusedError
+from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import HALF_TOPIC
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
@@ -44,9 +42,7 @@ class TransactionProcessor:
     transaction still ends once.
     """
 
-    engine: EmbeddedBroker
-    clients: ClientRegistry
-    writer: MessageWriter
+    server: ServerParts
 
     # --- ends ----------------------------------------------------------------------------------
 
@@ -60,7 +56,7 @@ class TransactionProcessor:
                 f"commitOrRollback must be 0 (unknown), 8 (commit) or 12 (rollback), got {header.commit_or_rollback}",
             )
         try:
-            end = self.engine.transactions.end(
+            end = self.server.engine.transactions.end(
                 header.tran_state_table_offset,
                 header.commit_log_offset,
                 header.producer_group,
@@ -73,16 +69,16 @@ class TransactionProcessor:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(exc)) from exc
         if end is None:
             return request.response()
-        self.writer.reply_when_durable(connection, request, end.physical_end, end.topics)
+        reply_when_durable(self.server.engine.store, connection, request, end.physical_end, end.topics)
         return None
 
     # --- checks --------------------------------------------------------------------------------
 
     def can_check(self, group: str) -> bool:
-        return any(channel.connection.is_open for channel in self.clients.producers(group))
+        return any(channel.connection.is_open for channel in self.server.clients.producers(group))
 
     def send_check(self, check: TransactionCheck) -> None:
-        channel = self.clients.next_producer(check.group)
+        channel = self.server.clients.next_producer(check.group)
         if channel is None:
             return  # The last producer has just disconnected. The check is repeated later.
         half = check.half
@@ -93,8 +89,8 @@ class TransactionProcessor:
             commit_log_offset=half.physical_offset,
             msg_id=unique_id,
             transaction_id=unique_id,
-            offset_msg_id=offset_msg_id(self.engine.settings.listen_host, half.physical_offset),
-            broker_name=self.engine.name,
+            offset_msg_id=offset_msg_id(self.server.engine.settings.listen_host, half.physical_offset),
+            broker_name=self.server.engine.name,
         )
         request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, _record_of(check), one_way=True)
         channel.connection.send_one_way(request)
