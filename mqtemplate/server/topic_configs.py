@@ -7,7 +7,6 @@ from typing import Any
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DestinationError
-from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
 from mqtemplate.server.response import RefusedError
@@ -61,7 +60,7 @@ class TopicConfigs:
         """
         for config in self._expected_topics():
             if self._table.config(config.topic_name) is None:
-                self._table.update(config.topic_name, _written(config))
+                self._table.update(config.topic_name, config.to_json())
 
     def _expected_topics(self) -> list[TopicConfig]:
         """Return the topics that RocketMQ creates. Source: ``TopicConfigManager.init``."""
@@ -125,7 +124,7 @@ class TopicConfigs:
             raise DestinationError(
                 f"perm of topic {topic!r} must be a sum of 4 (read), 2 (write) and 1 (inherit), got {config.perm}"
             )
-        self._table.update(topic, _written(config))
+        self._table.update(topic, config.to_json())
         self._routes.refresh(topic)
 
     def delete(self, topic: str) -> bool:
@@ -185,8 +184,3 @@ def _read(topic: str, config: Mapping[str, Any]) -> TopicConfig:
         order=bool(config.get("order", False)),
         attributes={str(name): str(value) for name, value in (config.get("attributes") or {}).items()},
     )
-
-
-def _written(config: TopicConfig) -> dict[str, Any]:
-    written: dict[str, Any] = fastjson.loads(config.encode(standard=True))
-    return written

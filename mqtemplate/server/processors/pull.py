@@ -32,24 +32,14 @@ class PullProcessor:
     @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def _process(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(PullMessageRequestHeader)
-        group = self.server.groups.find(header.consumer_group)
-        if group is None:
-            create = partial(self._create_group_and_pull, connection, request, header)
-            return self.server.deferred_work.run(connection, request, create)
-        return self._pull(connection, request, header, group)
-
-    def _create_group_and_pull(
-        self, connection: Connection, request: RemotingCommand, header: PullMessageRequestHeader
-    ) -> RemotingCommand | None:
-        return self._pull(connection, request, header, self.server.groups.ensure(header.consumer_group))
+        if self.server.groups.find(header.consumer_group) is not None:
+            return self._pull(connection, request, header)
+        return self.server.deferred_work.run(connection, request, partial(self._pull, connection, request, header))
 
     def _pull(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        header: PullMessageRequestHeader,
-        group: SubscriptionGroupConfig,
+        self, connection: Connection, request: RemotingCommand, header: PullMessageRequestHeader
     ) -> RemotingCommand | None:
+        group = self.server.groups.ensure(header.consumer_group)
         self._check_queue(header)
         self._check_group(group)
         selector = self.server.subscriptions.selector_of_pull(header)
