@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import structlog
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
-from mqtemplate.message import HostAddress, MessageExt
-from mqtemplate.remoting.server import Guard, Processor, RemotingServer
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.server import Guard, RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server.acl import AclGuard
 from mqtemplate.server.acl_settings import AclSettings
@@ -22,7 +20,7 @@ from mqtemplate.server.admin.groups import GroupAdmin
 from mqtemplate.server.admin.offsets import OffsetAdmin
 from mqtemplate.server.admin.relay import RelayProcessor
 from mqtemplate.server.admin.topics import TopicAdmin
-from mqtemplate.server.clients import ClientExpiry, ClientRegistry
+from mqtemplate.server.clients import ClientExpiry
 from mqtemplate.server.name_server.kv_config import KVConfig
 from mqtemplate.server.name_server.processor import NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
@@ -33,8 +31,7 @@ from mqtemplate.server.processors.pull import PullProcessor
 from mqtemplate.server.processors.query import QueryProcessor
 from mqtemplate.server.processors.recall import RecallProcessor
 from mqtemplate.server.processors.reply import ReplyProcessor
-from mqtemplate.server.processors.send import SendProcessor
-from mqtemplate.server.processors.send_back import SendBackProcessor
+from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
 from mqtemplate.server.processors.transaction import TransactionProcessor
 from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
@@ -42,31 +39,18 @@ from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
-_CLIENT_PROCESSORS = (SendProcessor, PullProcessor, OffsetProcessor, SendBackProcessor)
+_CLIENT_PROCESSORS = (
+    SendProcessor,
+    SendBackProcessor,
+    PullProcessor,
+    OffsetProcessor,
+    ClientProcessor,
+    TransactionProcessor,
+    ReplyProcessor,
+)
 _ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProcessor, RelayProcessor, RecallProcessor)
 
 _log = structlog.stdlib.get_logger("mqtemplate.server")
-
-
-@dataclass(frozen=True, eq=False)
-class _RemoteClients:
-    """The clients of this server, for the embedded broker; see `EmbeddedBroker.attach`."""
-
-    clients: ClientRegistry
-    transactions: TransactionProcessor
-    replies: ReplyProcessor
-
-    def has_members(self, group: str) -> bool:
-        return self.clients.consumer_group(group) is not None
-
-    def deliver_reply(self, reply: MessageExt) -> bool:
-        return self.replies.forward(reply)
-
-    def can_check(self, group: str) -> bool:
-        return self.transactions.can_check(group)
-
-    def send_check(self, check: TransactionCheck) -> None:
-        self.transactions.send_check(check)
 
 
 class BrokerServer:
@@ -115,20 +99,12 @@ class BrokerServer:
         )
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
-        self.processors = self._register_processors()
+        self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
+        register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
         self.name_server.register(self.remoting)
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
-
-    def _register_processors(self) -> dict[int, Processor]:
-        parts = self._parts
-        clients, transactions, replies = ClientProcessor(parts), TransactionProcessor(parts), ReplyProcessor(parts)
-        parts.clients.on_members_changed(clients.notify_members)
-        self._remote_clients = _RemoteClients(parts.clients, transactions, replies)
-        register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
-        others = [kind(parts) for kind in _CLIENT_PROCESSORS]
-        return register(self.remoting, clients, transactions, replies, parts.locks, *others)
 
     @property
     def address(self) -> HostAddress:
@@ -147,7 +123,7 @@ class BrokerServer:
             StoreError: The engine cannot be started, or a table cannot be read.
         """
         self.engine.start()
-        self.engine.attach(self._remote_clients)
+        self.engine.attach(self._parts.remote_clients)
         self._create_system_topics()
         self.groups.load()
         self.name_server.entries.load()

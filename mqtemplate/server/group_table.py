@@ -72,10 +72,7 @@ class SubscriptionGroupTable:
     @property
     def version(self) -> DataVersionBody:
         """Number of changes of the table, for clients that compare tables."""
-        version = self._version
-        return DataVersionBody(
-            counter=version.counter, state_version=version.state_version, timestamp=version.timestamp
-        )
+        return DataVersionBody(**vars(self._version))
 
     def all(self) -> dict[str, SubscriptionGroupConfig]:
         """Return all groups by name, RocketMQ's system groups included."""

@@ -13,10 +13,10 @@ from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.processors.queue_locks import QueueLocks
 from mqtemplate.server.pull_hold import PullHold
 from mqtemplate.server.raw_reader import RawReader
+from mqtemplate.server.remote_clients import RemoteClients
 from mqtemplate.server.settings import BrokerServerSettings
 from mqtemplate.server.subscriptions import Subscriptions
 from mqtemplate.server.topic_configs import TopicConfigs
-from mqtemplate.server.topic_creation import TopicCreation
 
 
 class ServerParts:
@@ -26,10 +26,10 @@ class ServerParts:
         address: Returns the address that clients connect to. The port may be chosen when the server starts.
 
     Attributes:
-        topics: Topics in the types of the protocol.
-        topic_creation: Checks and creates the topics that messages are sent to.
+        topics: Topics in the types of the protocol, and for messages.
         groups: Settings of the consumer groups.
         clients: Connected clients.
+        remote_clients: Requests to the connected clients.
         locks: Locks of queues for ordered consumers.
         hold: Held pulls.
         boot_ms: When the server was created.
@@ -42,11 +42,12 @@ class ServerParts:
         self.address = address
         self.boot_ms = clock.now_ms()
         self.topics = TopicConfigs(engine, settings)
-        self.topic_creation = TopicCreation(engine.topics, settings)
         self.groups = SubscriptionGroupTable(
             store.store_files, clock, auto_create=settings.auto_create_subscription_group
         )
         self.clients = ClientRegistry(clock)
+        self.remote_clients = RemoteClients(engine, self.clients, self.groups)
+        self.clients.on_members_changed(self.remote_clients.notify_members)
         self.subscriptions = Subscriptions(self.clients, settings)
         self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
         self.raw = RawReader(store, engine.reader)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -34,20 +33,12 @@ _MASTER_ID = 0
 
 
 class RawStatus(Enum):
-    """Result of a pull. The values are RocketMQ's names, which a response has as its remark."""
+    """Result of a pull: RocketMQ's name, which a response has as its remark, and the code of the response."""
 
-    FOUND = "FOUND"
-    NO_MATCHED_MSG = "NO_MATCHED_MSG"
-    NO_NEW_MSG = "NO_NEW_MSG"
-    OFFSET_MOVED = "OFFSET_MOVED"
-
-
-_CODES: Mapping[RawStatus, ResponseCode] = {
-    RawStatus.FOUND: ResponseCode.SUCCESS,
-    RawStatus.NO_MATCHED_MSG: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    RawStatus.NO_NEW_MSG: ResponseCode.PULL_NOT_FOUND,
-    RawStatus.OFFSET_MOVED: ResponseCode.PULL_OFFSET_MOVED,
-}
+    FOUND = ResponseCode.SUCCESS
+    NO_MATCHED_MSG = ResponseCode.PULL_RETRY_IMMEDIATELY
+    NO_NEW_MSG = ResponseCode.PULL_NOT_FOUND
+    OFFSET_MOVED = ResponseCode.PULL_OFFSET_MOVED
 
 
 class RawQuery(NamedTuple):
@@ -89,7 +80,7 @@ class RawPull:
             min_offset=self.min_offset,
             max_offset=self.max_offset,
         )
-        return request.response(_CODES[self.status], header, b"".join(self.records), remark=self.status.value)
+        return request.response(self.status.value, header, b"".join(self.records), remark=self.status.name)
 
 
 class RawReader:

@@ -41,7 +41,7 @@ from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_creation import queue_id_error
+from mqtemplate.server.topic_configs import queue_id_error
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")

@@ -1,4 +1,4 @@
-"""Codes 34, 35, 38 and 46: clients register and list the members of their groups. Code 40: the broker notifies members.
+"""Codes 34, 35, 38 and 46: clients register, list the members of their groups and check subscriptions.
 
 Source: RocketMQ ``broker: ClientManageProcessor``, ``ConsumerManageProcessor``.
 """
@@ -18,7 +18,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
-from mqtemplate.server.clients import ClientChannel, ConsumerGroupInfo
+from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.group_table import mixed_group_error
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers, handles
@@ -50,7 +50,7 @@ class ClientProcessor:
         config = self.server.groups.find(group)
         if config is None:
             return False
-        return config.retry_queue_nums <= 0 or self.server.topic_creation.has(RETRY_TOPIC_PREFIX + group)
+        return config.retry_queue_nums <= 0 or self.server.topics.has(RETRY_TOPIC_PREFIX + group)
 
     def _register(self, connection: Connection, request: RemotingCommand, heartbeat: HeartbeatData) -> RemotingCommand:
         clients, now_ms = self.server.clients, self.server.engine.clock.now_ms()
@@ -79,7 +79,7 @@ class ClientProcessor:
         group = consumer.group_name
         config = self.server.groups.ensure(group)
         if config.retry_queue_nums > 0:
-            self.server.topic_creation.create_group_topic(RETRY_TOPIC_PREFIX + group, config.retry_queue_nums)
+            self.server.topics.create_group_topic(RETRY_TOPIC_PREFIX + group, config.retry_queue_nums)
         if self.server.engine.has_members(group):
             raise mixed_group_error(group)
         self.server.clients.register_consumer(consumer, channel, without_sub=without_sub)
@@ -99,17 +99,6 @@ class ClientProcessor:
         if info is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.consumer_group!r} has no connected consumer")
         return GetConsumerListByGroupResponseBody(consumer_id_list=info.client_ids())
-
-    def notify_members(self, info: ConsumerGroupInfo) -> None:
-        """Notify the members of a group that it changed. They rebalance the queues at once."""
-        config = self.server.groups.find(info.group)
-        if info.is_broadcasting or (config is not None and not config.notify_consumer_ids_changed_enable):
-            return
-        header = ConsumerGroupRequestHeader(consumer_group=info.group)
-        for channel in info.channels.values():
-            channel.connection.send_one_way(
-                RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True)
-            )
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def _check_client(self, query: CheckClientRequestBody) -> None:

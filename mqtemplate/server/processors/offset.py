@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
@@ -27,7 +26,7 @@ from mqtemplate.remoting.protocol.headers.group import (
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_creation import queue_id_error
+from mqtemplate.server.topic_configs import queue_id_error
 
 _YOUNG_QUEUE_BYTES = 1 << 30
 """A queue is young while its first message is within this distance of the log's end: a new group starts at offset 0.
@@ -112,19 +111,13 @@ class OffsetProcessor:
         return OffsetResponseHeader(offset=0 if queue is None else read(queue))
 
     def _check_queue(self, header: TopicQueueRequestHeader) -> None:
-        config = self.server.engine.topics.config(header.topic)
-        if config is None:
+        if not self.server.topics.has(header.topic):
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic!r} does not exist")
         if self._queue(header) is None:
-            raise queue_id_error(header.topic, header.queue_id, _queue_count(config))
+            raise queue_id_error(header.topic, header.queue_id, self.server.topics.queue_count(header.topic))
 
     def _queue(self, header: TopicQueueRequestHeader) -> MessageQueue | None:
         """Return the queue in a request, or None if it does not exist."""
-        config = self.server.engine.topics.config(header.topic)
-        if config is None or not 0 <= header.queue_id < _queue_count(config):
+        if not 0 <= header.queue_id < self.server.topics.queue_count(header.topic):
             return None
         return MessageQueue(header.topic, self.server.engine.name, header.queue_id)
-
-
-def _queue_count(config: dict[str, Any]) -> int:
-    return max(int(config.get(name, 0)) for name in ("readQueueNums", "writeQueueNums"))

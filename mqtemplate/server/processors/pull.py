@@ -20,7 +20,7 @@ from mqtemplate.server.pull_hold import HeldPull
 from mqtemplate.server.raw_reader import RawQuery, RawStatus
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_creation import queue_id_error
+from mqtemplate.server.topic_configs import queue_id_error
 
 
 @dataclass(frozen=True, slots=True)

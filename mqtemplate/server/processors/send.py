@@ -1,6 +1,6 @@
-"""Codes 10, 310 and 320: producers send messages.
+"""Codes 10, 310 and 320: producers send messages. Code 36: consumers send messages back that they could not handle.
 
-Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcessor``.
+Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcessor.consumerSendMsgBack``.
 """
 
 from __future__ import annotations
@@ -8,17 +8,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
+import structlog
+
 from mqtemplate.brokers.embedded.draft import batch_topic
 from mqtemplate.brokers.embedded.message_writer import StoredBatch
+from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import MessageError
-from mqtemplate.message import DELAY_PROPERTIES, HostAddress, Message, Property, copy_properties, offset_msg_id
+from mqtemplate.message import (
+    DELAY_PROPERTIES,
+    HostAddress,
+    Message,
+    MessageExt,
+    Property,
+    copy_properties,
+    offset_msg_id,
+)
 from mqtemplate.record.codec import RecordDraft, pack_host
-from mqtemplate.record.layout import CHECK_NAME
+from mqtemplate.record.layout import CHECK_NAME, SysFlag
+from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import (
+    ConsumerSendMsgBackRequestHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
@@ -28,8 +41,10 @@ from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
-from mqtemplate.server.response import reply_when_durable
+from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+
+_log = structlog.stdlib.get_logger("mqtemplate.server")
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 _BROKER_ONLY_PROPERTIES = ("POP_CK", CHECK_NAME)
@@ -63,7 +78,7 @@ class SendProcessor:
         if sent.topic.startswith(RETRY_TOPIC_PREFIX):
             group = self.server.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = None if group is None else self._retry_target(sent, group, request.version)
-        if topic is None or not self.server.topic_creation.has(topic):
+        if topic is None or not self.server.topics.has(topic):
             create = partial(self._create_and_store, connection, request, sent)
             return self.server.deferred_work.run(connection, request, create)
         self._store(connection, request, sent, topic)
@@ -76,9 +91,9 @@ class SendProcessor:
         if topic.startswith(RETRY_TOPIC_PREFIX):
             group = self.server.groups.ensure(topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = self._retry_target(sent, group, request.version)
-            self.server.topic_creation.create_group_topic(topic, 1)
+            self.server.topics.create_group_topic(topic, 1)
         else:
-            self.server.topic_creation.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
+            self.server.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
         self._store(connection, request, sent, topic)
 
     def _retry_target(self, sent: SendMessageRequestHeader, group: SubscriptionGroupConfig, version: int) -> str:
@@ -100,7 +115,7 @@ class SendProcessor:
             self._store_batch(connection, request, sent, topic)
             return
         engine, is_dead = self.server.engine, topic is not sent.topic
-        queue_id = self.server.topic_creation.queue(topic, -1 if is_dead else sent.queue_id)
+        queue_id = self.server.topics.queue(topic, -1 if is_dead else sent.queue_id)
         properties = decode_properties_text(sent.properties)
         self._complete(properties)
         if is_dead:
@@ -138,7 +153,7 @@ class SendProcessor:
                 f"the batch for {topic!r} has {len(request.body)} bytes, allowed are {limit}; send fewer messages at "
                 "once, or raise max-message-size"
             )
-        queue_id = self.server.topic_creation.queue(topic, sent.queue_id)
+        queue_id = self.server.topics.queue(topic, sent.queue_id)
         for message in messages:
             self._complete(message.properties)
         drafts, ids = engine.drafts.make_batch(messages, queue_id, engine.clock.now_ms())
@@ -183,3 +198,65 @@ def _is_half(message: Message, sent: SendMessageRequestHeader) -> bool:
     """Return True for a message whose transaction is open. A retry of a committed message has the same property."""
     is_retry = sent.topic.startswith(RETRY_TOPIC_PREFIX) or (sent.reconsume_times or 0) > 0
     return message.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true" and not is_retry
+
+
+@dataclass(frozen=True, slots=True)
+class SendBackProcessor:
+    """Stores the message again: delayed in the retry topic of the group, or in its dead letter topic.
+
+    The physical offset identifies the message. Its body is stored as it was, compressed or not.
+    """
+
+    server: ServerParts
+
+    @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
+    def _send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        header = request.header(ConsumerSendMsgBackRequestHeader)
+        work = partial(self._store_again, connection, request, header)
+        if self.server.groups.find(header.group) is not None:
+            return work()
+        return self.server.deferred_work.run(connection, request, work)
+
+    def _store_again(
+        self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
+    ) -> RemotingCommand | None:
+        engine, group = self.server.engine, self.server.groups.ensure(header.group)
+        if group.retry_queue_nums <= 0:
+            return request.response()  # The group has no retries.
+        record = engine.store.read_at(header.offset) if header.offset >= 0 else None
+        if record is None:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"no message starts at physical offset {header.offset}; retention may have deleted it",
+            )
+        # Without the flag the body is not decompressed: it is stored again as it is.
+        original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
+        max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
+        message = _new_message(original, header, max_times)
+
+        def store() -> None:
+            is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
+            self.server.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
+            queue_id = self.server.topics.queue(message.topic, -1)
+            draft = engine.drafts.make_send_back(message, original, queue_id, engine.clock.now_ms())
+            draft.sys_flag = record.sys_flag
+            put = engine.writer.put(draft, message.topic, queue_id)
+            reply_when_durable(engine.store, connection, request, put.end, (draft.topic,))
+
+        if not self.server.topics.has(message.topic):
+            return self.server.deferred_work.run(connection, request, store)
+        store()
+        return None
+
+
+def _new_message(original: MessageExt, header: ConsumerSendMsgBackRequestHeader, max_times: int) -> Message:
+    """Return the message for the retry topic, or for the dead letter topic after the last retry."""
+    if is_exhausted(original, header.delay_level, max_times):
+        message = dead_letter(original, header.group)
+        _log.warning(
+            "server.dead_letter", group=header.group, topic=original.topic, msg_id=original.msg_id, times=max_times
+        )
+    else:
+        message = retry(original, header.group, header.delay_level)
+    message.properties[Property.WAIT] = "false"
+    return message
