@@ -12,28 +12,11 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies.group import Connection as ConnectionBody
-from mqtemplate.remoting.protocol.bodies.group import (
-    ConsumerConnection,
-    ProducerConnection,
-    ProducerInfo,
-    ProducerTableInfo,
-    QuerySubscriptionResponseBody,
-    SubscriptionGroupConfig,
-    SubscriptionGroupList,
-    SubscriptionGroupWrapper,
-)
 from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.group import (
-    ConsumerGroupRequestHeader,
-    DeleteSubscriptionGroupRequestHeader,
-    GetAllSubscriptionGroupRequestHeader,
-    GetAllSubscriptionGroupResponseHeader,
-    GroupRequestHeader,
-    ProducerGroupRequestHeader,
-    QuerySubscriptionByConsumerRequestHeader,
-)
+from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.server.admin.paging import page
 from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.parts import ServerParts
@@ -55,11 +38,11 @@ class GroupAdmin:
     # --- settings ------------------------------------------------------------------------------
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, slow=True)
-    def _update(self, config: SubscriptionGroupConfig, connection: Connection) -> None:
-        self._update_all(SubscriptionGroupList(group_config_list=[config]), connection)
+    def _update(self, config: bodies.SubscriptionGroupConfig, connection: Connection) -> None:
+        self._update_all(bodies.SubscriptionGroupList(group_config_list=[config]), connection)
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, slow=True)
-    def _update_all(self, body: SubscriptionGroupList, connection: Connection) -> None:
+    def _update_all(self, body: bodies.SubscriptionGroupList, connection: Connection) -> None:
         configs = body.group_config_list
         for config in configs:
             _check(config)
@@ -67,14 +50,14 @@ class GroupAdmin:
         _log.info("admin.groups_updated", groups=[each.group_name for each in configs], by=str(connection.remote))
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, slow=True)
-    def _delete(self, header: DeleteSubscriptionGroupRequestHeader, connection: Connection) -> None:
+    def _delete(self, header: headers.DeleteSubscriptionGroupRequestHeader, connection: Connection) -> None:
         deleted = self.server.groups.delete(header.group_name)
         if header.clean_offset:
             self.server.engine.offsets.forget(group=header.group_name)
         _log.info("admin.group_deleted", group=header.group_name, found=deleted, by=str(connection.remote))
 
     @answers(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
-    def _config(self, query: GroupRequestHeader) -> SubscriptionGroupConfig:
+    def _config(self, query: headers.GroupRequestHeader) -> bodies.SubscriptionGroupConfig:
         config = self.server.groups.find(query.group)
         if config is None:
             raise RefusedError(
@@ -85,22 +68,22 @@ class GroupAdmin:
 
     @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def _list(
-        self, query: GetAllSubscriptionGroupRequestHeader
-    ) -> tuple[GetAllSubscriptionGroupResponseHeader, SubscriptionGroupWrapper]:
+        self, query: headers.GetAllSubscriptionGroupRequestHeader
+    ) -> tuple[headers.GetAllSubscriptionGroupResponseHeader, bodies.SubscriptionGroupWrapper]:
         table = self.server.groups.all()
         wanted = page(table, query.group_seq, query.max_group_num)
-        body = SubscriptionGroupWrapper(subscription_group_table=wanted, data_version=self.server.groups.version)
-        return GetAllSubscriptionGroupResponseHeader(total_group_num=len(table)), body
+        body = bodies.SubscriptionGroupWrapper(subscription_group_table=wanted, data_version=self.server.groups.version)
+        return headers.GetAllSubscriptionGroupResponseHeader(total_group_num=len(table)), body
 
     # --- connected clients ---------------------------------------------------------------------
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
-    def _consumers(self, query: ConsumerGroupRequestHeader) -> ConsumerConnection:
+    def _consumers(self, query: headers.ConsumerGroupRequestHeader) -> bodies.ConsumerConnection:
         group = query.consumer_group
         info = self.server.clients.consumer_group(group)
         if info is None:
             raise RefusedError(ResponseCode.CONSUMER_NOT_ONLINE, f"group {group!r} has no connected consumer")
-        return ConsumerConnection(
+        return bodies.ConsumerConnection(
             connection_set=_connections(info.channels.values()),
             subscription_table=dict(info.subscriptions),
             consume_type=info.consume_type,
@@ -109,17 +92,17 @@ class GroupAdmin:
         )
 
     @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
-    def _producers(self, query: ProducerGroupRequestHeader) -> ProducerConnection:
+    def _producers(self, query: headers.ProducerGroupRequestHeader) -> bodies.ProducerConnection:
         channels = self.server.clients.producers(query.producer_group)
         if not channels:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.producer_group!r} has no connected producer")
-        return ProducerConnection(connection_set=_connections(channels))
+        return bodies.ProducerConnection(connection_set=_connections(channels))
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
-    def _all_producers(self) -> ProducerTableInfo:
+    def _all_producers(self) -> bodies.ProducerTableInfo:
         table = {
             group: [
-                ProducerInfo(
+                bodies.ProducerInfo(
                     client_id=channel.client_id,
                     remote_ip=str(channel.connection.remote),
                     language=channel.language.name,
@@ -130,21 +113,23 @@ class GroupAdmin:
             ]
             for group, channels in self.server.clients.producer_groups().items()
         }
-        return ProducerTableInfo(data=table)
+        return bodies.ProducerTableInfo(data=table)
 
     # --- subscriptions -------------------------------------------------------------------------
 
     @answers(RequestCode.QUERY_TOPICS_BY_CONSUMER)
-    def _topics(self, query: GroupRequestHeader) -> TopicList:
+    def _topics(self, query: headers.GroupRequestHeader) -> TopicList:
         return TopicList(topic_list=sorted(self.server.engine.offsets.topics_of(query.group)))
 
     @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
-    def _subscription(self, query: QuerySubscriptionByConsumerRequestHeader) -> QuerySubscriptionResponseBody:
+    def _subscription(
+        self, query: headers.QuerySubscriptionByConsumerRequestHeader
+    ) -> bodies.QuerySubscriptionResponseBody:
         found = None if query.topic is None else self.server.clients.subscription(query.group, query.topic)
-        return QuerySubscriptionResponseBody(group=query.group, topic=query.topic or "", subscription_data=found)
+        return bodies.QuerySubscriptionResponseBody(group=query.group, topic=query.topic or "", subscription_data=found)
 
 
-def _check(config: SubscriptionGroupConfig) -> None:
+def _check(config: bodies.SubscriptionGroupConfig) -> None:
     """Raise `RefusedError` if the name or a number in *config* is invalid."""
     group = config.group_name
     if not _NAME.fullmatch(group):

@@ -14,29 +14,11 @@ import structlog
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import (
-    ConsumerOffsetSerializeWrapper,
-    ConsumeStats,
-    ConsumeStatsList,
-    GetConsumerStatusBody,
-    QueryConsumeTimeSpanBody,
-    QueryCorrectionOffsetBody,
-    ResetOffsetBody,
-    ResetOffsetBodyForC,
-    ResetOffsetForC,
-)
+from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig
 from mqtemplate.remoting.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import (
-    CloneGroupOffsetRequestHeader,
-    GetConsumerStatusRequestHeader,
-    GetConsumeStatsInBrokerHeader,
-    GetConsumeStatsRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
-    QueryCorrectionOffsetHeader,
-    ResetOffsetRequestHeader,
-)
+from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers, handles
@@ -68,7 +50,7 @@ class OffsetAdmin:
     # --- statistics ----------------------------------------------------------------------------
 
     @answers(RequestCode.GET_CONSUME_STATS, slow=True)
-    def _consume_stats(self, query: GetConsumeStatsRequestHeader) -> ConsumeStats:
+    def _consume_stats(self, query: headers.GetConsumeStatsRequestHeader) -> bodies.ConsumeStats:
         group = query.consumer_group
         if query.topic_list:
             topics = sorted(filter(None, query.topic_list.split(";")))
@@ -85,8 +67,8 @@ class OffsetAdmin:
         return [config for topic in topics if (config := self.server.topics.find(topic)) is not None]
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS, slow=True)
-    def _all_consume_stats(self, query: GetConsumeStatsInBrokerHeader) -> ConsumeStatsList:
-        stats: list[dict[str, list[ConsumeStats]]] = []
+    def _all_consume_stats(self, query: headers.GetConsumeStatsInBrokerHeader) -> bodies.ConsumeStatsList:
+        stats: list[dict[str, list[bodies.ConsumeStats]]] = []
         lag = 0
         for group in sorted(self.server.groups.all()):
             configs = self._existing(self._subscribed(group, self.offsets.topics_of(group)))
@@ -94,22 +76,22 @@ class OffsetAdmin:
             by_topic = [self.server.statistics.consume_stats(group, [config]) for config in wanted]
             stats.append({group: by_topic})
             lag += sum(map(_lag, by_topic))
-        return ConsumeStatsList(consume_stats_list=stats, total_diff=lag)
+        return bodies.ConsumeStatsList(consume_stats_list=stats, total_diff=lag)
 
     @answers(RequestCode.QUERY_CONSUME_TIME_SPAN, slow=True)
-    def _time_span(self, query: QueryConsumeTimeSpanRequestHeader) -> QueryConsumeTimeSpanBody:
+    def _time_span(self, query: headers.QueryConsumeTimeSpanRequestHeader) -> bodies.QueryConsumeTimeSpanBody:
         config, now_ms = self.server.topics.get(query.topic), self.server.engine.clock.now_ms()
-        return QueryConsumeTimeSpanBody(
+        return bodies.QueryConsumeTimeSpanBody(
             consume_time_span_set=self.server.statistics.time_spans(query.group, config, now_ms)
         )
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    def _all_offsets(self) -> ConsumerOffsetSerializeWrapper:
+    def _all_offsets(self) -> bodies.ConsumerOffsetSerializeWrapper:
         table = {f"{topic}@{group}": offsets for (group, topic), offsets in sorted(self.offsets.all().items())}
-        return ConsumerOffsetSerializeWrapper(offset_table=table)
+        return bodies.ConsumerOffsetSerializeWrapper(offset_table=table)
 
     @answers(RequestCode.QUERY_CORRECTION_OFFSET)
-    def _correction(self, query: QueryCorrectionOffsetHeader) -> QueryCorrectionOffsetBody:
+    def _correction(self, query: headers.QueryCorrectionOffsetHeader) -> bodies.QueryCorrectionOffsetBody:
         """Return the minimum offset of all groups for each queue.
 
         The maximum long stands for a queue in which the compared group is slower than all others. Source:
@@ -123,12 +105,12 @@ class OffsetAdmin:
         for queue_id, offset in self.offsets.offsets(query.compare_group, query.topic).items():
             if minimum.get(queue_id, _MAX_LONG) > offset:
                 minimum[queue_id] = _MAX_LONG
-        return QueryCorrectionOffsetBody(correction_offsets=minimum)
+        return bodies.QueryCorrectionOffsetBody(correction_offsets=minimum)
 
     # --- changes -------------------------------------------------------------------------------
 
     @answers(RequestCode.CLONE_GROUP_OFFSET)
-    def _clone(self, header: CloneGroupOffsetRequestHeader) -> None:
+    def _clone(self, header: headers.CloneGroupOffsetRequestHeader) -> None:
         topics = [header.topic] if header.topic else sorted(self.offsets.topics_of(header.src_group))
         if not header.offline:
             topics = self._subscribed(header.src_group, topics)
@@ -138,7 +120,7 @@ class OffsetAdmin:
         _log.info("admin.offsets_cloned", group=header.dest_group, of=header.src_group, topics=topics)
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, slow=True)
-    def _reset(self, header: ResetOffsetRequestHeader, connection: Connection) -> ResetOffsetBody:
+    def _reset(self, header: headers.ResetOffsetRequestHeader, connection: Connection) -> bodies.ResetOffsetBody:
         config = self.server.topics.get(header.topic)
         if self.server.groups.find(header.group) is None and header.group not in self.offsets.groups():
             raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {header.group!r} does not exist")
@@ -151,13 +133,13 @@ class OffsetAdmin:
         for channel in self._members(header.group):
             channel.connection.send_one_way(_reset_request(header, table, channel))
         _log.info("admin.offsets_reset", group=header.group, topic=header.topic, by=str(connection.remote))
-        return ResetOffsetBody(offset_table=table)
+        return bodies.ResetOffsetBody(offset_table=table)
 
     def _members(self, group: str) -> list[ClientChannel]:
         info = self.server.clients.consumer_group(group)
         return [] if info is None else list(info.channels.values())
 
-    def _new_offsets(self, header: ResetOffsetRequestHeader, config: TopicConfig) -> dict[MessageQueue, int]:
+    def _new_offsets(self, header: headers.ResetOffsetRequestHeader, config: TopicConfig) -> dict[MessageQueue, int]:
         """Return the new offset of each queue. Without *is_force* an offset is only decreased."""
         table = {}
         queue_ids = [header.queue_id] if header.queue_id >= 0 else range(config.read_queue_nums)
@@ -185,7 +167,7 @@ class OffsetAdmin:
     @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     def _consumer_status(self, connection: Connection, request: RemotingCommand) -> None:
         """Request the read positions of the members, and respond when all members have responded."""
-        header = request.header(GetConsumerStatusRequestHeader)
+        header = request.header(headers.GetConsumerStatusRequestHeader)
         members = [each for each in self._members(header.group) if header.client_addr in (None, "", each.client_id)]
         if not members:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {header.group!r} has no connected consumer")
@@ -197,35 +179,37 @@ class OffsetAdmin:
             nonlocal pending
             if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS and response.body:
                 try:
-                    positions[client_id] = GetConsumerStatusBody.decode(response.body).message_queue_table
+                    positions[client_id] = bodies.GetConsumerStatusBody.decode(response.body).message_queue_table
                 except RemoteProtocolError as exc:
                     _log.warning("admin.status_unreadable", client_id=client_id, reason=str(exc))
             pending -= 1
             if pending == 0:
-                connection.reply(request.response(body=GetConsumerStatusBody(consumer_table=positions).encode()))
+                connection.reply(request.response(body=bodies.GetConsumerStatusBody(consumer_table=positions).encode()))
 
-        member_header = GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
+        member_header = headers.GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
         for member in members:
             member_request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, member_header)
             member.connection.request(member_request, _CLIENT_TIMEOUT_MS, partial(on_response, member.client_id))
 
 
 def _reset_request(
-    header: ResetOffsetRequestHeader, table: dict[MessageQueue, int], channel: ClientChannel
+    header: headers.ResetOffsetRequestHeader, table: dict[MessageQueue, int], channel: ClientChannel
 ) -> RemotingCommand:
-    notified = ResetOffsetRequestHeader(
+    notified = headers.ResetOffsetRequestHeader(
         topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=header.is_force
     )
     if channel.language is LanguageCode.CPP:
         offsets = [
-            ResetOffsetForC(topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset)
+            bodies.ResetOffsetForC(
+                topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset
+            )
             for queue, offset in table.items()
         ]
-        body = ResetOffsetBodyForC(offset_table=offsets).encode()
+        body = bodies.ResetOffsetBodyForC(offset_table=offsets).encode()
     else:
-        body = ResetOffsetBody(offset_table=table).encode()
+        body = bodies.ResetOffsetBody(offset_table=table).encode()
     return RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, notified, body, one_way=True)
 
 
-def _lag(stats: ConsumeStats) -> int:
+def _lag(stats: bodies.ConsumeStats) -> int:
     return sum(each.broker_offset - each.consumer_offset for each in stats.offset_table.values())

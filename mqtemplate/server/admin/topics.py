@@ -10,21 +10,10 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies import route as bodies
 from mqtemplate.remoting.protocol.bodies.group import GroupList
-from mqtemplate.remoting.protocol.bodies.route import (
-    CreateTopicListRequestBody,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicList,
-    TopicStatsTable,
-)
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.headers.admin import (
-    CreateTopicRequestHeader,
-    GetAllTopicConfigRequestHeader,
-    GetAllTopicConfigResponseHeader,
-    TopicNameRequestHeader,
-)
+from mqtemplate.remoting.protocol.headers import admin as headers
 from mqtemplate.server.admin.paging import page
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers
@@ -44,9 +33,9 @@ class TopicAdmin:
     # --- changes -------------------------------------------------------------------------------
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC, slow=True)
-    def _update(self, header: CreateTopicRequestHeader, connection: Connection) -> None:
+    def _update(self, header: headers.CreateTopicRequestHeader, connection: Connection) -> None:
         found = self.server.topics.find(header.topic)
-        config = TopicConfig(
+        config = bodies.TopicConfig(
             topic_name=header.topic,
             read_queue_nums=header.read_queue_nums,
             write_queue_nums=header.write_queue_nums,
@@ -56,17 +45,17 @@ class TopicAdmin:
             order=header.order,
             attributes=apply_attributes(found.attributes if found else {}, header.attributes),
         )
-        self._update_all(CreateTopicListRequestBody(topic_config_list=[config]), connection)
+        self._update_all(bodies.CreateTopicListRequestBody(topic_config_list=[config]), connection)
 
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, slow=True)
-    def _update_all(self, body: CreateTopicListRequestBody, connection: Connection) -> None:
+    def _update_all(self, body: bodies.CreateTopicListRequestBody, connection: Connection) -> None:
         for config in body.topic_config_list:
             self.server.topics.put(config)
         names = [config.topic_name for config in body.topic_config_list]
         _log.info("admin.topics_updated", topics=names, by=str(connection.remote))
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER, slow=True)
-    def _delete(self, header: TopicNameRequestHeader, connection: Connection) -> None:
+    def _delete(self, header: headers.TopicNameRequestHeader, connection: Connection) -> None:
         """Delete a topic. Deleting a missing topic succeeds: tools send the request to each broker of a cluster."""
         topic = header.topic
         if not topic.strip():
@@ -78,27 +67,27 @@ class TopicAdmin:
     # --- queries -------------------------------------------------------------------------------
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
-    def _config(self, query: TopicNameRequestHeader) -> TopicConfig:
+    def _config(self, query: headers.TopicNameRequestHeader) -> bodies.TopicConfig:
         return self.server.topics.get(query.topic)
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
     def _list(
-        self, query: GetAllTopicConfigRequestHeader
-    ) -> tuple[GetAllTopicConfigResponseHeader, TopicConfigSerializeWrapper]:
+        self, query: headers.GetAllTopicConfigRequestHeader
+    ) -> tuple[headers.GetAllTopicConfigResponseHeader, bodies.TopicConfigSerializeWrapper]:
         table = self.server.topics.all()
         wanted = page(table, query.topic_seq, query.max_topic_num)
-        body = TopicConfigSerializeWrapper(topic_config_table=wanted, data_version=self.server.topics.version)
-        return GetAllTopicConfigResponseHeader(total_topic_num=len(table)), body
+        body = bodies.TopicConfigSerializeWrapper(topic_config_table=wanted, data_version=self.server.topics.version)
+        return headers.GetAllTopicConfigResponseHeader(total_topic_num=len(table)), body
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO, slow=True)
-    def _stats(self, query: TopicNameRequestHeader) -> TopicStatsTable:
+    def _stats(self, query: headers.TopicNameRequestHeader) -> bodies.TopicStatsTable:
         return self.server.statistics.topic_stats(self.server.topics.get(query.topic))
 
     @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
-    def _groups_of_topic(self, query: TopicNameRequestHeader) -> GroupList:
+    def _groups_of_topic(self, query: headers.TopicNameRequestHeader) -> GroupList:
         subscribed = self.server.clients.groups_of_topic(query.topic)
         return GroupList(group_list=sorted(self.server.engine.offsets.groups_of(query.topic) | set(subscribed)))
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-    def _system_topics(self) -> TopicList:
-        return TopicList(topic_list=sorted(SYSTEM_TOPICS))
+    def _system_topics(self) -> bodies.TopicList:
+        return bodies.TopicList(topic_list=sorted(SYSTEM_TOPICS))

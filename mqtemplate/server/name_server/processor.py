@@ -14,18 +14,7 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, KVTable, TopicList, TopicRouteData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.admin import (
-    AddWritePermOfBrokerResponseHeader,
-    BrokerNameRequestHeader,
-    DeleteTopicFromNamesrvRequestHeader,
-    GetKVConfigResponseHeader,
-    GetRouteInfoRequestHeader,
-    GetTopicsByClusterRequestHeader,
-    KVConfigKeyRequestHeader,
-    KVNamespaceRequestHeader,
-    PutKVConfigRequestHeader,
-    WipeWritePermOfBrokerResponseHeader,
-)
+from mqtemplate.remoting.protocol.headers import admin as headers
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.server.name_server.kv_config import ORDER_TOPIC_CONFIG, KVConfig
 from mqtemplate.server.name_server.registered_brokers import MASTER_ID, RegisteredBrokers, queue_data
@@ -87,7 +76,7 @@ class NameServer:
         )
 
     @answers(RequestCode.GET_ROUTEINFO_BY_TOPIC)
-    def _route(self, query: GetRouteInfoRequestHeader, request: RemotingCommand) -> bytes:
+    def _route(self, query: headers.GetRouteInfoRequestHeader, request: RemotingCommand) -> bytes:
         route = self.route(query.topic)
         if route is None:
             raise RefusedError(
@@ -115,7 +104,7 @@ class NameServer:
         return TopicList(topic_list=self._names())
 
     @answers(RequestCode.GET_TOPICS_BY_CLUSTER)
-    def _topics_by_cluster(self, query: GetTopicsByClusterRequestHeader) -> TopicList:
+    def _topics_by_cluster(self, query: headers.GetTopicsByClusterRequestHeader) -> TopicList:
         return TopicList(topic_list=self._names(query.cluster))
 
     def _names(self, cluster: str | None = None) -> list[str]:
@@ -135,29 +124,29 @@ class NameServer:
         return TopicList(topic_list=names, broker_addr=self.broker_address())
 
     @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV)
-    def _delete_topic(self, header: DeleteTopicFromNamesrvRequestHeader) -> None:
+    def _delete_topic(self, header: headers.DeleteTopicFromNamesrvRequestHeader) -> None:
         """Remove a topic from the registered brokers. The route of the own broker follows from its topic table."""
         self.others.forget_topic(header.topic)
 
     # --- key-value table -----------------------------------------------------------------------
 
     @answers(RequestCode.PUT_KV_CONFIG, slow=True)
-    def _put_entry(self, header: PutKVConfigRequestHeader) -> None:
+    def _put_entry(self, header: headers.PutKVConfigRequestHeader) -> None:
         self.entries.put(header.namespace, header.key, header.value)
 
     @answers(RequestCode.GET_KV_CONFIG)
-    def _get_entry(self, query: KVConfigKeyRequestHeader) -> GetKVConfigResponseHeader:
+    def _get_entry(self, query: headers.KVConfigKeyRequestHeader) -> headers.GetKVConfigResponseHeader:
         value = self.entries.get(query.namespace, query.key)
         if value is None:
             raise RefusedError(ResponseCode.QUERY_NOT_FOUND, f"no entry {query.key!r} in {query.namespace!r}")
-        return GetKVConfigResponseHeader(value=value)
+        return headers.GetKVConfigResponseHeader(value=value)
 
     @answers(RequestCode.DELETE_KV_CONFIG, slow=True)
-    def _delete_entry(self, header: KVConfigKeyRequestHeader) -> None:
+    def _delete_entry(self, header: headers.KVConfigKeyRequestHeader) -> None:
         self.entries.delete(header.namespace, header.key)
 
     @answers(RequestCode.GET_KVLIST_BY_NAMESPACE)
-    def _entries_of_namespace(self, query: KVNamespaceRequestHeader) -> KVTable:
+    def _entries_of_namespace(self, query: headers.KVNamespaceRequestHeader) -> KVTable:
         entries = self.entries.namespace(query.namespace)
         if entries is None:
             raise RefusedError(ResponseCode.QUERY_NOT_FOUND, f"namespace {query.namespace!r} has no entries")
@@ -167,17 +156,17 @@ class NameServer:
 
     @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
     def _wipe_write_perm(
-        self, header: BrokerNameRequestHeader, connection: Connection
-    ) -> WipeWritePermOfBrokerResponseHeader:
+        self, header: headers.BrokerNameRequestHeader, connection: Connection
+    ) -> headers.WipeWritePermOfBrokerResponseHeader:
         count = self._set_writable(header.broker_name, connection, is_writable=False)
-        return WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
+        return headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
 
     @answers(RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def _add_write_perm(
-        self, header: BrokerNameRequestHeader, connection: Connection
-    ) -> AddWritePermOfBrokerResponseHeader:
+        self, header: headers.BrokerNameRequestHeader, connection: Connection
+    ) -> headers.AddWritePermOfBrokerResponseHeader:
         count = self._set_writable(header.broker_name, connection, is_writable=True)
-        return AddWritePermOfBrokerResponseHeader(add_topic_count=count)
+        return headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
 
     def _set_writable(self, name: str, connection: Connection, *, is_writable: bool) -> int:
         """Return the number of topics of the broker. As in RocketMQ, a restart grants the permission again."""

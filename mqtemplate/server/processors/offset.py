@@ -13,16 +13,8 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.remoting.protocol.headers.fields import BoundaryType
-from mqtemplate.remoting.protocol.headers.group import (
-    GetEarliestMsgStoretimeResponseHeader,
-    GetMaxOffsetRequestHeader,
-    OffsetResponseHeader,
-    QueryConsumerOffsetRequestHeader,
-    SearchOffsetRequestHeader,
-    TopicQueueRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
-)
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
@@ -47,7 +39,7 @@ class OffsetProcessor:
     # --- of groups -----------------------------------------------------------------------------
 
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
-    def _query(self, header: QueryConsumerOffsetRequestHeader) -> OffsetResponseHeader:
+    def _query(self, header: headers.QueryConsumerOffsetRequestHeader) -> headers.OffsetResponseHeader:
         offset = self.server.engine.offsets.offset(header.consumer_group, header.topic, header.queue_id)
         if offset is None and header.set_zero_if_not_found is not False and self._is_young(header):
             offset = 0
@@ -56,9 +48,9 @@ class OffsetProcessor:
                 ResponseCode.QUERY_NOT_FOUND,
                 f"group {header.consumer_group!r} has no offset in queue {header.queue_id} of {header.topic!r}",
             )
-        return OffsetResponseHeader(offset=offset)
+        return headers.OffsetResponseHeader(offset=offset)
 
-    def _is_young(self, header: TopicQueueRequestHeader) -> bool:
+    def _is_young(self, header: headers.TopicQueueRequestHeader) -> bool:
         queue, reader = self._queue(header), self.server.engine.reader
         if queue is None:
             return False
@@ -66,13 +58,13 @@ class OffsetProcessor:
 
     @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def _update(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        header = request.header(UpdateConsumerOffsetRequestHeader)
+        header = request.header(headers.UpdateConsumerOffsetRequestHeader)
         self._check_queue(header)
         if self.server.groups.find(header.consumer_group) is not None:
             return self._commit(request, header)
         return self.server.deferred_work.run(connection, request, partial(self._commit, request, header))
 
-    def _commit(self, request: RemotingCommand, header: UpdateConsumerOffsetRequestHeader) -> RemotingCommand:
+    def _commit(self, request: RemotingCommand, header: headers.UpdateConsumerOffsetRequestHeader) -> RemotingCommand:
         """Commit an offset, also one that is lower than before: an administrator may have reset the group."""
         self.server.groups.ensure(header.consumer_group)
         offset = max(0, header.commit_offset)
@@ -82,7 +74,7 @@ class OffsetProcessor:
     # --- of queues -----------------------------------------------------------------------------
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, slow=True)
-    def _search(self, header: SearchOffsetRequestHeader) -> OffsetResponseHeader:
+    def _search(self, header: headers.SearchOffsetRequestHeader) -> headers.OffsetResponseHeader:
         reader = self.server.engine.reader
 
         def search(queue: MessageQueue) -> int:
@@ -93,30 +85,32 @@ class OffsetProcessor:
         return self._offset(header, search)
 
     @answers(RequestCode.GET_MAX_OFFSET)
-    def _max(self, header: GetMaxOffsetRequestHeader) -> OffsetResponseHeader:
+    def _max(self, header: headers.GetMaxOffsetRequestHeader) -> headers.OffsetResponseHeader:
         return self._offset(header, self.server.engine.reader.max_offset)
 
     @answers(RequestCode.GET_MIN_OFFSET)
-    def _min(self, header: TopicQueueRequestHeader) -> OffsetResponseHeader:
+    def _min(self, header: headers.TopicQueueRequestHeader) -> headers.OffsetResponseHeader:
         return self._offset(header, self.server.engine.reader.min_offset)
 
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME, slow=True)
-    def _earliest(self, header: TopicQueueRequestHeader) -> GetEarliestMsgStoretimeResponseHeader:
+    def _earliest(self, header: headers.TopicQueueRequestHeader) -> headers.GetEarliestMsgStoretimeResponseHeader:
         queue, server = self._queue(header), self.server
         timestamp = None if queue is None else server.raw.store_time(queue, server.engine.reader.min_offset(queue))
-        return GetEarliestMsgStoretimeResponseHeader(timestamp=-1 if timestamp is None else timestamp)
+        return headers.GetEarliestMsgStoretimeResponseHeader(timestamp=-1 if timestamp is None else timestamp)
 
-    def _offset(self, header: TopicQueueRequestHeader, read: Callable[[MessageQueue], int]) -> OffsetResponseHeader:
+    def _offset(
+        self, header: headers.TopicQueueRequestHeader, read: Callable[[MessageQueue], int]
+    ) -> headers.OffsetResponseHeader:
         queue = self._queue(header)
-        return OffsetResponseHeader(offset=0 if queue is None else read(queue))
+        return headers.OffsetResponseHeader(offset=0 if queue is None else read(queue))
 
-    def _check_queue(self, header: TopicQueueRequestHeader) -> None:
+    def _check_queue(self, header: headers.TopicQueueRequestHeader) -> None:
         if not self.server.topics.has(header.topic):
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic!r} does not exist")
         if self._queue(header) is None:
             raise queue_id_error(header.topic, header.queue_id, self.server.topics.queue_count(header.topic))
 
-    def _queue(self, header: TopicQueueRequestHeader) -> MessageQueue | None:
+    def _queue(self, header: headers.TopicQueueRequestHeader) -> MessageQueue | None:
         """Return the queue in a request, or None if it does not exist."""
         if not 0 <= header.queue_id < self.server.topics.queue_count(header.topic):
             return None
