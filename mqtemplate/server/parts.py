@@ -20,7 +20,7 @@ from mqtemplate.server.topic_configs import TopicConfigs
 
 
 class ServerParts:
-    """What the processors of one server work with. Each part is created once.
+    """The parts that the processors of one server share. Each part is created once.
 
     Args:
         address: Returns the address that clients connect to. The port may be chosen when the server starts.

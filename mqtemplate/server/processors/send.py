@@ -114,8 +114,9 @@ class SendProcessor:
         if sent.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
             self._store_batch(connection, request, sent, topic)
             return
-        engine, is_dead = self.server.engine, topic is not sent.topic
-        queue_id = self.server.topics.queue(topic, -1 if is_dead else sent.queue_id)
+        server, is_dead = self.server, topic is not sent.topic
+        engine = server.engine
+        queue_id = server.topics.queue(topic, -1 if is_dead else sent.queue_id)
         properties = decode_properties_text(sent.properties)
         self._complete(properties)
         if is_dead:
@@ -132,7 +133,7 @@ class SendProcessor:
             draft, unique_id = engine.drafts.make(message, queue_id, now_ms)
             self._set_origin(draft, sent, connection.remote)
             put, topics = engine.writer.put(draft, topic, queue_id), (draft.topic,)
-            if not topic.startswith(RETRY_TOPIC_PREFIX):
+            if draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX):
                 handle = engine.writer.handle(draft, put, topic)
         msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
         stored = StoredBatch(put.end, topics, unique_id, msg_id, put.queue_offset, handle)
