@@ -18,7 +18,7 @@ from mqtemplate.remoting.pending_requests import InvokeCallback, PendingRequests
 from mqtemplate.remoting.protocol.codec import FrameDecoder, encode_head
 from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.streams import OutboundBuffer, Stream, TlsStream
+from mqtemplate.remoting.streams import OutboundBuffer, Stream, TlsStream, reason_of
 from mqtemplate.remoting.timers import Timer
 
 _log = structlog.stdlib.get_logger("mqtemplate.remoting")
@@ -210,7 +210,7 @@ class Connection:
                 try:
                     sent = self._stream.send(parts)
                 except OSError as exc:
-                    self.close(_reason(exc))
+                    self.close(reason_of(exc))
                     return False
                 rest = size - sent
                 if sent:
@@ -239,7 +239,7 @@ class Connection:
             try:
                 self._outbound.flush(self._stream)
             except OSError as exc:
-                error = _reason(exc)
+                error = reason_of(exc)
             sent = before - self._outbound.size
         if sent:
             self._owner.unread_output.add(-sent)
@@ -277,7 +277,7 @@ class Connection:
         try:
             count = self._stream.receive_into(buffer)
         except OSError as exc:
-            self.end(_reason(exc))
+            self.end(reason_of(exc))
             return
         if count is None:
             return
@@ -415,7 +415,3 @@ def _frame(command: RemotingCommand, body: Sequence[bytes] = ()) -> Sequence[byt
     size = sum(map(len, body))
     head = encode_head(command, size)
     return (b"".join((head, *body)),) if size <= _JOIN_BYTES else (head, *body)
-
-
-def _reason(exc: OSError) -> str:
-    return exc.strerror or str(exc) or type(exc).__name__

@@ -6,31 +6,15 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
 
 from mqtemplate.errors import BrokerClosedError, RemoteConnectError
 from mqtemplate.message import HostAddress
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.sockets import connect, parse_address
 from mqtemplate.remoting.streams import Stream
 
 
-class PooledConnection(Protocol):
-    """Part of a `Connection` that the pool uses."""
-
-    id: int
-
-    @property
-    def is_open(self) -> bool:
-        """True until the connection is closed by either side."""
-
-    def close(self, reason: str) -> None:
-        """Close the connection."""
-
-
-ConnectionT = TypeVar("ConnectionT", bound=PooledConnection)
-
-
-class ConnectionPool(Generic[ConnectionT]):
+class ConnectionPool:
     """Thread-safe table of connections by address.
 
     Threads that need the same connection at the same time open one connection together. If that fails, all of them
@@ -45,23 +29,23 @@ class ConnectionPool(Generic[ConnectionT]):
         self,
         timeout_ms: int,
         context: ssl.SSLContext | None,
-        start_connection: Callable[[Stream, HostAddress], ConnectionT],
+        start_connection: Callable[[Stream, HostAddress], Connection],
     ) -> None:
         self._timeout_s = timeout_ms / 1_000
         self._context = context
         self._start_connection = start_connection
         self._lock = threading.Lock()
         self._attempts: dict[str, _Attempts] = {}
-        self._by_address: dict[str, ConnectionT] = {}
-        self._open: dict[int, tuple[str, ConnectionT]] = {}  # by id; includes retired connections
+        self._by_address: dict[str, Connection] = {}
+        self._open: dict[int, tuple[str, Connection]] = {}  # by id; includes retired connections
         self._is_closed = False
 
-    def find(self, address: str) -> ConnectionT | None:
+    def find(self, address: str) -> Connection | None:
         """Return the open connection to *address*, or None."""
         connection = self._by_address.get(address)
         return connection if connection is not None and connection.is_open else None
 
-    def get(self, address: str, deadline: float | None) -> ConnectionT:
+    def get(self, address: str, deadline: float | None) -> Connection:
         """Return the connection to *address*; open it if there is none.
 
         Block up to the connect timeout, or until *deadline* on the monotonic clock if that is earlier.
@@ -91,13 +75,13 @@ class ConnectionPool(Generic[ConnectionT]):
             attempts.error = None
             return connection
 
-    def retire(self, address: str, connection: ConnectionT) -> None:
+    def retire(self, address: str, connection: Connection) -> None:
         """Use *connection* for no further request; responses to pending requests may still arrive on it."""
         with self._lock:
             if self._by_address.get(address) is connection:
                 del self._by_address[address]
 
-    def remove(self, connection: ConnectionT) -> str | None:
+    def remove(self, connection: Connection) -> str | None:
         """Remove a closed connection; return its address, or None if it was removed before."""
         with self._lock:
             address, _ = self._open.pop(connection.id, (None, connection))
@@ -113,7 +97,7 @@ class ConnectionPool(Generic[ConnectionT]):
         for connection in connections:
             connection.close("the client is closed")
 
-    def _connect(self, address: str, timeout_s: float) -> ConnectionT:
+    def _connect(self, address: str, timeout_s: float) -> Connection:
         stream, remote = connect(parse_address(address), timeout_s, self._context)
         with self._lock:
             if self._is_closed:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream
+from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream, reason_of
 
 _BACKLOG = 1_024
 _MAPPED = "::ffff:"
@@ -71,8 +71,8 @@ def listen_at(address: HostAddress) -> socket.socket:
         sock = socket.create_server((address.ip, address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except (OSError, OverflowError) as exc:
         raise BrokerError(
-            f"cannot listen at {address} ({_reason(exc)}); is another server running there, and is the address one of "
-            "this machine? Port 0 lets the system choose"
+            f"cannot listen at {address} ({reason_of(exc)}); is another server running there, and is the address one "
+            "of this machine? Port 0 lets the system choose"
         ) from exc
     sock.setblocking(False)
     return sock
@@ -98,7 +98,7 @@ def connect(address: HostAddress, timeout_s: float, context: ssl.SSLContext | No
         remote = peer_address(sock.getpeername())
     except OSError as exc:
         sock.close()
-        raise RemoteConnectError(f"{address} closed the connection at once ({_reason(exc)})") from exc
+        raise RemoteConnectError(f"{address} closed the connection at once ({reason_of(exc)})") from exc
     except BaseException:
         sock.close()
         raise
@@ -119,7 +119,7 @@ def _connect_tcp(address: HostAddress, timeout_s: float) -> socket.socket:
         ) from exc
     except (OSError, UnicodeError) as exc:
         raise RemoteConnectError(
-            f"cannot connect to {address} ({_reason(exc)}); is a broker or name server running there, and is the "
+            f"cannot connect to {address} ({reason_of(exc)}); is a broker or name server running there, and is the "
             "address right?"
         ) from exc
     return sock
@@ -134,11 +134,7 @@ def _handshake(sock: socket.socket, address: HostAddress, context: ssl.SSLContex
             "of its issuer, and check_host_name to false if it is for another name"
         ) from exc
     except (OSError, ValueError) as exc:
-        reason = getattr(exc, "reason", None) or _reason(exc)
+        reason = getattr(exc, "reason", None) or reason_of(exc)
         raise RemoteConnectError(
             f"no TLS with {address} ({reason}); does that server use TLS, and does it require a client certificate?"
         ) from exc
-
-
-def _reason(exc: Exception) -> str:
-    return getattr(exc, "strerror", None) or str(exc)

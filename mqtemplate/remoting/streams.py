@@ -31,6 +31,11 @@ class Stream(Protocol):
         """Send as many bytes of *parts* as possible without waiting, and return their number."""
 
 
+def reason_of(exc: Exception) -> str:
+    """Return the text of an error of a socket, as the operating system words it."""
+    return getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+
+
 class PlainStream:
     """A socket without TLS. One thread may receive while another sends."""
 

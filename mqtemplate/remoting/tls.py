@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.remoting.streams import reason_of
 
 FIRST_TLS_BYTE = 0x16
 """First byte of a TLS connection. A frame that starts with it would have at least 369 million bytes."""
@@ -122,7 +123,7 @@ def _load_own(context: ssl.SSLContext, cert_path: str, key_path: str | None, pas
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
             f"TLS: certificate {cert_path} with private key {key_path or 'in the same file'} cannot be used "
-            f"({_reason(exc)}); both must be PEM files, the key must belong to the certificate, and an encrypted key "
+            f"({reason_of(exc)}); both must be PEM files, the key must belong to the certificate, and an encrypted key "
             "needs its password"
         ) from exc
 
@@ -132,9 +133,5 @@ def _load_trusted(context: ssl.SSLContext, path: str) -> None:
         context.load_verify_locations(path)
     except (OSError, ValueError) as exc:
         raise ConfigurationError(
-            f"TLS: trust_cert_path {path} cannot be used ({_reason(exc)}); it must be a PEM file with certificates"
+            f"TLS: trust_cert_path {path} cannot be used ({reason_of(exc)}); it must be a PEM file with certificates"
         ) from exc
-
-
-def _reason(exc: Exception) -> str:
-    return (isinstance(exc, OSError) and exc.strerror) or str(exc)

@@ -4,76 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import structlog
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
-from mqtemplate.message import HostAddress, MessageExt
-from mqtemplate.remoting.server import Guard, Processor, RemotingServer
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.server import Guard, RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.server.acl import AclGuard
 from mqtemplate.server.acl_settings import AclSettings
 from mqtemplate.server.admin.broker import BrokerAdmin
 from mqtemplate.server.admin.groups import GroupAdmin
 from mqtemplate.server.admin.offsets import OffsetAdmin
-from mqtemplate.server.admin.queue_statistics import QueueStatistics
 from mqtemplate.server.admin.relay import RelayProcessor
 from mqtemplate.server.admin.topics import TopicAdmin
-from mqtemplate.server.admin.traffic import Traffic
-from mqtemplate.server.clients import ClientExpiry, ClientRegistry
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.clients import ClientExpiry
 from mqtemplate.server.name_server.kv_config import KVConfig
 from mqtemplate.server.name_server.processor import NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
+from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.client import ClientProcessor
-from mqtemplate.server.processors.message_writer import MessageWriter
 from mqtemplate.server.processors.offset import OffsetProcessor
 from mqtemplate.server.processors.pull import PullProcessor
 from mqtemplate.server.processors.query import QueryProcessor
-from mqtemplate.server.processors.queue_locks import QueueLocks
 from mqtemplate.server.processors.recall import RecallProcessor
 from mqtemplate.server.processors.reply import ReplyProcessor
-from mqtemplate.server.processors.send import SendProcessor
-from mqtemplate.server.processors.send_back import SendBackProcessor
+from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor
 from mqtemplate.server.processors.transaction import TransactionProcessor
-from mqtemplate.server.pull_hold import PullHold
-from mqtemplate.server.raw_reader import RawReader
 from mqtemplate.server.registration import register
 from mqtemplate.server.response import problem_response
 from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.subscriptions import Subscriptions
-from mqtemplate.server.topic_configs import TopicConfigs
-from mqtemplate.server.topic_creation import TopicCreation
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
+_CLIENT_PROCESSORS = (
+    SendProcessor,
+    SendBackProcessor,
+    PullProcessor,
+    OffsetProcessor,
+    ClientProcessor,
+    TransactionProcessor,
+    ReplyProcessor,
+)
+_ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProcessor, RelayProcessor, RecallProcessor)
+
 _log = structlog.stdlib.get_logger("mqtemplate.server")
-
-
-@dataclass(frozen=True, eq=False)
-class _RemoteClients:
-    """The clients of this server, for the embedded broker; see `EmbeddedBroker.attach`."""
-
-    clients: ClientRegistry
-    transactions: TransactionProcessor
-    replies: ReplyProcessor
-
-    def has_members(self, group: str) -> bool:
-        return self.clients.consumer_group(group) is not None
-
-    def deliver_reply(self, reply: MessageExt) -> bool:
-        return self.replies.forward(reply)
-
-    def can_check(self, group: str) -> bool:
-        return self.transactions.can_check(group)
-
-    def send_check(self, check: TransactionCheck) -> None:
-        self.transactions.send_check(check)
 
 
 class BrokerServer:
@@ -111,74 +88,23 @@ class BrokerServer:
         self.engine = engine
         self.settings = settings = settings or BrokerServerSettings()
         clock = engine.clock
-        self.topics = TopicConfigs(
-            engine.topics,
-            engine.routes,
-            settings.cluster_name,
-            engine.name,
-            auto_create=settings.auto_create_topic_enable,
-        )
-        self.groups = SubscriptionGroupTable(
-            engine.store.store_files, clock, auto_create=settings.auto_create_subscription_group
-        )
-        self.clients = ClientRegistry(clock)
-        self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
-        self._raw = RawReader(engine.store, engine.reader)
-        self.hold = PullHold(self._raw, clock, settings.max_held_pulls)
+        self._parts = parts = ServerParts(engine, settings, lambda: str(self.address))
+        self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
+        self.locks, self.hold = parts.locks, parts.hold
         self.name_server = NameServer(
-            self.topics, KVConfig(engine.store.store_files), RegisteredBrokers(engine.name, clock), self._address_text
+            parts.topics, KVConfig(engine.store.store_files), RegisteredBrokers(engine.name, clock), parts.address
         )
-        self._traffic = Traffic(engine.store, engine.offsets, clock)
-        self._deferred_work = DeferredWork(clock)
         self.remoting = RemotingServer(
             settings.listen, remoting or RemotingServerSettings(), clock, guard=guard, error_response=problem_response
         )
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
-        self.processors = self._register_processors()
-        self._register_admin_processors()
+        self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
+        register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
         self.name_server.register(self.remoting)
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms)
-        self._services: list[Service] = [self.hold, expiry, self._traffic]
+        self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
-
-    def _register_processors(self) -> dict[int, Processor]:
-        engine, settings, groups, deferred_work = self.engine, self.settings, self.groups, self._deferred_work
-        writer = MessageWriter(engine.store, engine.name)
-        topic_creation = TopicCreation(engine.topics, settings)
-        subscriptions = Subscriptions(self.clients, settings)
-        clients = ClientProcessor(engine, self.clients, subscriptions, groups, topic_creation, deferred_work)
-        self.clients.on_members_changed(clients.notify_members)
-        transactions, replies = TransactionProcessor(engine, self.clients, writer), ReplyProcessor(engine, self.clients)
-        self._remote_clients = _RemoteClients(self.clients, transactions, replies)
-        return register(
-            self.remoting,
-            SendProcessor(engine, settings, groups, self.locks, topic_creation, writer, deferred_work),
-            PullProcessor(engine, settings, self.clients, groups, subscriptions, self._raw, self.hold, deferred_work),
-            OffsetProcessor(engine, self._raw, groups, deferred_work),
-            clients,
-            self.locks,
-            SendBackProcessor(engine, groups, topic_creation, writer, deferred_work),
-            transactions,
-            replies,
-        )
-
-    def _register_admin_processors(self) -> None:
-        """Register the processors of the requests that administration tools send."""
-        engine, topics, groups, clients = self.engine, self.topics, self.groups, self.clients
-        offsets, now_ms = engine.offsets, engine.clock.now_ms()
-        statistics = QueueStatistics(self._raw, offsets, self._traffic, engine.name)
-        queries = QueryProcessor(engine, clients)
-        register(
-            self.remoting,
-            TopicAdmin(topics, statistics, offsets, clients),
-            GroupAdmin(groups, offsets, clients),
-            OffsetAdmin(topics, groups, offsets, statistics, clients, engine.clock),
-            BrokerAdmin(engine, self.settings, topics, self._traffic, self._address_text, now_ms),
-            queries,
-            RelayProcessor(clients, topics, queries.record_at),
-            RecallProcessor(engine, topics, self.settings),
-        )
 
     @property
     def address(self) -> HostAddress:
@@ -187,9 +113,6 @@ class BrokerServer:
         if host.port in (0, self.settings.listen.port):
             return HostAddress(host.ip, self.remoting.address.port)
         return host
-
-    def _address_text(self) -> str:
-        return str(self.address)
 
     # --- start and stop ------------------------------------------------------------------------
 
@@ -200,7 +123,7 @@ class BrokerServer:
             StoreError: The engine cannot be started, or a table cannot be read.
         """
         self.engine.start()
-        self.engine.attach(self._remote_clients)
+        self.engine.attach(self._parts.remote_clients)
         self._create_system_topics()
         self.groups.load()
         self.name_server.entries.load()
@@ -243,7 +166,7 @@ class BrokerServer:
         """Close all connections. The engine continues to run."""
         self.hold.close()  # First: `RemotingServer.stop` waits for the responses to all requests.
         self.remoting.stop()
-        self._deferred_work.close()
+        self._parts.deferred_work.close()
         if self._thread is not None:
             self._thread.stop()
         self.engine.detach()

@@ -62,10 +62,6 @@ class ConsumerGroupInfo:
         """Return the sorted IDs of the members, each once."""
         return sorted({channel.client_id for channel in self.channels.values()})
 
-    def channel_of(self, client_id: str) -> ClientChannel | None:
-        """Return the latest channel of a member, or None if it is not connected."""
-        return _latest(channel for channel in self.channels.values() if channel.client_id == client_id)
-
 
 class ClientRegistry:
     """Producers and consumers by group.
@@ -103,9 +99,10 @@ class ClientRegistry:
         return sorted(group for group, info in list(self._consumers.items()) if topic in info.subscriptions)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel | None:
-        """Return the channel of one member of a group, or None if it is not connected."""
+        """Return the latest channel of one member of a group, or None if it is not connected."""
         info = self._consumers.get(group)
-        return None if info is None else info.channel_of(client_id)
+        channels = () if info is None else info.channels.values()
+        return _latest(channel for channel in channels if channel.client_id == client_id)
 
     def producer_groups(self) -> dict[str, list[ClientChannel]]:
         """Return the connected producers by group."""

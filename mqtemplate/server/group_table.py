@@ -8,12 +8,11 @@ from typing import Any
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DestinationError, RemoteProtocolError
-from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion as DataVersionBody
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.files.json_files import DataVersion, dump_json, format_errors, read_table, write_table
+from mqtemplate.store.files.json_files import DataVersion, format_errors, read_table, write_table
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
@@ -73,10 +72,7 @@ class SubscriptionGroupTable:
     @property
     def version(self) -> DataVersionBody:
         """Number of changes of the table, for clients that compare tables."""
-        version = self._version
-        return DataVersionBody(
-            counter=version.counter, state_version=version.state_version, timestamp=version.timestamp
-        )
+        return DataVersionBody(**vars(self._version))
 
     def all(self) -> dict[str, SubscriptionGroupConfig]:
         """Return all groups by name, RocketMQ's system groups included."""
@@ -136,7 +132,7 @@ class SubscriptionGroupTable:
             return True
 
     def _replace(self, table: dict[str, SubscriptionGroupConfig]) -> None:
-        stored = {group: self._stored.get(group, {}) | _written(config) for group, config in table.items()}
+        stored = {group: self._stored.get(group, {}) | config.to_json() for group, config in table.items()}
         version = self._version.next(self._clock.now_ms())
         write_table(
             self._store_files, self._NAME, self._other | {"dataVersion": version, "subscriptionGroupTable": stored}
@@ -160,11 +156,6 @@ def mixed_group_error(group: str) -> RefusedError:
 
 def _read(config: Mapping[str, Any]) -> SubscriptionGroupConfig:
     try:
-        return SubscriptionGroupConfig.decode(dump_json(config).encode())
+        return SubscriptionGroupConfig.from_json(config)
     except RemoteProtocolError as exc:
         raise ValueError(str(exc)) from exc
-
-
-def _written(config: SubscriptionGroupConfig) -> dict[str, Any]:
-    written: dict[str, Any] = fastjson.loads(config.encode(standard=True))
-    return written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import structlog
 
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
-from mqtemplate.errors import CorruptRecordError
+from mqtemplate.errors import CorruptRecordError, DeletedRecordError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record, without_check
 from mqtemplate.record.layout import SMALLEST_RECORD
@@ -34,20 +33,12 @@ _MASTER_ID = 0
 
 
 class RawStatus(Enum):
-    """Result of a pull. The values are RocketMQ's names, which a response has as its remark."""
+    """Result of a pull: RocketMQ's name, which a response has as its remark, and the code of the response."""
 
-    FOUND = "FOUND"
-    NO_MATCHED_MSG = "NO_MATCHED_MSG"
-    NO_NEW_MSG = "NO_NEW_MSG"
-    OFFSET_MOVED = "OFFSET_MOVED"
-
-
-_CODES: Mapping[RawStatus, ResponseCode] = {
-    RawStatus.FOUND: ResponseCode.SUCCESS,
-    RawStatus.NO_MATCHED_MSG: ResponseCode.PULL_RETRY_IMMEDIATELY,
-    RawStatus.NO_NEW_MSG: ResponseCode.PULL_NOT_FOUND,
-    RawStatus.OFFSET_MOVED: ResponseCode.PULL_OFFSET_MOVED,
-}
+    FOUND = ResponseCode.SUCCESS
+    NO_MATCHED_MSG = ResponseCode.PULL_RETRY_IMMEDIATELY
+    NO_NEW_MSG = ResponseCode.PULL_NOT_FOUND
+    OFFSET_MOVED = ResponseCode.PULL_OFFSET_MOVED
 
 
 class RawQuery(NamedTuple):
@@ -89,7 +80,7 @@ class RawPull:
             min_offset=self.min_offset,
             max_offset=self.max_offset,
         )
-        return request.response(_CODES[self.status], header, b"".join(self.records), remark=self.status.value)
+        return request.response(self.status.value, header, b"".join(self.records), remark=self.status.name)
 
 
 class RawReader:
@@ -151,6 +142,23 @@ class RawReader:
                         byte_count += size
                 at += 1
         return records, at
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """Return the record that starts at *physical_offset*, or None if no durable record starts there.
+
+        Raises:
+            CorruptRecordError: The record is corrupt.
+        """
+        store = self.store
+        if not 0 <= physical_offset < store.confirm_offset:
+            return None
+        try:
+            record = store.read_at(physical_offset)
+        except DeletedRecordError:
+            return None
+        if record is None or physical_offset + record.total_size > store.confirm_offset:
+            return None
+        return without_check(store.read_bytes(physical_offset, record.total_size), record)
 
     def store_time(self, queue: MessageQueue, queue_offset: int) -> int | None:
         """Return when (ms) the message at *queue_offset* was stored, or None if there is no readable message."""

@@ -2,19 +2,23 @@
 
 ::
 
-    class QueryProcessor:
-        @handles(RequestCode.VIEW_MESSAGE_BY_ID, slow=True)
-        def _by_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand: ...
+    class TopicAdmin:
+        @answers(RequestCode.GET_TOPIC_CONFIG)
+        def _config(self, query: TopicNameRequestHeader) -> TopicConfig: ...
 
 
-    register(server, QueryProcessor(engine))
+    register(server, TopicAdmin(parts))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.server import Processor, RemotingServer
 
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
@@ -22,14 +26,26 @@ _MARK = "__handles__"
 
 
 def handles(*codes: int, slow: bool = False) -> Callable[[_MethodT], _MethodT]:
-    """Mark a method as the processor of requests with these codes.
+    """Mark a method as the processor of requests with these codes. It takes the connection and the request.
 
     Args:
         slow: The method reads messages or waits for the disk. It runs in a worker thread instead of the I/O thread.
     """
+    return _mark(codes, slow, lambda method: method)
 
+
+def answers(*codes: int, slow: bool = False) -> Callable[[_MethodT], _MethodT]:
+    """Mark a method that takes parts of a request and returns the contents of the response.
+
+    The types of its parameters select the parts: a header class, a body class, `Connection`, or `RemotingCommand`. It
+    returns a header, a body, both in this order, or None for a response that has neither.
+    """
+    return _mark(codes, slow, _processor)
+
+
+def _mark(codes: tuple[int, ...], slow: bool, as_processor: Callable[..., Processor]) -> Callable[[_MethodT], _MethodT]:
     def mark(method: _MethodT) -> _MethodT:
-        method.__dict__[_MARK] = (codes, slow)
+        method.__dict__[_MARK] = (codes, slow, as_processor)
         return method
 
     return mark
@@ -40,8 +56,32 @@ def register(server: RemotingServer, *parts: object) -> dict[int, Processor]:
     processors: dict[int, Processor] = {}
     for part in parts:
         for name, method in vars(type(part)).items():
-            codes, slow = getattr(method, _MARK, ((), False))
+            if _MARK not in getattr(method, "__dict__", ()):
+                continue
+            codes, slow, as_processor = method.__dict__[_MARK]
             for code in codes:
-                processors[code] = getattr(part, name)
+                processors[code] = as_processor(getattr(part, name))
                 server.register(code, processors[code], slow=slow)
     return processors
+
+
+def _processor(method: Callable[..., Any]) -> Processor:
+    types = [kind for name, kind in get_type_hints(method).items() if name != "return"]
+
+    def process(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        answer = method(*[_part(kind, connection, request) for kind in types])
+        header, body = answer if isinstance(answer, tuple) else (None, answer)
+        if isinstance(body, CommandHeader):
+            header, body = body, None
+        return request.response(header=header, body=body.encode() if isinstance(body, JsonBody) else body or b"")
+
+    return process
+
+
+def _part(kind: Any, connection: Connection, request: RemotingCommand) -> Any:
+    """Return the part of a request that has the type *kind*."""
+    if issubclass(kind, CommandHeader):
+        return request.header(kind)
+    if issubclass(kind, JsonBody):
+        return kind.decode(request.body)
+    return connection if kind is Connection else request

@@ -1,6 +1,10 @@
-"""Responses to requests that cannot be served: an exception becomes a response code and a remark."""
+"""Responses of processors: an exception becomes a response code and a remark; a stored message waits for its flush."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
 
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -12,8 +16,13 @@ from mqtemplate.errors import (
     StoreError,
     StoreFullError,
 )
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.store.message_store import MessageStore
+
+_log = structlog.stdlib.get_logger("mqtemplate.server")
 
 
 class RefusedError(BrokerError):
@@ -49,3 +58,31 @@ def problem_response(request: RemotingCommand, error: Exception) -> RemotingComm
         return request.response(error.code, remark=str(error))
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     return None if code is None else request.response(code, remark=str(error))
+
+
+def reply_when_durable(
+    store: MessageStore,
+    connection: Connection,
+    request: RemotingCommand,
+    end: int,
+    topics: Sequence[str],
+    header: CommandHeader | None = None,
+    failure: ResponseCode = ResponseCode.SYSTEM_ERROR,
+) -> None:
+    """Reply to *request* when everything before *end* is durable, or with *failure* if the flush fails.
+
+    The reply is sent in the thread that flushes, or in this thread if nothing has to be flushed. Then the readers of
+    *topics* are notified.
+    """
+
+    def reply(error: StoreError | None) -> None:
+        try:
+            if error is None:
+                connection.reply(request.response(ResponseCode.SUCCESS, header))
+            else:  # The message is stored, but not durable.
+                connection.reply(request.response(failure, header, remark=str(error)))
+        except Exception as exc:
+            # The flush thread replies to other producers next: they must not notice.
+            _log.error("server.response_failed", exc_info=exc)
+
+    store.confirm_async(end, topics, reply)

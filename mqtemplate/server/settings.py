@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from annotated_types import Ge, Le, MinLen
@@ -76,16 +76,9 @@ class BrokerServerSettings(ServerOptions):
     """Time after which the lock of a queue ends without a renewal."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "default_topic_queue_nums",
-            "max_pull_count",
-            "max_pull_bytes",
-            "max_held_pulls",
-            "client_expire_ms",
-            "client_scan_interval_ms",
-            "rebalance_lock_max_live_ms",
-        ):
-            if (value := getattr(self, name)) < 1:
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if type(value) is int and value < 1:
                 raise ConfigurationError(f"{name.replace('_', '-')} must be 1 or more, got {value}")
         if not self.cluster_name:
             raise ConfigurationError("cluster-name is empty; give a name such as DefaultCluster")

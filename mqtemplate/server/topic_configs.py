@@ -1,21 +1,24 @@
-"""Topics of a broker as RocketMQ's clients and tools see them: typed, with the system topics."""
+"""Topics of a broker as RocketMQ's clients and tools see them, and the topics and queues that messages are sent to."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
-from mqtemplate.brokers.embedded.routing import TopicRoutes
+import structlog
+
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DestinationError
-from mqtemplate.remoting.protocol.bodies import fastjson
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.topics import TopicTable
+from mqtemplate.server.settings import ServerOptions
 from mqtemplate.topics import (
     AUTO_CREATE_TOPIC,
     DLQ_TOPIC_PREFIX,
     HALF_TOPIC,
+    NOT_SENDABLE_TOPICS,
     OFFSET_MOVED_TOPIC,
     OP_TOPIC,
     RETRY_TOPIC_PREFIX,
@@ -25,6 +28,8 @@ from mqtemplate.topics import (
     TRACE_TOPIC,
     check_topic,
 )
+
+_log = structlog.stdlib.get_logger("mqtemplate.server")
 
 _TOPICS_WITH_ONE_QUEUE = (OFFSET_MOVED_TOPIC, HALF_TOPIC, OP_TOPIC, SELF_TEST_TOPIC, TRACE_TOPIC)
 
@@ -37,25 +42,29 @@ _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 _MAX_QUEUES = 1_024
 
 
-class TopicConfigs:
-    """The `TopicTable` and the routes built from it, in the types of the protocol.
+def queue_id_error(topic: str, queue_id: int, count: int) -> RefusedError:
+    """Return the error for a queue that a topic does not have. The client has an old route, or a defect."""
+    return RefusedError(
+        ResponseCode.INVALID_PARAMETER,
+        f"the queue ID of topic {topic!r} must be 0..{count - 1}, got {queue_id}; update the route",
+    )
 
-    Args:
-        auto_create: False if a message may not create its topic. `AUTO_CREATE_TOPIC` is hidden then, even if the store
-            has it.
+
+class TopicConfigs:
+    """The `TopicTable` and the routes built from it: in the types of the protocol, and for messages.
+
+    If a message may not create its topic, `AUTO_CREATE_TOPIC` is hidden, even if the store has it.
     """
 
-    def __init__(
-        self, table: TopicTable, routes: TopicRoutes, cluster_name: str, broker_name: str, *, auto_create: bool = True
-    ) -> None:
-        self._table = table
-        self._routes = routes
-        self.cluster_name = cluster_name
-        self.broker_name = broker_name
-        self._auto_create = auto_create
+    def __init__(self, engine: EmbeddedBroker, settings: ServerOptions) -> None:
+        self._table = engine.topics
+        self._routes = engine.routes
+        self.cluster_name = settings.cluster_name
+        self.broker_name = engine.name
+        self._auto_create = settings.auto_create_topic_enable
         # A name only: the broker forwards replies to the producer of the request and stores none.
-        self._reply_topic = f"{cluster_name}_REPLY_TOPIC"
-        self._system_topics = SYSTEM_TOPICS | {cluster_name, broker_name, self._reply_topic}
+        self._reply_topic = f"{self.cluster_name}_REPLY_TOPIC"
+        self._system_topics = SYSTEM_TOPICS | {self.cluster_name, self.broker_name, self._reply_topic}
 
     def create_system_topics(self) -> None:
         """Create the topics that clients expect of a broker, if they are missing.
@@ -65,7 +74,7 @@ class TopicConfigs:
         """
         for config in self._expected_topics():
             if self._table.config(config.topic_name) is None:
-                self._table.update(config.topic_name, _written(config))
+                self._table.update(config.topic_name, config.to_json())
 
     def _expected_topics(self) -> list[TopicConfig]:
         """Return the topics that RocketMQ creates. Source: ``TopicConfigManager.init``."""
@@ -80,8 +89,7 @@ class TopicConfigs:
     @property
     def version(self) -> DataVersion:
         """Number of changes of the table, for clients that compare tables."""
-        found = self._table.version
-        return DataVersion(counter=found.counter, state_version=found.state_version, timestamp=found.timestamp)
+        return DataVersion(**vars(self._table.version))
 
     def names(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -129,7 +137,7 @@ class TopicConfigs:
             raise DestinationError(
                 f"perm of topic {topic!r} must be a sum of 4 (read), 2 (write) and 1 (inherit), got {config.perm}"
             )
-        self._table.update(topic, _written(config))
+        self._table.update(topic, config.to_json())
         self._routes.refresh(topic)
 
     def delete(self, topic: str) -> bool:
@@ -143,6 +151,80 @@ class TopicConfigs:
         deleted = self._table.delete(topic)
         self._routes.refresh(topic)
         return deleted
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def has(self, topic: str) -> bool:
+        """Return True if *topic* exists."""
+        return self._table.config(topic) is not None
+
+    def queue_count(self, topic: str) -> int:
+        """Return the number of queues that *topic* has for producers or for consumers; 0 if it does not exist."""
+        config = self._table.config(topic) or {}
+        return max(int(config.get(name, 0)) for name in ("readQueueNums", "writeQueueNums"))
+
+    def queue(self, topic: str, queue_id: int) -> int:
+        """Return the ID of the queue for a message to *topic*: *queue_id*, or a random queue if it is negative.
+
+        Raises:
+            RefusedError: The topic is a system topic, is not writable, is missing, or has no such queue.
+        """
+        if topic in NOT_SENDABLE_TOPICS:
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"topic {topic!r} is a system topic; send to the real topic of the message, with a delay option",
+            )
+        config = self._table.config(topic)
+        if config is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic!r} does not exist; create it first")
+        if not config["perm"] & Perm.WRITE:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"topic {topic!r} is not writable (perm)")
+        write_count = config.get("writeQueueNums", 0)
+        if queue_id < 0:
+            return random.randrange(max(1, write_count))
+        count = max(write_count, config.get("readQueueNums", 0))
+        if queue_id >= count:
+            raise queue_id_error(topic, queue_id, count)
+        return queue_id
+
+    def create_by_first_message(self, topic: str, default_topic: str, queue_nums: int) -> None:
+        """Create *topic* with the settings of *default_topic*. RocketMQ: ``createTopicInSendMessageMethod``.
+
+        Args:
+            queue_nums: Number of queues that the producer requests. *default_topic* limits it.
+
+        Raises:
+            RefusedError: A message may not create the topic.
+            DestinationError: The topic name is illegal.
+            StoreError: The topic table could not be written.
+        """
+        check_topic(topic)
+        template = self._table.config(default_topic)
+        may_create = self._auto_create or default_topic != AUTO_CREATE_TOPIC
+        if template is None or not template["perm"] & Perm.INHERIT or not may_create:
+            raise RefusedError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {topic!r} does not exist, and a message may not create it like {default_topic!r}; create it "
+                "first, or set auto-create-topic-enable to true",
+            )
+        count = max(1, min(queue_nums, int(template.get("writeQueueNums", 1))))
+        self._create(topic, count, int(template["perm"]) & ~Perm.INHERIT)
+
+    def create_group_topic(self, topic: str, queue_nums: int) -> None:
+        """Create the retry topic or the dead letter topic of a group, if it is missing.
+
+        Raises:
+            DestinationError, StoreError: As `create_by_first_message`.
+        """
+        check_topic(topic)
+        self._create(topic, queue_nums, Perm.READ | Perm.WRITE)
+
+    def _create(self, topic: str, queue_nums: int, perm: int) -> None:
+        if not self.has(topic):
+            self._table.update(topic, {"readQueueNums": queue_nums, "writeQueueNums": queue_nums, "perm": perm})
+            _log.info("server.topic_created", topic=topic, queues=queue_nums)
+
+    # --- checks --------------------------------------------------------------------------------
 
     def _check_no_system_topic(self, topic: str, done: str) -> None:
         if self.is_system(topic):
@@ -178,19 +260,7 @@ def _config(topic: str, queue_count: int, perm: int) -> TopicConfig:
 
 
 def _read(topic: str, config: Mapping[str, Any]) -> TopicConfig:
-    write_count = int(config.get("writeQueueNums", 0))
-    return TopicConfig(
-        topic_name=topic,
-        read_queue_nums=int(config.get("readQueueNums", write_count)),
-        write_queue_nums=write_count,
-        perm=int(config.get("perm", Perm.READ | Perm.WRITE)),
-        topic_filter_type=str(config.get("topicFilterType") or "SINGLE_TAG"),
-        topic_sys_flag=int(config.get("topicSysFlag") or 0),
-        order=bool(config.get("order", False)),
-        attributes={str(name): str(value) for name, value in (config.get("attributes") or {}).items()},
+    write_count = config.get("writeQueueNums", 0)
+    return TopicConfig.from_json(
+        {"readQueueNums": write_count, **config, "writeQueueNums": write_count, "topicName": topic}
     )
-
-
-def _written(config: TopicConfig) -> dict[str, Any]:
-    written: dict[str, Any] = fastjson.loads(config.encode(standard=True))
-    return written

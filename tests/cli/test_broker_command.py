@@ -17,12 +17,11 @@ import pytest
 from mqtemplate.cli import main
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
-from mqtemplate.message import HostAddress
+from mqtemplate.message import HostAddress, parse_offset_msg_id
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
 from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader, OffsetResponseHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import decode_offset_msg_id
 from mqtemplate.remoting.settings import Credentials
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool
@@ -114,7 +113,7 @@ def test_message_ids_have_the_port_that_the_operating_system_chose(tmp_path: Pat
     with BrokerProcess(tmp_path, "--advertise", "127.0.0.1:0") as broker, Tool(broker.address) as tool:
         msg_id = tool.send("orders").header(SendMessageResponseHeader).msg_id
 
-    assert decode_offset_msg_id(msg_id) == (broker.address, 0)
+    assert parse_offset_msg_id(msg_id) == (broker.address, 0)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
@@ -123,7 +122,7 @@ def test_it_listens_on_an_ipv6_address(tmp_path: Path) -> None:
         msg_id = tool.send("orders").header(SendMessageResponseHeader).msg_id
 
     assert broker.address.ip == "::1"
-    assert decode_offset_msg_id(msg_id) == (broker.address, 0)
+    assert parse_offset_msg_id(msg_id) == (broker.address, 0)
 
 
 def test_with_the_name_server_none_the_broker_is_the_name_server(tmp_path: Path) -> None:

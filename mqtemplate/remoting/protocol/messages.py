@@ -14,12 +14,11 @@ Source: RocketMQ ``common: MessageDecoder``.
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Iterable
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
-from mqtemplate.message import HostAddress, Message, MessageExt
+from mqtemplate.message import Message, MessageExt
 from mqtemplate.record.codec import BadRecordError, parse_record
 from mqtemplate.record.layout import SMALLEST_RECORD, read_size_and_magic
 from mqtemplate.record.message_ext import to_message_ext
@@ -29,8 +28,6 @@ _BATCH_FRONT = struct.Struct(">iiiii")
 _I2 = struct.Struct(">h")
 _BATCH_SMALLEST = _BATCH_FRONT.size + _I2.size
 _LONGEST_PROPERTIES = 32_767
-_ID_LENGTHS = (32, 56)
-_OFFSET_DIGITS = 16
 
 
 def decode_messages(body: bytes, broker_name: str) -> list[MessageExt]:
@@ -103,26 +100,3 @@ def decode_batch(body: bytes, topic: str) -> list[Message]:
         messages.append(Message(topic, body[body_at:body_end], properties, flag))
         at = end
     return messages
-
-
-def decode_offset_msg_id(text: str) -> tuple[HostAddress, int]:
-    """Return the broker's address and the physical offset in an id that `mqtemplate.message.offset_msg_id` created.
-
-    Raises:
-        RemoteProtocolError: It is another text: for example the joined ids of a batch. A producer's id has the same
-            form and cannot be distinguished.
-    """
-    try:
-        if len(text) not in _ID_LENGTHS:
-            raise ValueError(f"it has {len(text)} characters")
-        host, physical_offset = bytes.fromhex(text[:-_OFFSET_DIGITS]), bytes.fromhex(text[-_OFFSET_DIGITS:])
-        # fromhex() skips blanks, so a text with blanks yields fewer bytes.
-        if len(host) + len(physical_offset) != len(text) // 2:
-            raise ValueError("it contains blanks")
-    except ValueError as exc:
-        raise RemoteProtocolError(
-            f"{text[:80]!r} is not a message id of a broker ({exc}); those have 32 hex digits, or 56 with an IPv6 host"
-        ) from exc
-    family = socket.AF_INET if len(text) == 32 else socket.AF_INET6
-    address = HostAddress(socket.inet_ntop(family, host[:-4]), int.from_bytes(host[-4:], "big"))
-    return address, int.from_bytes(physical_offset, "big", signed=True)

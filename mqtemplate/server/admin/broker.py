@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import ConfigurationError, CorruptRecordError
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, KVTable
 from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
-from mqtemplate.server.admin.traffic import IN, OUT, DayTotals, Traffic
-from mqtemplate.server.registration import handles
+from mqtemplate.server.admin.traffic import IN, OUT, DayTotals
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.topic_configs import TopicConfigs
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
 
@@ -44,48 +41,38 @@ _CONSTANTS = {
 
 @dataclass(frozen=True, slots=True)
 class BrokerAdmin:
-    """Processors of requests about the broker.
+    """Processors of requests about the broker."""
 
-    Attributes:
-        address: Returns the address that clients connect to.
-        boot_ms: When the broker started.
-    """
-
-    engine: EmbeddedBroker
-    settings: BrokerServerSettings
-    topics: TopicConfigs
-    traffic: Traffic
-    address: Callable[[], str]
-    boot_ms: int
+    server: ServerParts
 
     # --- runtime information -------------------------------------------------------------------
 
-    @handles(RequestCode.GET_BROKER_RUNTIME_INFO, slow=True)
-    def _runtime_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.GET_BROKER_RUNTIME_INFO, slow=True)
+    def _runtime_info(self) -> KVTable:
         """Return the values that tools show."""
-        boot_ms, version = str(self.boot_ms), CURRENT_VERSION
-        rates_out = _rates_text(self.traffic.rates(OUT))
+        boot_ms, version, traffic = str(self.server.boot_ms), CURRENT_VERSION, self.server.traffic
+        rates_out = _rates_text(traffic.rates(OUT))
         info = {
             "brokerActive": "true",
             "brokerVersion": str(int(version)),
             "brokerVersionDesc": version.name,
             "bootTimestamp": boot_ms,
             "startAcceptSendRequestTimeStamp": boot_ms,
-            "runtime": _duration_text(self.engine.clock.now_ms() - self.boot_ms),
-            "putTps": _rates_text(self.traffic.rates(IN)),
+            "runtime": _duration_text(self.server.engine.clock.now_ms() - self.server.boot_ms),
+            "putTps": _rates_text(traffic.rates(IN)),
             "getTransferredTps": rates_out,
             "getTotalTps": rates_out,
             "getFoundTps": rates_out,
             "getMissTps": "0.0 0.0 0.0",
-            **_day_totals("msgPutTotal", self.traffic.totals(IN)),
-            **_day_totals("msgGetTotal", self.traffic.totals(OUT)),
+            **_day_totals("msgPutTotal", traffic.totals(IN)),
+            **_day_totals("msgGetTotal", traffic.totals(OUT)),
             **self._store_info(),
             **_CONSTANTS,
         }
-        return request.response(body=KVTable(table=dict(sorted(info.items()))).encode())
+        return KVTable(table=dict(sorted(info.items())))
 
     def _store_info(self) -> dict[str, str]:
-        store = self.engine.store
+        store = self.server.engine.store
         return {
             "commitLogMinOffset": str(store.start_offset),
             "commitLogMaxOffset": str(store.end_offset),
@@ -95,53 +82,52 @@ class BrokerAdmin:
         }
 
     def _disk_info(self) -> dict[str, str]:
-        ratio = f"{self.engine.store.store_files.disk_used_ratio():.4f}"
+        ratio = f"{self.server.engine.store.store_files.disk_used_ratio():.4f}"
         info = {"commitLogDiskRatio": ratio, "consumeQueueDiskRatio": ratio}
-        if self.engine.path is not None:
-            usage = shutil.disk_usage(self.engine.path)
+        if (path := self.server.engine.path) is not None:
+            usage = shutil.disk_usage(path)
             info["commitLogDirCapacity"] = f"Total : {_bytes_text(usage.total)}, Free : {_bytes_text(usage.free)}."
         return info
 
     def _earliest_ms(self) -> int:
         """Return when the first message in the log was stored, or -1 for an empty log."""
-        store = self.engine.store
+        store = self.server.engine.store
         try:
             record = store.read_at(store.start_offset) if store.start_offset < store.confirm_offset else None
         except CorruptRecordError:
             return -1
         return -1 if record is None else record.store_timestamp
 
-    @handles(RequestCode.VIEW_BROKER_STATS_DATA)
-    def _stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(ViewBrokerStatsDataRequestHeader)
+    @answers(RequestCode.VIEW_BROKER_STATS_DATA)
+    def _stats(self, query: ViewBrokerStatsDataRequestHeader) -> BrokerStatsData:
         found: BrokerStatsData | None = None
-        if header.stats_name == "TOPIC_PUT_NUMS":
-            if self.topics.find(header.stats_key) is not None:
-                found = self.traffic.topic_stats(header.stats_key)
-        elif header.stats_name == "GROUP_GET_NUMS":
-            topic, _, group = header.stats_key.rpartition("@")
-            found = self.traffic.group_stats(group, topic)
+        name, key = query.stats_name, query.stats_key
+        if name == "TOPIC_PUT_NUMS":
+            if self.server.topics.find(key) is not None:
+                found = self.server.traffic.topic_stats(key)
+        elif name == "GROUP_GET_NUMS":
+            topic, _, group = key.rpartition("@")
+            found = self.server.traffic.group_stats(group, topic)
         if found is None:
-            raise RefusedError(
-                ResponseCode.SYSTEM_ERROR, f"no statistics {header.stats_name!r} of {header.stats_key!r}"
-            )
-        return request.response(body=found.encode())
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"no statistics {name!r} of {key!r}")
+        return found
 
     # --- settings ------------------------------------------------------------------------------
 
-    @handles(RequestCode.GET_BROKER_CONFIG)
-    def _config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.GET_BROKER_CONFIG)
+    def _config(self) -> tuple[GetBrokerConfigResponseHeader, bytes]:
         text = "".join(f"{name}={value}\n" for name, value in sorted(self.config().items()))
-        version = json.dumps({"counter": 0, "stateVersion": 0, "timestamp": self.boot_ms})
-        return request.response(header=GetBrokerConfigResponseHeader(version=version), body=text.encode())
+        version = json.dumps({"counter": 0, "stateVersion": 0, "timestamp": self.server.boot_ms})
+        return GetBrokerConfigResponseHeader(version=version), text.encode()
 
     def config(self) -> dict[str, str]:
         """Return the settings by RocketMQ's names. None of them is secret."""
-        engine, server = self.engine.settings, self.settings
-        ip, _, port = self.address().rpartition(":")
+        broker, server = self.server.engine, self.server.settings
+        engine = broker.settings
+        ip, _, port = self.server.address().rpartition(":")
         values: dict[str, object] = {
             "brokerClusterName": server.cluster_name,
-            "brokerName": self.engine.name,
+            "brokerName": broker.name,
             "brokerId": 0,
             "brokerIP1": ip,
             "listenPort": port,
@@ -153,7 +139,7 @@ class BrokerAdmin:
             "enablePropertyFilter": server.enable_property_filter,
             "recallMessageEnable": server.recall_message_enable,
             "regionId": server.region_id,
-            "storePathRootDir": self.engine.path or "memory",
+            "storePathRootDir": broker.path or "memory",
             "flushDiskType": engine.flush_disk_type.value,
             "flushConsumerOffsetInterval": engine.flush_consumer_offset_interval_ms,
             "mappedFileSizeCommitLog": engine.mapped_file_size_commit_log,
@@ -162,7 +148,7 @@ class BrokerAdmin:
             "maxHashSlotNum": engine.max_hash_slot_num,
             "maxIndexNum": engine.max_index_num,
             "maxMessageSize": engine.max_message_size,
-            _DELAY_LEVELS: self.engine.levels.text,
+            _DELAY_LEVELS: broker.levels.text,
             "timerWheelEnable": engine.timer_wheel_enable,
             "timerPrecisionMs": engine.timer_precision_ms,
             "timerMaxDelaySec": engine.timer_max_delay_sec,
@@ -173,8 +159,8 @@ class BrokerAdmin:
         }
         return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
 
-    @handles(RequestCode.UPDATE_BROKER_CONFIG, slow=True)
-    def _update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.UPDATE_BROKER_CONFIG, slow=True)
+    def _update_config(self, connection: Connection, request: RemotingCommand) -> None:
         """Change settings: all of the requested ones or none."""
         requested = _parse_properties(request.body.decode("utf-8", "replace"))
         config = self.config()
@@ -187,11 +173,10 @@ class BrokerAdmin:
             )
         if _DELAY_LEVELS in requested:
             try:
-                self.engine.change_delay_levels(requested[_DELAY_LEVELS])
+                self.server.engine.change_delay_levels(requested[_DELAY_LEVELS])
             except ConfigurationError as exc:
                 raise RefusedError(ResponseCode.INVALID_PARAMETER, str(exc)) from exc
         _log.info("admin.config_updated", names=sorted(requested), by=str(connection.remote))
-        return request.response()
 
 
 def _parse_properties(text: str) -> dict[str, str]:

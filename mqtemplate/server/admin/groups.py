@@ -12,35 +12,16 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies.group import Connection as ConnectionBody
-from mqtemplate.remoting.protocol.bodies.group import (
-    ConsumerConnection,
-    ProducerConnection,
-    ProducerInfo,
-    ProducerTableInfo,
-    QuerySubscriptionResponseBody,
-    SubscriptionGroupConfig,
-    SubscriptionGroupList,
-    SubscriptionGroupWrapper,
-)
 from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import (
-    ConsumerGroupRequestHeader,
-    DeleteSubscriptionGroupRequestHeader,
-    GetAllSubscriptionGroupRequestHeader,
-    GetAllSubscriptionGroupResponseHeader,
-    GroupRequestHeader,
-    ProducerGroupRequestHeader,
-    QuerySubscriptionByConsumerRequestHeader,
-)
+from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.server.admin.paging import page
-from mqtemplate.server.clients import ClientChannel, ClientRegistry
-from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.registration import handles
+from mqtemplate.server.clients import ClientChannel
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
 
@@ -52,88 +33,76 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
 class GroupAdmin:
     """Processors of requests about groups. A change is on disk before the response is sent."""
 
-    groups: SubscriptionGroupTable
-    offsets: ConsumerOffsets
-    clients: ClientRegistry
+    server: ServerParts
 
     # --- settings ------------------------------------------------------------------------------
 
-    @handles(
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, slow=True
-    )
-    def _update(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        if request.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
-            configs = [SubscriptionGroupConfig.decode(request.body)]
-        else:
-            configs = SubscriptionGroupList.decode(request.body).group_config_list
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, slow=True)
+    def _update(self, config: bodies.SubscriptionGroupConfig, connection: Connection) -> None:
+        self._update_all(bodies.SubscriptionGroupList(group_config_list=[config]), connection)
+
+    @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, slow=True)
+    def _update_all(self, body: bodies.SubscriptionGroupList, connection: Connection) -> None:
+        configs = body.group_config_list
         for config in configs:
             _check(config)
-        self.groups.put(configs)
+        self.server.groups.put(configs)
         _log.info("admin.groups_updated", groups=[each.group_name for each in configs], by=str(connection.remote))
-        return request.response()
 
-    @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP, slow=True)
-    def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(DeleteSubscriptionGroupRequestHeader)
-        deleted = self.groups.delete(header.group_name)
+    @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, slow=True)
+    def _delete(self, header: headers.DeleteSubscriptionGroupRequestHeader, connection: Connection) -> None:
+        deleted = self.server.groups.delete(header.group_name)
         if header.clean_offset:
-            self.offsets.forget(group=header.group_name)
+            self.server.engine.offsets.forget(group=header.group_name)
         _log.info("admin.group_deleted", group=header.group_name, found=deleted, by=str(connection.remote))
-        return request.response()
 
-    @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
-    def _config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(GroupRequestHeader).group
-        config = self.groups.find(group)
+    @answers(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
+    def _config(self, query: headers.GroupRequestHeader) -> bodies.SubscriptionGroupConfig:
+        config = self.server.groups.find(query.group)
         if config is None:
             raise RefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"group {group!r} does not exist; its first consumer creates it, or mqadmin updateSubGroup",
+                f"group {query.group!r} does not exist; its first consumer creates it, or mqadmin updateSubGroup",
             )
-        return request.response(body=config.encode())
+        return config
 
-    @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-    def _list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(GetAllSubscriptionGroupRequestHeader)
-        table = self.groups.all()
-        wrapper = SubscriptionGroupWrapper(
-            subscription_group_table=page(table, header.group_seq, header.max_group_num),
-            data_version=self.groups.version,
-        )
-        return request.response(
-            header=GetAllSubscriptionGroupResponseHeader(total_group_num=len(table)), body=wrapper.encode()
-        )
+    @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    def _list(
+        self, query: headers.GetAllSubscriptionGroupRequestHeader
+    ) -> tuple[headers.GetAllSubscriptionGroupResponseHeader, bodies.SubscriptionGroupWrapper]:
+        table = self.server.groups.all()
+        wanted = page(table, query.group_seq, query.max_group_num)
+        body = bodies.SubscriptionGroupWrapper(subscription_group_table=wanted, data_version=self.server.groups.version)
+        return headers.GetAllSubscriptionGroupResponseHeader(total_group_num=len(table)), body
 
     # --- connected clients ---------------------------------------------------------------------
 
-    @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
-    def _consumers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(ConsumerGroupRequestHeader).consumer_group
-        info = self.clients.consumer_group(group)
+    @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
+    def _consumers(self, query: headers.ConsumerGroupRequestHeader) -> bodies.ConsumerConnection:
+        group = query.consumer_group
+        info = self.server.clients.consumer_group(group)
         if info is None:
             raise RefusedError(ResponseCode.CONSUMER_NOT_ONLINE, f"group {group!r} has no connected consumer")
-        body = ConsumerConnection(
+        return bodies.ConsumerConnection(
             connection_set=_connections(info.channels.values()),
             subscription_table=dict(info.subscriptions),
             consume_type=info.consume_type,
             message_model=info.message_model,
             consume_from_where=info.consume_from_where,
         )
-        return request.response(body=body.encode())
 
-    @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST)
-    def _producers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(ProducerGroupRequestHeader).producer_group
-        channels = self.clients.producers(group)
+    @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
+    def _producers(self, query: headers.ProducerGroupRequestHeader) -> bodies.ProducerConnection:
+        channels = self.server.clients.producers(query.producer_group)
         if not channels:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected producer")
-        return request.response(body=ProducerConnection(connection_set=_connections(channels)).encode())
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.producer_group!r} has no connected producer")
+        return bodies.ProducerConnection(connection_set=_connections(channels))
 
-    @handles(RequestCode.GET_ALL_PRODUCER_INFO)
-    def _all_producers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.GET_ALL_PRODUCER_INFO)
+    def _all_producers(self) -> bodies.ProducerTableInfo:
         table = {
             group: [
-                ProducerInfo(
+                bodies.ProducerInfo(
                     client_id=channel.client_id,
                     remote_ip=str(channel.connection.remote),
                     language=channel.language.name,
@@ -142,26 +111,25 @@ class GroupAdmin:
                 )
                 for channel in channels
             ]
-            for group, channels in self.clients.producer_groups().items()
+            for group, channels in self.server.clients.producer_groups().items()
         }
-        return request.response(body=ProducerTableInfo(data=table).encode())
+        return bodies.ProducerTableInfo(data=table)
 
     # --- subscriptions -------------------------------------------------------------------------
 
-    @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
-    def _topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(GroupRequestHeader).group
-        return request.response(body=TopicList(topic_list=sorted(self.offsets.topics_of(group))).encode())
+    @answers(RequestCode.QUERY_TOPICS_BY_CONSUMER)
+    def _topics(self, query: headers.GroupRequestHeader) -> TopicList:
+        return TopicList(topic_list=sorted(self.server.engine.offsets.topics_of(query.group)))
 
-    @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
-    def _subscription(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(QuerySubscriptionByConsumerRequestHeader)
-        found = None if header.topic is None else self.clients.subscription(header.group, header.topic)
-        body = QuerySubscriptionResponseBody(group=header.group, topic=header.topic or "", subscription_data=found)
-        return request.response(body=body.encode())
+    @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
+    def _subscription(
+        self, query: headers.QuerySubscriptionByConsumerRequestHeader
+    ) -> bodies.QuerySubscriptionResponseBody:
+        found = None if query.topic is None else self.server.clients.subscription(query.group, query.topic)
+        return bodies.QuerySubscriptionResponseBody(group=query.group, topic=query.topic or "", subscription_data=found)
 
 
-def _check(config: SubscriptionGroupConfig) -> None:
+def _check(config: bodies.SubscriptionGroupConfig) -> None:
     """Raise `RefusedError` if the name or a number in *config* is invalid."""
     group = config.group_name
     if not _NAME.fullmatch(group):

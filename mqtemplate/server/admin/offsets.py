@@ -11,40 +11,19 @@ from functools import partial
 
 import structlog
 
-from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.group import (
-    ConsumerOffsetSerializeWrapper,
-    ConsumeStats,
-    ConsumeStatsList,
-    GetConsumerStatusBody,
-    QueryConsumeTimeSpanBody,
-    QueryCorrectionOffsetBody,
-    ResetOffsetBody,
-    ResetOffsetBodyForC,
-    ResetOffsetForC,
-)
+from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig
 from mqtemplate.remoting.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.group import (
-    CloneGroupOffsetRequestHeader,
-    GetConsumerStatusRequestHeader,
-    GetConsumeStatsInBrokerHeader,
-    GetConsumeStatsRequestHeader,
-    QueryConsumeTimeSpanRequestHeader,
-    QueryCorrectionOffsetHeader,
-    ResetOffsetRequestHeader,
-)
-from mqtemplate.server.admin.queue_statistics import QueueStatistics
-from mqtemplate.server.clients import ClientChannel, ClientRegistry
-from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.registration import handles
+from mqtemplate.remoting.protocol.headers import group as headers
+from mqtemplate.server.clients import ClientChannel
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_configs import TopicConfigs
-from mqtemplate.server.topic_creation import queue_id_error
+from mqtemplate.server.topic_configs import queue_id_error
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
@@ -61,81 +40,77 @@ class OffsetAdmin:
     and would commit its old offset over the new one.
     """
 
-    topics: TopicConfigs
-    groups: SubscriptionGroupTable
-    offsets: ConsumerOffsets
-    statistics: QueueStatistics
-    clients: ClientRegistry
-    clock: Clock
+    server: ServerParts
+
+    @property
+    def offsets(self) -> ConsumerOffsets:
+        """The offsets of all groups."""
+        return self.server.engine.offsets
 
     # --- statistics ----------------------------------------------------------------------------
 
-    @handles(RequestCode.GET_CONSUME_STATS, slow=True)
-    def _consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(GetConsumeStatsRequestHeader)
-        group = header.consumer_group
-        if header.topic_list:
-            topics = sorted(filter(None, header.topic_list.split(";")))
+    @answers(RequestCode.GET_CONSUME_STATS, slow=True)
+    def _consume_stats(self, query: headers.GetConsumeStatsRequestHeader) -> bodies.ConsumeStats:
+        group = query.consumer_group
+        if query.topic_list:
+            topics = sorted(filter(None, query.topic_list.split(";")))
         else:
-            topics = self._subscribed(group, {header.topic} if header.topic else self.offsets.topics_of(group))
-        return request.response(body=self.statistics.consume_stats(group, self._existing(topics)).encode())
+            topics = self._subscribed(group, {query.topic} if query.topic else self.offsets.topics_of(group))
+        return self.server.statistics.consume_stats(group, self._existing(topics))
 
     def _subscribed(self, group: str, topics: Iterable[str]) -> list[str]:
         """Return those of *topics* that the group subscribes to, sorted; all of them if it has no connected member."""
-        info = self.clients.consumer_group(group)
+        info = self.server.clients.consumer_group(group)
         return sorted(topic for topic in topics if info is None or topic in info.subscriptions)
 
     def _existing(self, topics: Iterable[str]) -> list[TopicConfig]:
-        return [config for topic in topics if (config := self.topics.find(topic)) is not None]
+        return [config for topic in topics if (config := self.server.topics.find(topic)) is not None]
 
-    @handles(RequestCode.GET_BROKER_CONSUME_STATS, slow=True)
-    def _all_consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        only_ordered = request.header(GetConsumeStatsInBrokerHeader).is_order
-        stats = []
-        for group in sorted(self.groups.all()):
+    @answers(RequestCode.GET_BROKER_CONSUME_STATS, slow=True)
+    def _all_consume_stats(self, query: headers.GetConsumeStatsInBrokerHeader) -> bodies.ConsumeStatsList:
+        stats: list[dict[str, list[bodies.ConsumeStats]]] = []
+        lag = 0
+        for group in sorted(self.server.groups.all()):
             configs = self._existing(self._subscribed(group, self.offsets.topics_of(group)))
-            by_topic = [
-                self.statistics.consume_stats(group, [config]) for config in configs if config.order or not only_ordered
-            ]
+            wanted = [config for config in configs if config.order or not query.is_order]
+            by_topic = [self.server.statistics.consume_stats(group, [config]) for config in wanted]
             stats.append({group: by_topic})
-        lag = sum(_lag(each) for by_group in stats for by_topic in by_group.values() for each in by_topic)
-        return request.response(body=ConsumeStatsList(consume_stats_list=stats, total_diff=lag).encode())
+            lag += sum(map(_lag, by_topic))
+        return bodies.ConsumeStatsList(consume_stats_list=stats, total_diff=lag)
 
-    @handles(RequestCode.QUERY_CONSUME_TIME_SPAN, slow=True)
-    def _time_span(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(QueryConsumeTimeSpanRequestHeader)
-        config = self.topics.get(header.topic)
-        spans = self.statistics.time_spans(header.group, config, self.clock.now_ms())
-        return request.response(body=QueryConsumeTimeSpanBody(consume_time_span_set=spans).encode())
+    @answers(RequestCode.QUERY_CONSUME_TIME_SPAN, slow=True)
+    def _time_span(self, query: headers.QueryConsumeTimeSpanRequestHeader) -> bodies.QueryConsumeTimeSpanBody:
+        config, now_ms = self.server.topics.get(query.topic), self.server.engine.clock.now_ms()
+        return bodies.QueryConsumeTimeSpanBody(
+            consume_time_span_set=self.server.statistics.time_spans(query.group, config, now_ms)
+        )
 
-    @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
-    def _all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
+    def _all_offsets(self) -> bodies.ConsumerOffsetSerializeWrapper:
         table = {f"{topic}@{group}": offsets for (group, topic), offsets in sorted(self.offsets.all().items())}
-        return request.response(body=ConsumerOffsetSerializeWrapper(offset_table=table).encode())
+        return bodies.ConsumerOffsetSerializeWrapper(offset_table=table)
 
-    @handles(RequestCode.QUERY_CORRECTION_OFFSET)
-    def _correction(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.QUERY_CORRECTION_OFFSET)
+    def _correction(self, query: headers.QueryCorrectionOffsetHeader) -> bodies.QueryCorrectionOffsetBody:
         """Return the minimum offset of all groups for each queue.
 
         The maximum long stands for a queue in which the compared group is slower than all others. Source:
         ``ConsumerOffsetManager.queryMinOffsetInAllGroup``.
         """
-        header = request.header(QueryCorrectionOffsetHeader)
-        filtered = set(filter(None, (header.filter_groups or "").split(",")))
+        filtered = set(filter(None, (query.filter_groups or "").split(",")))
         minimum: dict[int, int] = {}
-        for group in self.offsets.groups_of(header.topic) - filtered:
-            for queue_id, offset in self.offsets.offsets(group, header.topic).items():
+        for group in self.offsets.groups_of(query.topic) - filtered:
+            for queue_id, offset in self.offsets.offsets(group, query.topic).items():
                 minimum[queue_id] = min(offset, minimum.get(queue_id, offset))
-        for queue_id, offset in self.offsets.offsets(header.compare_group, header.topic).items():
+        for queue_id, offset in self.offsets.offsets(query.compare_group, query.topic).items():
             if minimum.get(queue_id, _MAX_LONG) > offset:
                 minimum[queue_id] = _MAX_LONG
-        return request.response(body=QueryCorrectionOffsetBody(correction_offsets=minimum).encode())
+        return bodies.QueryCorrectionOffsetBody(correction_offsets=minimum)
 
     # --- changes -------------------------------------------------------------------------------
 
-    @handles(RequestCode.CLONE_GROUP_OFFSET)
-    def _clone(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(CloneGroupOffsetRequestHeader)
+    @answers(RequestCode.CLONE_GROUP_OFFSET)
+    def _clone(self, header: headers.CloneGroupOffsetRequestHeader) -> None:
         topics = [header.topic] if header.topic else sorted(self.offsets.topics_of(header.src_group))
         if not header.offline:
             topics = self._subscribed(header.src_group, topics)
@@ -143,13 +118,11 @@ class OffsetAdmin:
             for queue_id, offset in self.offsets.offsets(header.src_group, topic).items():
                 self.offsets.commit(header.dest_group, topic, queue_id, offset)
         _log.info("admin.offsets_cloned", group=header.dest_group, of=header.src_group, topics=topics)
-        return request.response()
 
-    @handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, slow=True)
-    def _reset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(ResetOffsetRequestHeader)
-        config = self.topics.get(header.topic)
-        if self.groups.find(header.group) is None and header.group not in self.offsets.groups():
+    @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, slow=True)
+    def _reset(self, header: headers.ResetOffsetRequestHeader, connection: Connection) -> bodies.ResetOffsetBody:
+        config = self.server.topics.get(header.topic)
+        if self.server.groups.find(header.group) is None and header.group not in self.offsets.groups():
             raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {header.group!r} does not exist")
         count = max(config.read_queue_nums, config.write_queue_nums)
         if header.queue_id >= count:  # A negative ID stands for all queues.
@@ -160,28 +133,28 @@ class OffsetAdmin:
         for channel in self._members(header.group):
             channel.connection.send_one_way(_reset_request(header, table, channel))
         _log.info("admin.offsets_reset", group=header.group, topic=header.topic, by=str(connection.remote))
-        return request.response(body=ResetOffsetBody(offset_table=table).encode())
+        return bodies.ResetOffsetBody(offset_table=table)
 
     def _members(self, group: str) -> list[ClientChannel]:
-        info = self.clients.consumer_group(group)
+        info = self.server.clients.consumer_group(group)
         return [] if info is None else list(info.channels.values())
 
-    def _new_offsets(self, header: ResetOffsetRequestHeader, config: TopicConfig) -> dict[MessageQueue, int]:
+    def _new_offsets(self, header: headers.ResetOffsetRequestHeader, config: TopicConfig) -> dict[MessageQueue, int]:
         """Return the new offset of each queue. Without *is_force* an offset is only decreased."""
         table = {}
         queue_ids = [header.queue_id] if header.queue_id >= 0 else range(config.read_queue_nums)
         for queue_id in queue_ids:
-            queue = self.statistics.queue(header.topic, queue_id)
+            queue = self.server.statistics.queue(header.topic, queue_id)
             if header.queue_id >= 0 and header.offset is not None and header.offset >= 0:
                 target = self._checked_offset(queue, header.offset)
             else:
-                target = self.statistics.offset_at(queue, header.timestamp)
+                target = self.server.statistics.offset_at(queue, header.timestamp)
             committed = self.offsets.offset(header.group, header.topic, queue_id)
             table[queue] = target if header.is_force or committed is None else min(committed, target)
         return table
 
     def _checked_offset(self, queue: MessageQueue, queue_offset: int) -> int:
-        low, high = self.statistics.span(queue)
+        low, high = self.server.statistics.span(queue)
         if not low <= queue_offset <= high:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
@@ -194,7 +167,7 @@ class OffsetAdmin:
     @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     def _consumer_status(self, connection: Connection, request: RemotingCommand) -> None:
         """Request the read positions of the members, and respond when all members have responded."""
-        header = request.header(GetConsumerStatusRequestHeader)
+        header = request.header(headers.GetConsumerStatusRequestHeader)
         members = [each for each in self._members(header.group) if header.client_addr in (None, "", each.client_id)]
         if not members:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {header.group!r} has no connected consumer")
@@ -206,35 +179,37 @@ class OffsetAdmin:
             nonlocal pending
             if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS and response.body:
                 try:
-                    positions[client_id] = GetConsumerStatusBody.decode(response.body).message_queue_table
+                    positions[client_id] = bodies.GetConsumerStatusBody.decode(response.body).message_queue_table
                 except RemoteProtocolError as exc:
                     _log.warning("admin.status_unreadable", client_id=client_id, reason=str(exc))
             pending -= 1
             if pending == 0:
-                connection.reply(request.response(body=GetConsumerStatusBody(consumer_table=positions).encode()))
+                connection.reply(request.response(body=bodies.GetConsumerStatusBody(consumer_table=positions).encode()))
 
-        member_header = GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
+        member_header = headers.GetConsumerStatusRequestHeader(topic=header.topic, group=header.group)
         for member in members:
             member_request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, member_header)
             member.connection.request(member_request, _CLIENT_TIMEOUT_MS, partial(on_response, member.client_id))
 
 
 def _reset_request(
-    header: ResetOffsetRequestHeader, table: dict[MessageQueue, int], channel: ClientChannel
+    header: headers.ResetOffsetRequestHeader, table: dict[MessageQueue, int], channel: ClientChannel
 ) -> RemotingCommand:
-    notified = ResetOffsetRequestHeader(
+    notified = headers.ResetOffsetRequestHeader(
         topic=header.topic, group=header.group, timestamp=header.timestamp, is_force=header.is_force
     )
     if channel.language is LanguageCode.CPP:
         offsets = [
-            ResetOffsetForC(topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset)
+            bodies.ResetOffsetForC(
+                topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset
+            )
             for queue, offset in table.items()
         ]
-        body = ResetOffsetBodyForC(offset_table=offsets).encode()
+        body = bodies.ResetOffsetBodyForC(offset_table=offsets).encode()
     else:
-        body = ResetOffsetBody(offset_table=table).encode()
+        body = bodies.ResetOffsetBody(offset_table=table).encode()
     return RemotingCommand.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, notified, body, one_way=True)
 
 
-def _lag(stats: ConsumeStats) -> int:
+def _lag(stats: bodies.ConsumeStats) -> int:
     return sum(each.broker_offset - each.consumer_offset for each in stats.offset_table.values())

@@ -5,27 +5,24 @@ Source: RocketMQ ``broker: AdminBrokerProcessor.callConsumer``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from mqtemplate.errors import BrokerError, RemoteTimeoutError
+from mqtemplate.errors import BrokerError, MessageError, RemoteTimeoutError
+from mqtemplate.message import parse_offset_msg_id
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.message import ConsumeMessageDirectlyResultRequestHeader
-from mqtemplate.server.clients import ClientRegistry
+from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_configs import TopicConfigs
 
 _Header = GetConsumerRunningInfoRequestHeader | ConsumeMessageDirectlyResultRequestHeader
 
 _TIMEOUT_MS = 10_000
 _ACL_FIELDS = (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
-_OFFSET_DIGITS = 16
-_MSG_ID_LENGTHS = (32, 56)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +30,9 @@ class RelayProcessor:
     """Relays requests between a tool and a consumer, which both know the broker's address only.
 
     The signature of the tool is not relayed: it is valid for the broker only.
-
-    Attributes:
-        record_at: Returns the record that starts at a physical offset; see `QueryProcessor.record_at`.
     """
 
-    clients: ClientRegistry
-    topics: TopicConfigs
-    record_at: Callable[[int], bytes | None]
+    server: ServerParts
 
     @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     def _running_info(self, connection: Connection, request: RemotingCommand) -> None:
@@ -50,11 +42,11 @@ class RelayProcessor:
     @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY, slow=True)
     def _consume_directly(self, connection: Connection, request: RemotingCommand) -> None:
         header = request.header(ConsumeMessageDirectlyResultRequestHeader)
-        record = self.record_at(_physical_offset(header.msg_id or ""))
+        record = self.server.raw.record_at(_physical_offset(header.msg_id or ""))
         if record is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"message {header.msg_id} does not exist")
-        added_fields = {"brokerName": self.topics.broker_name}
-        config = self.topics.find(header.topic) if header.topic else None
+        added_fields = {"brokerName": self.server.engine.name}
+        config = self.server.topics.find(header.topic) if header.topic else None
         if config is not None:
             added_fields["topicSysFlag"] = str(config.topic_sys_flag)
         self._relay(connection, request, header, record, **added_fields)
@@ -63,7 +55,7 @@ class RelayProcessor:
         self, connection: Connection, request: RemotingCommand, header: _Header, body: bytes, **added_fields: str
     ) -> None:
         group, client_id = header.consumer_group, header.client_id or ""
-        consumer = self.clients.consumer(group, client_id)
+        consumer = self.server.clients.consumer(group, client_id)
         if consumer is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected consumer {client_id!r}")
         if consumer.version < Version.V3_1_8_SNAPSHOT:
@@ -91,13 +83,11 @@ def _relayed_response(
 
 
 def _physical_offset(msg_id: str) -> int:
-    """Return the physical offset in an offset message ID."""
     try:
-        if len(msg_id) not in _MSG_ID_LENGTHS:
-            raise ValueError(f"{len(msg_id)} characters")
-        return int(msg_id[-_OFFSET_DIGITS:], 16)
-    except ValueError as exc:
+        return parse_offset_msg_id(msg_id)[1]
+    except MessageError as exc:
         raise RefusedError(
             ResponseCode.INVALID_PARAMETER,
-            f"{msg_id!r} is no offset message ID ({exc}): it must have 32 hex digits, or 56 for an IPv6 address",
+            f"{msg_id!r} is no offset message ID ({len(msg_id)} characters): it must have 32 hex digits, or 56 for an "
+            "IPv6 address",
         ) from exc

@@ -10,28 +10,15 @@ from dataclasses import dataclass
 import structlog
 
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies import route as bodies
 from mqtemplate.remoting.protocol.bodies.group import GroupList
-from mqtemplate.remoting.protocol.bodies.route import (
-    CreateTopicListRequestBody,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicList,
-)
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.admin import (
-    CreateTopicRequestHeader,
-    GetAllTopicConfigRequestHeader,
-    GetAllTopicConfigResponseHeader,
-    TopicNameRequestHeader,
-)
+from mqtemplate.remoting.protocol.headers import admin as headers
 from mqtemplate.server.admin.paging import page
-from mqtemplate.server.admin.queue_statistics import QueueStatistics
-from mqtemplate.server.clients import ClientRegistry
-from mqtemplate.server.registration import handles
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_configs import TopicConfigs, apply_attributes
-from mqtemplate.store.consumer_offsets import ConsumerOffsets
+from mqtemplate.server.topic_configs import apply_attributes
 from mqtemplate.topics import SYSTEM_TOPICS
 
 _log = structlog.stdlib.get_logger("mqtemplate.admin")
@@ -41,27 +28,14 @@ _log = structlog.stdlib.get_logger("mqtemplate.admin")
 class TopicAdmin:
     """Processors of requests about topics. A change is on disk before the response is sent."""
 
-    topics: TopicConfigs
-    statistics: QueueStatistics
-    offsets: ConsumerOffsets
-    clients: ClientRegistry
+    server: ServerParts
 
     # --- changes -------------------------------------------------------------------------------
 
-    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, slow=True)
-    def _update(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        if request.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
-            configs = [self._requested_config(request.header(CreateTopicRequestHeader))]
-        else:
-            configs = CreateTopicListRequestBody.decode(request.body).topic_config_list
-        for config in configs:
-            self.topics.put(config)
-        _log.info("admin.topics_updated", topics=[config.topic_name for config in configs], by=str(connection.remote))
-        return request.response()
-
-    def _requested_config(self, header: CreateTopicRequestHeader) -> TopicConfig:
-        found = self.topics.find(header.topic)
-        return TopicConfig(
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC, slow=True)
+    def _update(self, header: headers.CreateTopicRequestHeader, connection: Connection) -> None:
+        found = self.server.topics.find(header.topic)
+        config = bodies.TopicConfig(
             topic_name=header.topic,
             read_queue_nums=header.read_queue_nums,
             write_queue_nums=header.write_queue_nums,
@@ -71,47 +45,49 @@ class TopicAdmin:
             order=header.order,
             attributes=apply_attributes(found.attributes if found else {}, header.attributes),
         )
+        self._update_all(bodies.CreateTopicListRequestBody(topic_config_list=[config]), connection)
 
-    @handles(RequestCode.DELETE_TOPIC_IN_BROKER, slow=True)
-    def _delete(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, slow=True)
+    def _update_all(self, body: bodies.CreateTopicListRequestBody, connection: Connection) -> None:
+        for config in body.topic_config_list:
+            self.server.topics.put(config)
+        names = [config.topic_name for config in body.topic_config_list]
+        _log.info("admin.topics_updated", topics=names, by=str(connection.remote))
+
+    @answers(RequestCode.DELETE_TOPIC_IN_BROKER, slow=True)
+    def _delete(self, header: headers.TopicNameRequestHeader, connection: Connection) -> None:
         """Delete a topic. Deleting a missing topic succeeds: tools send the request to each broker of a cluster."""
-        topic = request.header(TopicNameRequestHeader).topic
+        topic = header.topic
         if not topic.strip():
             raise RefusedError(ResponseCode.INVALID_PARAMETER, "the topic to delete is empty; give its name")
-        deleted = self.topics.delete(topic)
-        self.offsets.forget(topic=topic)
+        deleted = self.server.topics.delete(topic)
+        self.server.engine.offsets.forget(topic=topic)
         _log.info("admin.topic_deleted", topic=topic, found=deleted, by=str(connection.remote))
-        return request.response()
 
     # --- queries -------------------------------------------------------------------------------
 
-    @handles(RequestCode.GET_TOPIC_CONFIG)
-    def _config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        topic = request.header(TopicNameRequestHeader).topic
-        return request.response(body=self.topics.get(topic).encode())
+    @answers(RequestCode.GET_TOPIC_CONFIG)
+    def _config(self, query: headers.TopicNameRequestHeader) -> bodies.TopicConfig:
+        return self.server.topics.get(query.topic)
 
-    @handles(RequestCode.GET_ALL_TOPIC_CONFIG)
-    def _list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(GetAllTopicConfigRequestHeader)
-        table = self.topics.all()
-        wrapper = TopicConfigSerializeWrapper(
-            topic_config_table=page(table, header.topic_seq, header.max_topic_num), data_version=self.topics.version
-        )
-        return request.response(
-            header=GetAllTopicConfigResponseHeader(total_topic_num=len(table)), body=wrapper.encode()
-        )
+    @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
+    def _list(
+        self, query: headers.GetAllTopicConfigRequestHeader
+    ) -> tuple[headers.GetAllTopicConfigResponseHeader, bodies.TopicConfigSerializeWrapper]:
+        table = self.server.topics.all()
+        wanted = page(table, query.topic_seq, query.max_topic_num)
+        body = bodies.TopicConfigSerializeWrapper(topic_config_table=wanted, data_version=self.server.topics.version)
+        return headers.GetAllTopicConfigResponseHeader(total_topic_num=len(table)), body
 
-    @handles(RequestCode.GET_TOPIC_STATS_INFO, slow=True)
-    def _stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        topic = request.header(TopicNameRequestHeader).topic
-        return request.response(body=self.statistics.topic_stats(self.topics.get(topic)).encode())
+    @answers(RequestCode.GET_TOPIC_STATS_INFO, slow=True)
+    def _stats(self, query: headers.TopicNameRequestHeader) -> bodies.TopicStatsTable:
+        return self.server.statistics.topic_stats(self.server.topics.get(query.topic))
 
-    @handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
-    def _groups_of_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        topic = request.header(TopicNameRequestHeader).topic
-        groups = self.offsets.groups_of(topic) | set(self.clients.groups_of_topic(topic))
-        return request.response(body=GroupList(group_list=sorted(groups)).encode())
+    @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
+    def _groups_of_topic(self, query: headers.TopicNameRequestHeader) -> GroupList:
+        subscribed = self.server.clients.groups_of_topic(query.topic)
+        return GroupList(group_list=sorted(self.server.engine.offsets.groups_of(query.topic) | set(subscribed)))
 
-    @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-    def _system_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        return request.response(body=TopicList(topic_list=sorted(SYSTEM_TOPICS)).encode())
+    @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+    def _system_topics(self) -> bodies.TopicList:
+        return bodies.TopicList(topic_list=sorted(SYSTEM_TOPICS))

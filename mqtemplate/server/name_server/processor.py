@@ -14,22 +14,11 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, KVTable, TopicList, TopicRouteData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.admin import (
-    AddWritePermOfBrokerResponseHeader,
-    BrokerNameRequestHeader,
-    DeleteTopicFromNamesrvRequestHeader,
-    GetKVConfigResponseHeader,
-    GetRouteInfoRequestHeader,
-    GetTopicsByClusterRequestHeader,
-    KVConfigKeyRequestHeader,
-    KVNamespaceRequestHeader,
-    PutKVConfigRequestHeader,
-    WipeWritePermOfBrokerResponseHeader,
-)
+from mqtemplate.remoting.protocol.headers import admin as headers
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.server.name_server.kv_config import ORDER_TOPIC_CONFIG, KVConfig
 from mqtemplate.server.name_server.registered_brokers import MASTER_ID, RegisteredBrokers, queue_data
-from mqtemplate.server.registration import handles, register
+from mqtemplate.server.registration import answers, register
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import TopicConfigs
 
@@ -86,41 +75,37 @@ class NameServer:
             broker_addrs={MASTER_ID: self.broker_address()},
         )
 
-    @handles(RequestCode.GET_ROUTEINFO_BY_TOPIC)
-    def _route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(GetRouteInfoRequestHeader)
-        route = self.route(header.topic)
+    @answers(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+    def _route(self, query: headers.GetRouteInfoRequestHeader, request: RemotingCommand) -> bytes:
+        route = self.route(query.topic)
         if route is None:
             raise RefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"no route: topic {header.topic!r} does not exist; its first message creates it if the broker permits "
+                f"no route: topic {query.topic!r} does not exist; its first message creates it if the broker permits "
                 "that, or mqadmin updateTopic",
             )
         # Older clients only read fastjson's form, which has numbers as keys.
-        is_standard = request.version >= Version.V4_9_4 or bool(header.accept_standard_json_only)
-        return request.response(body=route.encode(standard=is_standard))
+        is_standard = request.version >= Version.V4_9_4 or bool(query.accept_standard_json_only)
+        return route.encode(standard=is_standard)
 
-    @handles(RequestCode.GET_BROKER_CLUSTER_INFO)
-    def _cluster_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
+    def _cluster_info(self) -> ClusterInfo:
         brokers = [self._own_data(), *(other.data() for other in self.others.all())]
         clusters: dict[str, list[str]] = {}
         for broker in brokers:
             clusters.setdefault(broker.cluster or "", []).append(broker.broker_name)
-        info = ClusterInfo(
-            broker_addr_table={broker.broker_name: broker for broker in brokers}, cluster_addr_table=clusters
-        )
-        return request.response(body=info.encode())
+        by_name = {broker.broker_name: broker for broker in brokers}
+        return ClusterInfo(broker_addr_table=by_name, cluster_addr_table=clusters)
 
     # --- topics --------------------------------------------------------------------------------
 
-    @handles(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-    def _topic_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        return request.response(body=TopicList(topic_list=self._names()).encode())
+    @answers(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    def _topic_list(self) -> TopicList:
+        return TopicList(topic_list=self._names())
 
-    @handles(RequestCode.GET_TOPICS_BY_CLUSTER)
-    def _topics_by_cluster(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        cluster = request.header(GetTopicsByClusterRequestHeader).cluster
-        return request.response(body=TopicList(topic_list=self._names(cluster)).encode())
+    @answers(RequestCode.GET_TOPICS_BY_CLUSTER)
+    def _topics_by_cluster(self, query: headers.GetTopicsByClusterRequestHeader) -> TopicList:
+        return TopicList(topic_list=self._names(query.cluster))
 
     def _names(self, cluster: str | None = None) -> list[str]:
         """Return the sorted names of all topics, or of the topics of one cluster."""
@@ -130,73 +115,69 @@ class NameServer:
                 names |= other.topics.keys()
         return sorted(names)
 
-    @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
-    def _system_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+    def _system_topics(self) -> TopicList:
         """Return the names of clusters and brokers, which are topics too, and the address of one broker."""
         others = self.others.all()
         clusters = {self.topics.cluster_name, *(other.cluster for other in others)}
         names = [*sorted(clusters), self.topics.broker_name, *(other.name for other in others)]
-        return request.response(body=TopicList(topic_list=names, broker_addr=self.broker_address()).encode())
+        return TopicList(topic_list=names, broker_addr=self.broker_address())
 
-    @handles(RequestCode.DELETE_TOPIC_IN_NAMESRV)
-    def _delete_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV)
+    def _delete_topic(self, header: headers.DeleteTopicFromNamesrvRequestHeader) -> None:
         """Remove a topic from the registered brokers. The route of the own broker follows from its topic table."""
-        self.others.forget_topic(request.header(DeleteTopicFromNamesrvRequestHeader).topic)
-        return request.response()
+        self.others.forget_topic(header.topic)
 
     # --- key-value table -----------------------------------------------------------------------
 
-    @handles(RequestCode.PUT_KV_CONFIG, slow=True)
-    def _put_entry(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(PutKVConfigRequestHeader)
+    @answers(RequestCode.PUT_KV_CONFIG, slow=True)
+    def _put_entry(self, header: headers.PutKVConfigRequestHeader) -> None:
         self.entries.put(header.namespace, header.key, header.value)
-        return request.response()
 
-    @handles(RequestCode.GET_KV_CONFIG)
-    def _get_entry(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(KVConfigKeyRequestHeader)
-        value = self.entries.get(header.namespace, header.key)
+    @answers(RequestCode.GET_KV_CONFIG)
+    def _get_entry(self, query: headers.KVConfigKeyRequestHeader) -> headers.GetKVConfigResponseHeader:
+        value = self.entries.get(query.namespace, query.key)
         if value is None:
-            raise RefusedError(ResponseCode.QUERY_NOT_FOUND, f"no entry {header.key!r} in {header.namespace!r}")
-        return request.response(header=GetKVConfigResponseHeader(value=value))
+            raise RefusedError(ResponseCode.QUERY_NOT_FOUND, f"no entry {query.key!r} in {query.namespace!r}")
+        return headers.GetKVConfigResponseHeader(value=value)
 
-    @handles(RequestCode.DELETE_KV_CONFIG, slow=True)
-    def _delete_entry(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(KVConfigKeyRequestHeader)
+    @answers(RequestCode.DELETE_KV_CONFIG, slow=True)
+    def _delete_entry(self, header: headers.KVConfigKeyRequestHeader) -> None:
         self.entries.delete(header.namespace, header.key)
-        return request.response()
 
-    @handles(RequestCode.GET_KVLIST_BY_NAMESPACE)
-    def _entries_of_namespace(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        namespace = request.header(KVNamespaceRequestHeader).namespace
-        entries = self.entries.namespace(namespace)
+    @answers(RequestCode.GET_KVLIST_BY_NAMESPACE)
+    def _entries_of_namespace(self, query: headers.KVNamespaceRequestHeader) -> KVTable:
+        entries = self.entries.namespace(query.namespace)
         if entries is None:
-            raise RefusedError(ResponseCode.QUERY_NOT_FOUND, f"namespace {namespace!r} has no entries")
-        return request.response(body=KVTable(table=entries).encode())
+            raise RefusedError(ResponseCode.QUERY_NOT_FOUND, f"namespace {query.namespace!r} has no entries")
+        return KVTable(table=entries)
 
     # --- write permission ----------------------------------------------------------------------
 
-    @handles(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
-    def _wipe_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        count = self._set_writable(connection, request, is_writable=False)
-        return request.response(header=WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
+    @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
+    def _wipe_write_perm(
+        self, header: headers.BrokerNameRequestHeader, connection: Connection
+    ) -> headers.WipeWritePermOfBrokerResponseHeader:
+        count = self._set_writable(header.broker_name, connection, is_writable=False)
+        return headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count)
 
-    @handles(RequestCode.ADD_WRITE_PERM_OF_BROKER)
-    def _add_write_perm(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        count = self._set_writable(connection, request, is_writable=True)
-        return request.response(header=AddWritePermOfBrokerResponseHeader(add_topic_count=count))
+    @answers(RequestCode.ADD_WRITE_PERM_OF_BROKER)
+    def _add_write_perm(
+        self, header: headers.BrokerNameRequestHeader, connection: Connection
+    ) -> headers.AddWritePermOfBrokerResponseHeader:
+        count = self._set_writable(header.broker_name, connection, is_writable=True)
+        return headers.AddWritePermOfBrokerResponseHeader(add_topic_count=count)
 
-    def _set_writable(self, connection: Connection, request: RemotingCommand, *, is_writable: bool) -> int:
+    def _set_writable(self, name: str, connection: Connection, *, is_writable: bool) -> int:
         """Return the number of topics of the broker. As in RocketMQ, a restart grants the permission again."""
-        name = request.header(BrokerNameRequestHeader).broker_name
         _log.info("name_server.write_perm_changed", broker=name, writable=is_writable, by=str(connection.remote))
         if name != self.topics.broker_name:
             return self.others.set_writable(name, is_writable=is_writable)
         self.is_writable = is_writable
         return len(self.topics.names())
 
-    @handles(RequestCode.GET_NAMESRV_CONFIG)
-    def _config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.GET_NAMESRV_CONFIG)
+    def _config(self) -> bytes:
         """Return the settings, which are constants here."""
         lines = ["orderMessageEnable=true", "returnOrderTopicConfigToBroker=false", "enableTopicList=true"]
-        return request.response(body="".join(f"{line}\n" for line in lines).encode())
+        return "".join(f"{line}\n" for line in lines).encode()

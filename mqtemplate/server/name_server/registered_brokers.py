@@ -14,22 +14,11 @@ import structlog
 
 from mqtemplate.clock import Clock
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.route import (
-    BrokerData,
-    DataVersion,
-    QueueData,
-    RegisterBrokerBody,
-    TopicConfig,
-)
+from mqtemplate.remoting.protocol.bodies import route as bodies
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.admin import (
-    BrokerRequestHeader,
-    QueryDataVersionResponseHeader,
-    RegisterBrokerRequestHeader,
-    RegisterBrokerResponseHeader,
-)
-from mqtemplate.server.registration import handles
+from mqtemplate.remoting.protocol.headers import admin as headers
+from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
 
 _log = structlog.stdlib.get_logger("mqtemplate.name_server")
@@ -47,7 +36,7 @@ class _Member:
     connection_id: int
     registered_ms: int
     expire_ms: int
-    version: DataVersion
+    version: bodies.DataVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +52,18 @@ class RegisteredBroker:
     cluster: str
     name: str
     members: dict[int, _Member] = field(default_factory=dict)
-    topics: dict[str, TopicConfig] = field(default_factory=dict)
+    topics: dict[str, bodies.TopicConfig] = field(default_factory=dict)
     is_writable: bool = True
 
-    def data(self) -> BrokerData:
+    def data(self) -> bodies.BrokerData:
         """Return the addresses of the broker."""
         addresses = {broker_id: member.address for broker_id, member in sorted(self.members.items())}
-        return BrokerData(cluster=self.cluster, broker_name=self.name, broker_addrs=addresses)
+        return bodies.BrokerData(cluster=self.cluster, broker_name=self.name, broker_addrs=addresses)
 
 
-def queue_data(broker_name: str, config: TopicConfig, *, is_writable: bool) -> QueueData:
+def queue_data(broker_name: str, config: bodies.TopicConfig, *, is_writable: bool) -> bodies.QueueData:
     """Return the queues of one topic on one broker."""
-    return QueueData(
+    return bodies.QueueData(
         broker_name=broker_name,
         read_queue_nums=config.read_queue_nums,
         write_queue_nums=config.write_queue_nums,
@@ -158,11 +147,12 @@ class RegisteredBrokers:
 
     # --- requests ------------------------------------------------------------------------------
 
-    @handles(RequestCode.REGISTER_BROKER)
-    def _register(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(RegisterBrokerRequestHeader)
+    @answers(RequestCode.REGISTER_BROKER)
+    def _register(
+        self, header: headers.RegisterBrokerRequestHeader, connection: Connection, request: RemotingCommand
+    ) -> headers.RegisterBrokerResponseHeader:
         self._check(header, request.body)
-        wrapper = RegisterBrokerBody.decode(request.body).topic_config_serialize_wrapper
+        wrapper = bodies.RegisterBrokerBody.decode(request.body).topic_config_serialize_wrapper
         expire_ms = header.heartbeat_timeout_millis or _EXPIRE_MS
         member = _Member(header.broker_addr, connection.id, self._clock.now_ms(), expire_ms, wrapper.data_version)
         with self._lock:
@@ -180,11 +170,9 @@ class RegisteredBrokers:
             )
             master = members.get(MASTER_ID)
         is_replica = header.broker_id != MASTER_ID and master is not None
-        return request.response(
-            header=RegisterBrokerResponseHeader(master_addr=master.address if master and is_replica else None)
-        )
+        return headers.RegisterBrokerResponseHeader(master_addr=master.address if master and is_replica else None)
 
-    def _check(self, header: RegisterBrokerRequestHeader, body: bytes) -> None:
+    def _check(self, header: headers.RegisterBrokerRequestHeader, body: bytes) -> None:
         reason = None
         if header.broker_name == self._own_name:
             reason = f"broker name {header.broker_name!r} belongs to the broker of this name server; choose another"
@@ -195,26 +183,23 @@ class RegisteredBrokers:
         if reason is not None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, reason)
 
-    @handles(RequestCode.UNREGISTER_BROKER)
-    def _unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(BrokerRequestHeader)
+    @answers(RequestCode.UNREGISTER_BROKER)
+    def _unregister(self, header: headers.BrokerRequestHeader) -> None:
         with self._lock:
             broker = self._brokers.get(header.broker_name)
             if broker is not None and header.broker_id in broker.members:
                 self._remove(broker, [header.broker_id])
-        return request.response()
 
-    @handles(RequestCode.QUERY_DATA_VERSION)
-    def _query_version(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.QUERY_DATA_VERSION)
+    def _query_version(
+        self, header: headers.BrokerRequestHeader, version: bodies.DataVersion
+    ) -> tuple[headers.QueryDataVersionResponseHeader, bodies.DataVersion | None]:
         """Tell a broker if it must register its topics again. The request also renews the registration."""
-        header = request.header(BrokerRequestHeader)
-        version = DataVersion.decode(request.body)
         with self._lock:
             broker = self._brokers.get(header.broker_name)
             member = None if broker is None else broker.members.get(header.broker_id)
             if broker is None or member is None or member.address != header.broker_addr:
-                return request.response(header=QueryDataVersionResponseHeader(changed=True))
+                return headers.QueryDataVersionResponseHeader(changed=True), None
             members = broker.members | {header.broker_id: replace(member, registered_ms=self._clock.now_ms())}
             self._brokers[header.broker_name] = replace(broker, members=members)
-        changed = QueryDataVersionResponseHeader(changed=member.version != version)
-        return request.response(header=changed, body=member.version.encode())
+        return headers.QueryDataVersionResponseHeader(changed=member.version != version), member.version

@@ -1,4 +1,4 @@
-"""Codes 34, 35, 38 and 46: clients register and list the members of their groups. Code 40: the broker notifies members.
+"""Codes 34, 35, 38 and 46: clients register, list the members of their groups and check subscriptions.
 
 Source: RocketMQ ``broker: ClientManageProcessor``, ``ConsumerManageProcessor``.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
@@ -19,13 +18,11 @@ from mqtemplate.remoting.protocol.bodies.group import (
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
-from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable, mixed_group_error
-from mqtemplate.server.registration import handles
+from mqtemplate.server.clients import ClientChannel
+from mqtemplate.server.group_table import mixed_group_error
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.subscriptions import Subscriptions
-from mqtemplate.server.topic_creation import TopicCreation
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 
@@ -36,35 +33,31 @@ class ClientProcessor:
     The first heartbeat of a group creates its settings and its retry topic, before the broker responds.
     """
 
-    engine: EmbeddedBroker
-    clients: ClientRegistry
-    subscriptions: Subscriptions
-    groups: SubscriptionGroupTable
-    topics: TopicCreation
-    deferred_work: DeferredWork
+    server: ServerParts
 
     # --- registration --------------------------------------------------------------------------
 
     @handles(RequestCode.HEART_BEAT)
     def _heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         heartbeat = HeartbeatData.decode(request.body)
+        work = partial(self._register, connection, request, heartbeat)
         if all(self._exists(data.group_name) for data in heartbeat.consumer_data_set):
-            return self._register(connection, request, heartbeat)
-        return self.deferred_work.run(connection, request, partial(self._register, connection, request, heartbeat))
+            return work()
+        return self.server.deferred_work.run(connection, request, work)
 
     def _exists(self, group: str) -> bool:
         """Return True if a group and its retry topic exist."""
-        config = self.groups.find(group)
+        config = self.server.groups.find(group)
         if config is None:
             return False
-        return config.retry_queue_nums <= 0 or self.topics.has(RETRY_TOPIC_PREFIX + group)
+        return config.retry_queue_nums <= 0 or self.server.topics.has(RETRY_TOPIC_PREFIX + group)
 
     def _register(self, connection: Connection, request: RemotingCommand, heartbeat: HeartbeatData) -> RemotingCommand:
-        now_ms = self.engine.clock.now_ms()
+        clients, now_ms = self.server.clients, self.server.engine.clock.now_ms()
         channel = ClientChannel(connection, heartbeat.client_id, request.language, request.version, now_ms)
-        is_first = [self.clients.register_producer(data.group_name, channel) for data in heartbeat.producer_data_set]
+        is_first = [clients.register_producer(data.group_name, channel) for data in heartbeat.producer_data_set]
         if any(is_first):
-            self.engine.transactions.producer_connected()
+            self.server.engine.transactions.producer_connected()
         refusals = []
         for consumer in heartbeat.consumer_data_set:
             try:
@@ -72,7 +65,7 @@ class ClientProcessor:
             except RefusedError as exc:  # The other groups of the client are registered nevertheless.
                 refusals.append(exc)
         if not connection.is_open:  # It was closed before the client was registered: `forget` came too early.
-            self.clients.forget(connection)
+            clients.forget(connection)
         if refusals:
             raise refusals[0]
         return request.response()
@@ -84,46 +77,31 @@ class ClientProcessor:
             RefusedError: The group is missing and may not be created, or has consumers in this process.
         """
         group = consumer.group_name
-        config = self.groups.ensure(group)
+        config = self.server.groups.ensure(group)
         if config.retry_queue_nums > 0:
-            self.topics.create_group_topic(RETRY_TOPIC_PREFIX + group, config.retry_queue_nums)
-        if self.engine.has_members(group):
+            self.server.topics.create_group_topic(RETRY_TOPIC_PREFIX + group, config.retry_queue_nums)
+        if self.server.engine.has_members(group):
             raise mixed_group_error(group)
-        self.clients.register_consumer(consumer, channel, without_sub=without_sub)
+        self.server.clients.register_consumer(consumer, channel, without_sub=without_sub)
 
-    @handles(RequestCode.UNREGISTER_CLIENT)
-    def _unregister(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(UnregisterClientRequestHeader)
+    @answers(RequestCode.UNREGISTER_CLIENT)
+    def _unregister(self, header: UnregisterClientRequestHeader, connection: Connection) -> None:
         if header.producer_group is not None:
-            self.clients.unregister_producer(header.producer_group, connection)
+            self.server.clients.unregister_producer(header.producer_group, connection)
         if header.consumer_group is not None:
-            self.clients.unregister_consumer(header.consumer_group, connection)
-        return request.response()
+            self.server.clients.unregister_consumer(header.consumer_group, connection)
 
     # --- members and subscriptions -------------------------------------------------------------
 
-    @handles(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
-    def _consumer_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        group = request.header(ConsumerGroupRequestHeader).consumer_group
-        info = self.clients.consumer_group(group)
+    @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+    def _consumer_list(self, query: ConsumerGroupRequestHeader) -> GetConsumerListByGroupResponseBody:
+        info = self.server.clients.consumer_group(query.consumer_group)
         if info is None:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected consumer")
-        return request.response(body=GetConsumerListByGroupResponseBody(consumer_id_list=info.client_ids()).encode())
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.consumer_group!r} has no connected consumer")
+        return GetConsumerListByGroupResponseBody(consumer_id_list=info.client_ids())
 
-    def notify_members(self, info: ConsumerGroupInfo) -> None:
-        """Notify the members of a group that it changed. They rebalance the queues at once."""
-        config = self.groups.find(info.group)
-        if info.is_broadcasting or (config is not None and not config.notify_consumer_ids_changed_enable):
-            return
-        header = ConsumerGroupRequestHeader(consumer_group=info.group)
-        for channel in info.channels.values():
-            channel.connection.send_one_way(
-                RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True)
-            )
-
-    @handles(RequestCode.CHECK_CLIENT_CONFIG)
-    def _check_client(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+    @answers(RequestCode.CHECK_CLIENT_CONFIG)
+    def _check_client(self, query: CheckClientRequestBody) -> None:
         """Check the expression of a subscription: a consumer requests this before it starts."""
-        subscription = CheckClientRequestBody.decode(request.body).subscription_data
-        self.subscriptions.selector(subscription.expression_type, subscription.sub_string)
-        return request.response()
+        subscription = query.subscription_data
+        self.server.subscriptions.selector(subscription.expression_type, subscription.sub_string)

@@ -5,31 +5,20 @@ Source: RocketMQ ``broker: ConsumerManageProcessor``, ``AdminBrokerProcessor``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.remoting.protocol.headers.fields import BoundaryType
-from mqtemplate.remoting.protocol.headers.group import (
-    GetEarliestMsgStoretimeResponseHeader,
-    GetMaxOffsetRequestHeader,
-    OffsetResponseHeader,
-    QueryConsumerOffsetRequestHeader,
-    SearchOffsetRequestHeader,
-    TopicQueueRequestHeader,
-    UpdateConsumerOffsetRequestHeader,
-)
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable
-from mqtemplate.server.raw_reader import RawReader
-from mqtemplate.server.registration import handles
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.topic_creation import queue_id_error
+from mqtemplate.server.topic_configs import queue_id_error
 
 _YOUNG_QUEUE_BYTES = 1 << 30
 """A queue is young while its first message is within this distance of the log's end: a new group starts at offset 0.
@@ -45,17 +34,13 @@ class OffsetProcessor:
     A group without an offset starts as in an embedded broker: at 0 of a young queue, else where its client chooses.
     """
 
-    engine: EmbeddedBroker
-    raw: RawReader
-    groups: SubscriptionGroupTable
-    deferred_work: DeferredWork
+    server: ServerParts
 
     # --- of groups -----------------------------------------------------------------------------
 
-    @handles(RequestCode.QUERY_CONSUMER_OFFSET)
-    def _query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(QueryConsumerOffsetRequestHeader)
-        offset = self.engine.offsets.offset(header.consumer_group, header.topic, header.queue_id)
+    @answers(RequestCode.QUERY_CONSUMER_OFFSET)
+    def _query(self, header: headers.QueryConsumerOffsetRequestHeader) -> headers.OffsetResponseHeader:
+        offset = self.server.engine.offsets.offset(header.consumer_group, header.topic, header.queue_id)
         if offset is None and header.set_zero_if_not_found is not False and self._is_young(header):
             offset = 0
         if offset is None:
@@ -63,78 +48,70 @@ class OffsetProcessor:
                 ResponseCode.QUERY_NOT_FOUND,
                 f"group {header.consumer_group!r} has no offset in queue {header.queue_id} of {header.topic!r}",
             )
-        return _offset(request, offset)
+        return headers.OffsetResponseHeader(offset=offset)
 
-    def _is_young(self, header: TopicQueueRequestHeader) -> bool:
-        queue = self._queue(header)
+    def _is_young(self, header: headers.TopicQueueRequestHeader) -> bool:
+        queue, reader = self._queue(header), self.server.engine.reader
         if queue is None:
             return False
-        return (
-            self.engine.reader.min_offset(queue) == 0 and self.engine.reader.bytes_after(queue, 0) <= _YOUNG_QUEUE_BYTES
-        )
+        return reader.min_offset(queue) == 0 and reader.bytes_after(queue, 0) <= _YOUNG_QUEUE_BYTES
 
     @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def _update(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        header = request.header(UpdateConsumerOffsetRequestHeader)
+        header = request.header(headers.UpdateConsumerOffsetRequestHeader)
         self._check_queue(header)
-        if self.groups.find(header.consumer_group) is not None:
+        if self.server.groups.find(header.consumer_group) is not None:
             return self._commit(request, header)
-        return self.deferred_work.run(connection, request, partial(self._commit, request, header))
+        return self.server.deferred_work.run(connection, request, partial(self._commit, request, header))
 
-    def _commit(self, request: RemotingCommand, header: UpdateConsumerOffsetRequestHeader) -> RemotingCommand:
+    def _commit(self, request: RemotingCommand, header: headers.UpdateConsumerOffsetRequestHeader) -> RemotingCommand:
         """Commit an offset, also one that is lower than before: an administrator may have reset the group."""
-        self.groups.ensure(header.consumer_group)
-        self.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, max(0, header.commit_offset))
+        self.server.groups.ensure(header.consumer_group)
+        offset = max(0, header.commit_offset)
+        self.server.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
         return request.response()
 
     # --- of queues -----------------------------------------------------------------------------
 
-    @handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, slow=True)
-    def _search(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        header = request.header(SearchOffsetRequestHeader)
+    @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, slow=True)
+    def _search(self, header: headers.SearchOffsetRequestHeader) -> headers.OffsetResponseHeader:
+        reader = self.server.engine.reader
+
+        def search(queue: MessageQueue) -> int:
+            if header.boundary_type is not BoundaryType.UPPER:
+                return reader.search_offset(queue, header.timestamp)
+            return max(reader.min_offset(queue), reader.search_offset(queue, header.timestamp + 1) - 1)
+
+        return self._offset(header, search)
+
+    @answers(RequestCode.GET_MAX_OFFSET)
+    def _max(self, header: headers.GetMaxOffsetRequestHeader) -> headers.OffsetResponseHeader:
+        return self._offset(header, self.server.engine.reader.max_offset)
+
+    @answers(RequestCode.GET_MIN_OFFSET)
+    def _min(self, header: headers.TopicQueueRequestHeader) -> headers.OffsetResponseHeader:
+        return self._offset(header, self.server.engine.reader.min_offset)
+
+    @answers(RequestCode.GET_EARLIEST_MSG_STORETIME, slow=True)
+    def _earliest(self, header: headers.TopicQueueRequestHeader) -> headers.GetEarliestMsgStoretimeResponseHeader:
+        queue, server = self._queue(header), self.server
+        timestamp = None if queue is None else server.raw.store_time(queue, server.engine.reader.min_offset(queue))
+        return headers.GetEarliestMsgStoretimeResponseHeader(timestamp=-1 if timestamp is None else timestamp)
+
+    def _offset(
+        self, header: headers.TopicQueueRequestHeader, read: Callable[[MessageQueue], int]
+    ) -> headers.OffsetResponseHeader:
         queue = self._queue(header)
-        if queue is None:
-            return _offset(request, 0)
-        if header.boundary_type is not BoundaryType.UPPER:
-            return _offset(request, self.engine.reader.search_offset(queue, header.timestamp))
-        after = self.engine.reader.search_offset(queue, header.timestamp + 1)
-        return _offset(request, max(self.engine.reader.min_offset(queue), after - 1))
+        return headers.OffsetResponseHeader(offset=0 if queue is None else read(queue))
 
-    @handles(RequestCode.GET_MAX_OFFSET)
-    def _max(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        queue = self._queue(request.header(GetMaxOffsetRequestHeader))
-        return _offset(request, 0 if queue is None else self.engine.reader.max_offset(queue))
-
-    @handles(RequestCode.GET_MIN_OFFSET)
-    def _min(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        queue = self._queue(request.header(TopicQueueRequestHeader))
-        return _offset(request, 0 if queue is None else self.engine.reader.min_offset(queue))
-
-    @handles(RequestCode.GET_EARLIEST_MSG_STORETIME, slow=True)
-    def _earliest(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        queue = self._queue(request.header(TopicQueueRequestHeader))
-        timestamp = None if queue is None else self.raw.store_time(queue, self.engine.reader.min_offset(queue))
-        header = GetEarliestMsgStoretimeResponseHeader(timestamp=-1 if timestamp is None else timestamp)
-        return request.response(header=header)
-
-    def _check_queue(self, header: TopicQueueRequestHeader) -> None:
-        config = self.engine.topics.config(header.topic)
-        if config is None:
+    def _check_queue(self, header: headers.TopicQueueRequestHeader) -> None:
+        if not self.server.topics.has(header.topic):
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic!r} does not exist")
         if self._queue(header) is None:
-            raise queue_id_error(header.topic, header.queue_id, _queue_count(config))
+            raise queue_id_error(header.topic, header.queue_id, self.server.topics.queue_count(header.topic))
 
-    def _queue(self, header: TopicQueueRequestHeader) -> MessageQueue | None:
+    def _queue(self, header: headers.TopicQueueRequestHeader) -> MessageQueue | None:
         """Return the queue in a request, or None if it does not exist."""
-        config = self.engine.topics.config(header.topic)
-        if config is None or not 0 <= header.queue_id < _queue_count(config):
+        if not 0 <= header.queue_id < self.server.topics.queue_count(header.topic):
             return None
-        return MessageQueue(header.topic, self.engine.name, header.queue_id)
-
-
-def _queue_count(config: dict[str, Any]) -> int:
-    return max(int(config.get(name, 0)) for name in ("readQueueNums", "writeQueueNums"))
-
-
-def _offset(request: RemotingCommand, offset: int) -> RemotingCommand:
-    return request.response(header=OffsetResponseHeader(offset=offset))
+        return MessageQueue(header.topic, self.server.engine.name, header.queue_id)

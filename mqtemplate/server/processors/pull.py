@@ -8,81 +8,60 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import Perm, PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from mqtemplate.server.clients import ClientRegistry
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable, mixed_group_error
-from mqtemplate.server.pull_hold import HeldPull, PullHold
-from mqtemplate.server.raw_reader import RawQuery, RawReader, RawStatus
+from mqtemplate.server.group_table import mixed_group_error
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.pull_hold import HeldPull
+from mqtemplate.server.raw_reader import RawQuery, RawStatus
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError
-from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.subscriptions import Subscriptions
-from mqtemplate.server.topic_creation import queue_id_error
+from mqtemplate.server.topic_configs import queue_id_error
 
 
 @dataclass(frozen=True, slots=True)
 class PullProcessor:
     """Answers a pull at once if it found a message or may not wait. `PullHold` holds the others."""
 
-    engine: EmbeddedBroker
-    settings: BrokerServerSettings
-    clients: ClientRegistry
-    groups: SubscriptionGroupTable
-    subscriptions: Subscriptions
-    raw: RawReader
-    hold: PullHold
-    deferred_work: DeferredWork
+    server: ServerParts
 
     @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def _process(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(PullMessageRequestHeader)
-        group = self.groups.find(header.consumer_group)
-        if group is None:
-            create = partial(self._create_group_and_pull, connection, request, header)
-            return self.deferred_work.run(connection, request, create)
-        return self._pull(connection, request, header, group)
-
-    def _create_group_and_pull(
-        self, connection: Connection, request: RemotingCommand, header: PullMessageRequestHeader
-    ) -> RemotingCommand | None:
-        return self._pull(connection, request, header, self.groups.ensure(header.consumer_group))
+        if self.server.groups.find(header.consumer_group) is not None:
+            return self._pull(connection, request, header)
+        return self.server.deferred_work.run(connection, request, partial(self._pull, connection, request, header))
 
     def _pull(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        header: PullMessageRequestHeader,
-        group: SubscriptionGroupConfig,
+        self, connection: Connection, request: RemotingCommand, header: PullMessageRequestHeader
     ) -> RemotingCommand | None:
+        group = self.server.groups.ensure(header.consumer_group)
         self._check_queue(header)
         self._check_group(group)
-        selector = self.subscriptions.selector_of_pull(header)
+        selector = self.server.subscriptions.selector_of_pull(header)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET:
             offset = max(0, header.commit_offset)
-            self.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
-        queue = MessageQueue(header.topic, self.engine.name, header.queue_id)
-        max_count = max(1, min(header.max_msg_nums, self.settings.max_pull_count))
-        max_bytes = self.settings.max_pull_bytes
+            self.server.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
+        queue = MessageQueue(header.topic, self.server.engine.name, header.queue_id)
+        max_count = max(1, min(header.max_msg_nums, self.server.settings.max_pull_count))
+        max_bytes = self.server.settings.max_pull_bytes
         if header.max_msg_bytes is not None:
             max_bytes = min(max_bytes, max(1, header.max_msg_bytes))
         query, at = RawQuery(queue, max_count, max_bytes, selector), header.queue_offset
-        found = self.raw.pull(query, at)
+        found = self.server.raw.pull(query, at)
         may_wait = header.sys_flag & PullSysFlag.SUSPEND and header.suspend_timeout_millis > 0
         if found.status is RawStatus.NO_NEW_MSG and may_wait:
-            deadline_ms = self.engine.clock.now_ms() + header.suspend_timeout_millis
-            self.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms))
+            deadline_ms = self.server.engine.clock.now_ms() + header.suspend_timeout_millis
+            self.server.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms))
             return None
         return found.response_to(request)
 
     def _check_queue(self, header: PullMessageRequestHeader) -> None:
-        config = self.engine.topics.config(header.topic)
+        config = self.server.engine.topics.config(header.topic)
         if config is None:
             raise RefusedError(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic!r} does not exist; its first message creates it"
@@ -98,11 +77,11 @@ class PullProcessor:
         if not group.consume_enable:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"group {name!r} may not consume (consumeEnable)")
         if not group.consume_broadcast_enable:
-            info = self.clients.consumer_group(name)
+            info = self.server.clients.consumer_group(name)
             if info is not None and info.is_broadcasting:
                 raise RefusedError(
                     ResponseCode.NO_PERMISSION,
                     f"group {name!r} may not use the model BROADCASTING (consumeBroadcastEnable)",
                 )
-        if self.engine.has_members(name):
+        if self.server.engine.has_members(name):
             raise mixed_group_error(name)

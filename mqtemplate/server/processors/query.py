@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.errors import DeletedRecordError
 from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import MessageExt
-from mqtemplate.record.codec import without_check
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import ConsumeQueueData, QueryConsumeQueueResponseBody, SubscriptionData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -22,8 +19,8 @@ from mqtemplate.remoting.protocol.headers.message import (
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
-from mqtemplate.server.clients import ClientRegistry
-from mqtemplate.server.registration import handles
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
 
 _MAX_UNIQUE = 32
@@ -40,46 +37,27 @@ class QueryProcessor:
     A message that is not yet as durable as the flush mode requires is not found.
     """
 
-    engine: EmbeddedBroker
-    clients: ClientRegistry
+    server: ServerParts
 
     # --- messages ------------------------------------------------------------------------------
 
-    def record_at(self, physical_offset: int) -> bytes | None:
-        """Return the record that starts at *physical_offset*, or None if no durable record starts there.
-
-        Raises:
-            CorruptRecordError: The record is corrupt.
-        """
-        store = self.engine.store
-        if not 0 <= physical_offset < store.confirm_offset:
-            return None
-        try:
-            record = store.read_at(physical_offset)
-        except DeletedRecordError:
-            return None
-        if record is None or physical_offset + record.total_size > store.confirm_offset:
-            return None
-        return without_check(store.read_bytes(physical_offset, record.total_size), record)
-
-    @handles(RequestCode.VIEW_MESSAGE_BY_ID, slow=True)
-    def _by_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        offset = request.header(ViewMessageRequestHeader).offset
-        record = self.record_at(offset)
+    @answers(RequestCode.VIEW_MESSAGE_BY_ID, slow=True)
+    def _by_offset(self, query: ViewMessageRequestHeader) -> bytes:
+        record = self.server.raw.record_at(query.offset)
         if record is None:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR,
-                f"no message starts at physical offset {offset}; retention may have deleted it",
+                f"no message starts at physical offset {query.offset}; retention may have deleted it",
             )
-        return request.response(body=record)
+        return record
 
     @handles(RequestCode.QUERY_MESSAGE, slow=True)
     def _by_key(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         query = request.header(QueryMessageRequestHeader)
         records = self._records(query)
         header = QueryMessageResponseHeader(
-            index_last_update_timestamp=self.engine.clock.now_ms(),
-            index_last_update_phyoffset=self.engine.store.confirm_offset,
+            index_last_update_timestamp=self.server.engine.clock.now_ms(),
+            index_last_update_phyoffset=self.server.engine.store.confirm_offset,
         )
         if not records:
             remark = f"no message of topic {query.topic!r} has the key {query.key!r} in this period"
@@ -95,7 +73,7 @@ class QueryProcessor:
             size += message.store_size
             if records and size > _MAX_BYTES:
                 break
-            record = self.record_at(message.physical_offset)
+            record = self.server.raw.record_at(message.physical_offset)
             if record is not None:  # None: retention has just deleted it.
                 records.append(record)
         return records
@@ -103,7 +81,7 @@ class QueryProcessor:
     def _messages(self, query: QueryMessageRequestHeader) -> list[MessageExt]:
         """Find messages by key, or by unique key. Older clients do not name the kind of key: try both."""
         for unique in [False, True] if query.unique is None else [query.unique]:
-            found = self.engine.messages_by_key(
+            found = self.server.engine.messages_by_key(
                 query.topic,
                 query.key,
                 _MAX_UNIQUE if unique else min(max(query.max_num, 1), _MAX_MESSAGES),
@@ -117,18 +95,17 @@ class QueryProcessor:
 
     # --- units of queues -----------------------------------------------------------------------
 
-    @handles(RequestCode.QUERY_CONSUME_QUEUE, slow=True)
-    def _consume_queue(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        query = request.header(QueryConsumeQueueRequestHeader)
-        topic = query.topic or ""
-        if not 0 <= query.queue_id < self.engine.topics.queue_count(topic):
+    @answers(RequestCode.QUERY_CONSUME_QUEUE, slow=True)
+    def _consume_queue(self, query: QueryConsumeQueueRequestHeader) -> QueryConsumeQueueResponseBody:
+        engine, topic = self.server.engine, query.topic or ""
+        if not 0 <= query.queue_id < engine.topics.queue_count(topic):
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"topic {topic!r} has no queue {query.queue_id}")
-        queue = self.engine.store.consume_queue(topic, query.queue_id)
-        subscription = self.clients.subscription(query.consumer_group, topic) if query.consumer_group else None
+        queue = engine.store.consume_queue(topic, query.queue_id)
+        subscription = self.server.clients.subscription(query.consumer_group, topic) if query.consumer_group else None
         units = []
         if queue.min_offset <= query.index < queue.max_offset:
             units = queue.unit_tuples(query.index, min(max(query.count, 0), _MAX_UNITS))
-        body = QueryConsumeQueueResponseBody(
+        return QueryConsumeQueueResponseBody(
             queue_data=[
                 ConsumeQueueData(
                     physic_offset=physical_offset,
@@ -142,7 +119,6 @@ class QueryProcessor:
             min_queue_index=queue.min_offset,
             subscription_data=subscription,
         )
-        return request.response(body=body.encode())
 
 
 def _matches(subscription: SubscriptionData | None, tags_code: int) -> bool:

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 
 from mqtemplate.clock import Clock
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
 from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.server.registration import handles
+from mqtemplate.server.registration import answers
 
 _Locks = dict[MessageQueue, tuple[str, int]]
 """Queue -> client ID of the owner, and when (ms) the owner locked the queue or renewed the lock."""
@@ -69,14 +67,10 @@ class QueueLocks:
 
     # --- requests ------------------------------------------------------------------------------
 
-    @handles(RequestCode.LOCK_BATCH_MQ)
-    def _process_lock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        body = LockBatchRequestBody.decode(request.body)
-        owned = self.lock(body.consumer_group, body.client_id, body.mq_set)
-        return request.response(body=LockBatchResponseBody(lock_ok_mq_set=owned).encode())
+    @answers(RequestCode.LOCK_BATCH_MQ)
+    def _process_lock(self, body: LockBatchRequestBody) -> LockBatchResponseBody:
+        return LockBatchResponseBody(lock_ok_mq_set=self.lock(body.consumer_group, body.client_id, body.mq_set))
 
-    @handles(RequestCode.UNLOCK_BATCH_MQ)
-    def _process_unlock(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        body = LockBatchRequestBody.decode(request.body)
+    @answers(RequestCode.UNLOCK_BATCH_MQ)
+    def _process_unlock(self, body: LockBatchRequestBody) -> None:
         self.unlock(body.consumer_group, body.client_id, body.mq_set)
-        return request.response()

@@ -1,47 +1,50 @@
-"""Codes 10, 310 and 320: producers send messages.
+"""Codes 10, 310 and 320: producers send messages. Code 36: consumers send messages back that they could not handle.
 
-Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcessor``.
+Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcessor.consumerSendMsgBack``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+import structlog
+
+from mqtemplate.brokers.embedded.draft import batch_topic
+from mqtemplate.brokers.embedded.message_writer import StoredBatch
+from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import MessageError
 from mqtemplate.message import (
     DELAY_PROPERTIES,
     HostAddress,
     Message,
+    MessageExt,
     Property,
     copy_properties,
     offset_msg_id,
-    offset_msg_ids,
 )
 from mqtemplate.record.codec import RecordDraft, pack_host
-from mqtemplate.record.layout import CHECK_NAME
+from mqtemplate.record.layout import CHECK_NAME, SysFlag
+from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import (
+    ConsumerSendMsgBackRequestHeader,
     SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
 from mqtemplate.remoting.protocol.messages import decode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
-from mqtemplate.server.deferred_work import DeferredWork
-from mqtemplate.server.group_table import SubscriptionGroupTable, max_reconsume_times
-from mqtemplate.server.processors.message_writer import MessageWriter
-from mqtemplate.server.processors.queue_locks import QueueLocks
+from mqtemplate.server.group_table import max_reconsume_times
+from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
-from mqtemplate.server.settings import BrokerServerSettings
-from mqtemplate.server.topic_creation import TopicCreation
-from mqtemplate.store.commit_log import PutResult
+from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+
+_log = structlog.stdlib.get_logger("mqtemplate.server")
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 _BROKER_ONLY_PROPERTIES = ("POP_CK", CHECK_NAME)
@@ -56,20 +59,15 @@ class SendProcessor:
     name and the fields of the request header.
     """
 
-    engine: EmbeddedBroker
-    settings: BrokerServerSettings
-    groups: SubscriptionGroupTable
-    locks: QueueLocks
-    topics: TopicCreation
-    writer: MessageWriter
-    deferred_work: DeferredWork
+    server: ServerParts
     _added_properties: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
+        settings = self.server.settings
         self._added_properties = {
-            "MSG_REGION": self.settings.region_id,
-            "TRACE_ON": "true" if self.settings.trace_on else "false",
-            "CLUSTER": self.settings.cluster_name,
+            "MSG_REGION": settings.region_id,
+            "TRACE_ON": "true" if settings.trace_on else "false",
+            "CLUSTER": settings.cluster_name,
         }
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
@@ -78,11 +76,11 @@ class SendProcessor:
         sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
         topic: str | None = sent.topic
         if sent.topic.startswith(RETRY_TOPIC_PREFIX):
-            group = self.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
+            group = self.server.groups.find(sent.topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = None if group is None else self._retry_target(sent, group, request.version)
-        if topic is None or not self.topics.has(topic):
+        if topic is None or not self.server.topics.has(topic):
             create = partial(self._create_and_store, connection, request, sent)
-            return self.deferred_work.run(connection, request, create)
+            return self.server.deferred_work.run(connection, request, create)
         self._store(connection, request, sent, topic)
         return None
 
@@ -91,11 +89,11 @@ class SendProcessor:
     ) -> None:
         topic = sent.topic
         if topic.startswith(RETRY_TOPIC_PREFIX):
-            group = self.groups.ensure(topic.removeprefix(RETRY_TOPIC_PREFIX))
+            group = self.server.groups.ensure(topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = self._retry_target(sent, group, request.version)
-            self.topics.create_group_topic(topic, 1)
+            self.server.topics.create_group_topic(topic, 1)
         else:
-            self.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
+            self.server.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
         self._store(connection, request, sent, topic)
 
     def _retry_target(self, sent: SendMessageRequestHeader, group: SubscriptionGroupConfig, version: int) -> str:
@@ -105,7 +103,7 @@ class SendProcessor:
         message is a dead letter: from the retry topic it would be consumed again, out of order.
         """
         max_times = max_reconsume_times(group, sent.max_reconsume_times, version)
-        is_dead = (sent.reconsume_times or 0) > max_times or self.locks.is_ordered(group.group_name)
+        is_dead = (sent.reconsume_times or 0) > max_times or self.server.locks.is_ordered(group.group_name)
         return DLQ_TOPIC_PREFIX + group.group_name if is_dead else sent.topic
 
     # --- storing -------------------------------------------------------------------------------
@@ -116,26 +114,30 @@ class SendProcessor:
         if sent.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
             self._store_batch(connection, request, sent, topic)
             return
-        is_dead = topic is not sent.topic
-        queue_id = self.topics.queue(topic, -1 if is_dead else sent.queue_id)
-        message = self._message(topic, request.body, decode_properties_text(sent.properties), sent.flag)
+        server, is_dead = self.server, topic is not sent.topic
+        engine = server.engine
+        queue_id = server.topics.queue(topic, -1 if is_dead else sent.queue_id)
+        properties = decode_properties_text(sent.properties)
+        self._complete(properties)
         if is_dead:
-            message.properties = copy_properties(message.properties, *DELAY_PROPERTIES)
-        now_ms, drafts = self.engine.clock.now_ms(), self.engine.drafts
+            properties = copy_properties(properties, *DELAY_PROPERTIES)
+        message, now_ms, handle = Message(topic, request.body, properties, sent.flag), engine.clock.now_ms(), None
+        topics: tuple[str, ...] = ()
         if _is_half(message, sent):
-            group = message.properties.get(Property.PRODUCER_GROUP) or sent.producer_group
-            draft, unique_id = drafts.make_half(message, group, queue_id, now_ms)
+            group = properties.get(Property.PRODUCER_GROUP) or sent.producer_group
+            draft, unique_id = engine.drafts.make_half(message, group, queue_id, now_ms)
             self._set_origin(draft, sent, connection.remote)
             # The response has the offset in the half topic. A half message has no readers to notify.
-            put = self.engine.transactions.prepare(draft)
-            self._reply(connection, request, queue_id, (put,), unique_id, ())
-            return
-        draft, unique_id = drafts.make(message, queue_id, now_ms)
-        self._set_origin(draft, sent, connection.remote)
-        put = self.writer.put(draft, topic, queue_id)
-        is_delayed = draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX)
-        handle = self.writer.recall_handle(draft, put, topic) if is_delayed else None
-        self._reply(connection, request, queue_id, (put,), unique_id, (draft.topic,), handle)
+            put = engine.transactions.prepare(draft)
+        else:
+            draft, unique_id = engine.drafts.make(message, queue_id, now_ms)
+            self._set_origin(draft, sent, connection.remote)
+            put, topics = engine.writer.put(draft, topic, queue_id), (draft.topic,)
+            if draft.topic != topic and not topic.startswith(RETRY_TOPIC_PREFIX):
+                handle = engine.writer.handle(draft, put, topic)
+        msg_id = offset_msg_id(engine.settings.listen_host, put.physical_offset)
+        stored = StoredBatch(put.end, topics, unique_id, msg_id, put.queue_offset, handle)
+        self._reply(connection, request, queue_id, stored)
 
     def _store_batch(
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
@@ -144,39 +146,27 @@ class SendProcessor:
             raise MessageError(
                 f"a batch cannot be sent to the retry topic {sent.topic!r}; send its messages one by one"
             )
-        messages = decode_batch(request.body, topic)
-        if not messages:
-            raise MessageError("the batch is empty; give at least one message")
-        self._check_batch_size(request.body, topic)
-        queue_id = self.topics.queue(topic, sent.queue_id)
-        now_ms, make = self.engine.clock.now_ms(), self.engine.drafts.make
-        drafts, ids = [], []
-        for message in messages:
-            complete = self._message(topic, message.body, message.properties, message.flag)
-            draft, unique_id = make(complete, queue_id, now_ms)
-            self._set_origin(draft, sent, connection.remote)
-            drafts.append(draft)
-            ids.append(unique_id)
-        puts = self.writer.put_all(drafts, topic, queue_id)
-        delayed = [pair for pair in zip(drafts, puts, strict=True) if pair[0].topic != topic]
-        recall_handles = ",".join([self.writer.recall_handle(draft, put, topic) for draft, put in delayed])
-        topics = list({draft.topic for draft in drafts})
-        self._reply(connection, request, queue_id, puts, ",".join(ids), topics, recall_handles or None)
-
-    def _check_batch_size(self, body: bytes, topic: str) -> None:
-        limit = self.engine.settings.max_message_size
-        if len(body) > limit:
+        messages, engine = decode_batch(request.body, topic), self.server.engine
+        batch_topic(messages)  # raises an error for an empty batch
+        limit = engine.settings.max_message_size
+        if len(request.body) > limit:
             raise MessageError(
-                f"the batch for {topic!r} has {len(body)} bytes, allowed are {limit}; send fewer messages at once, or "
-                "raise max-message-size"
+                f"the batch for {topic!r} has {len(request.body)} bytes, allowed are {limit}; send fewer messages at "
+                "once, or raise max-message-size"
             )
+        queue_id = self.server.topics.queue(topic, sent.queue_id)
+        for message in messages:
+            self._complete(message.properties)
+        drafts, ids = engine.drafts.make_batch(messages, queue_id, engine.clock.now_ms())
+        for draft in drafts:
+            self._set_origin(draft, sent, connection.remote)
+        self._reply(connection, request, queue_id, engine.writer.put_batch(drafts, ids, topic, queue_id))
 
-    def _message(self, topic: str, body: bytes, properties: dict[str, str], flag: int) -> Message:
-        """Return the message with the properties that a broker adds, and without those that only a broker may set."""
+    def _complete(self, properties: dict[str, str]) -> None:
+        """Add the properties that a broker adds, and remove those that only a broker may set."""
         for name in _BROKER_ONLY_PROPERTIES:
             properties.pop(name, None)
         properties.update(self._added_properties)
-        return Message(topic, body, properties, flag)
 
     def _set_origin(self, draft: RecordDraft, sent: SendMessageRequestHeader, remote: HostAddress) -> None:
         """Set the fields of a record that the request header and the connection determine."""
@@ -185,39 +175,89 @@ class SendProcessor:
         draft.born_host = _pack_host(remote)
         draft.reconsume_times = sent.reconsume_times or 0
 
-    def _reply(
-        self,
-        connection: Connection,
-        request: RemotingCommand,
-        queue_id: int,
-        puts: Sequence[PutResult],
-        unique_ids: str,
-        topics: Sequence[str],
-        recall_handles: str | None = None,
-    ) -> None:
-        """Reply with the positions of the messages when they are durable. Several IDs are separated by commas."""
-        end = puts[-1].end
+    def _reply(self, connection: Connection, request: RemotingCommand, queue_id: int, stored: StoredBatch) -> None:
+        """Reply with the positions of the messages when they are durable."""
+        store = self.server.engine.store
         if request.is_one_way:
-            self.writer.flush(end, topics)
+            store.confirm_async(stored.end, stored.topics)
             return
-        host = self.engine.settings.listen_host
-        if len(puts) == 1:
-            msg_ids = offset_msg_id(host, puts[0].physical_offset)
-        else:
-            msg_ids = ",".join(offset_msg_ids(host, [put.physical_offset for put in puts]))
         header = SendMessageResponseHeader(
-            msg_id=msg_ids,
+            msg_id=stored.offset_msg_id,
             queue_id=queue_id,
-            queue_offset=puts[0].queue_offset,
-            transaction_id=unique_ids,
-            recall_handle=recall_handles,
-            msg_region=self.settings.region_id,
+            queue_offset=stored.queue_offset,
+            transaction_id=stored.msg_id,
+            recall_handle=stored.handle,
+            msg_region=self._added_properties["MSG_REGION"],
             trace_on=self._added_properties["TRACE_ON"],
         )
-        self.writer.reply_when_durable(connection, request, end, topics, header, ResponseCode.FLUSH_DISK_TIMEOUT)
+        reply_when_durable(
+            store, connection, request, stored.end, stored.topics, header, ResponseCode.FLUSH_DISK_TIMEOUT
+        )
 
 
 def _is_half(message: Message, sent: SendMessageRequestHeader) -> bool:
     """Return True for a message whose transaction is open. A retry of a committed message has the same property."""
     is_retry = sent.topic.startswith(RETRY_TOPIC_PREFIX) or (sent.reconsume_times or 0) > 0
     return message.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true" and not is_retry
+
+
+@dataclass(frozen=True, slots=True)
+class SendBackProcessor:
+    """Stores the message again: delayed in the retry topic of the group, or in its dead letter topic.
+
+    The physical offset identifies the message. Its body is stored as it was, compressed or not.
+    """
+
+    server: ServerParts
+
+    @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
+    def _send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
+        header = request.header(ConsumerSendMsgBackRequestHeader)
+        work = partial(self._store_again, connection, request, header)
+        if self.server.groups.find(header.group) is not None:
+            return work()
+        return self.server.deferred_work.run(connection, request, work)
+
+    def _store_again(
+        self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
+    ) -> RemotingCommand | None:
+        engine, group = self.server.engine, self.server.groups.ensure(header.group)
+        if group.retry_queue_nums <= 0:
+            return request.response()  # The group has no retries.
+        record = engine.store.read_at(header.offset) if header.offset >= 0 else None
+        if record is None:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"no message starts at physical offset {header.offset}; retention may have deleted it",
+            )
+        # Without the flag the body is not decompressed: it is stored again as it is.
+        original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
+        max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
+        message = _new_message(original, header, max_times)
+
+        def store() -> None:
+            is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
+            self.server.topics.create_group_topic(message.topic, 1 if is_dead else group.retry_queue_nums)
+            queue_id = self.server.topics.queue(message.topic, -1)
+            draft = engine.drafts.make_send_back(message, original, queue_id, engine.clock.now_ms())
+            draft.sys_flag = record.sys_flag
+            put = engine.writer.put(draft, message.topic, queue_id)
+            reply_when_durable(engine.store, connection, request, put.end, (draft.topic,))
+
+        if not self.server.topics.has(message.topic):
+            return self.server.deferred_work.run(connection, request, store)
+        store()
+        return None
+
+
+def _new_message(original: MessageExt, header: ConsumerSendMsgBackRequestHeader, max_times: int) -> Message:
+    """Return the message for the retry topic, or for the dead letter topic after the last retry."""
+    if is_exhausted(original, header.delay_level, max_times):
+        message = dead_letter(original, header.group)
+        _log.warning(
+            "server.dead_letter", group=header.group, topic=original.topic, msg_id=original.msg_id, times=max_times
+        )
+    else:
+        message = retry(original, header.group, header.delay_level)
+    message.properties[Property.WAIT] = "false"
+    return message

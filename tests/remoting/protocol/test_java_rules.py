@@ -10,9 +10,9 @@ import json
 import pytest
 
 from mqtemplate.checksum import crc32
-from mqtemplate.errors import RemoteProtocolError
+from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.java_hash import java_string_hash, tags_code
-from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id
+from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id, parse_offset_msg_id
 from mqtemplate.record.codec import pack_host, parse_record
 from mqtemplate.record.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.remoting.protocol import (
@@ -43,7 +43,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.messages import decode_batch, decode_messages, decode_offset_msg_id, encode_batch
+from mqtemplate.remoting.protocol.messages import decode_batch, decode_messages, encode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text, encode_properties_text
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.remoting.protocol.golden_file import golden
@@ -179,11 +179,11 @@ def test_ipv6_hosts_take_16_bytes_and_a_bit_each() -> None:
 @pytest.mark.feature("trap 12", "trap 13")
 def test_the_id_of_a_broker_contains_an_address_and_an_offset() -> None:
     """A commit finds its half message by this id."""
-    host, physical_offset = decode_offset_msg_id("7F00000100002A9F0000000000001234")
+    host, physical_offset = parse_offset_msg_id("7F00000100002A9F0000000000001234")
 
     assert (str(host), physical_offset) == ("127.0.0.1:10911", 0x1234)
-    with pytest.raises(RemoteProtocolError, match="'0' is not a message id of a broker"):
-        decode_offset_msg_id("0")
+    with pytest.raises(MessageError, match="'0' is not an offset message id"):
+        parse_offset_msg_id("0")
 
 
 @pytest.mark.feature("trap 14", "trap 15")
@@ -207,7 +207,7 @@ def test_ids_of_hosts_with_ipv6_have_56_characters() -> None:
     text = golden("msgid")["v6"]
 
     assert len(text) == 56
-    assert decode_offset_msg_id(text) == (("::1", 10_911), 0x1234)
+    assert parse_offset_msg_id(text) == (("::1", 10_911), 0x1234)
 
 
 @pytest.mark.feature("trap 18")
@@ -294,7 +294,7 @@ def test_the_response_to_a_batch_has_joined_ids_and_the_first_offset() -> None:
 
     received = SendMessageResponseHeader.from_ext_fields(response.to_ext_fields())
 
-    assert [decode_offset_msg_id(one)[1] for one in received.msg_id.split(",")] == [0, 147]
+    assert [parse_offset_msg_id(one)[1] for one in received.msg_id.split(",")] == [0, 147]
     assert received.queue_offset == 5
 
 

@@ -7,12 +7,12 @@ import zlib
 import pytest
 
 from mqtemplate.brokers import EmbeddedSettings
-from mqtemplate.message import HostAddress, Message
+from mqtemplate.message import HostAddress, Message, parse_offset_msg_id
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader, SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import decode_offset_msg_id, encode_batch
+from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import RecordingConnection, Serving
 
@@ -26,7 +26,7 @@ def test_the_response_has_the_fields_that_javas_producers_require(serving: Servi
     assert (response.code, response.opaque) == (ResponseCode.SUCCESS, 7)
     assert (header.queue_id, header.queue_offset, header.transaction_id) == (2, 0, "0A0B")
     assert (header.msg_region, header.trace_on) == ("DefaultRegion", "true")
-    host, physical_offset = decode_offset_msg_id(header.msg_id)
+    host, physical_offset = parse_offset_msg_id(header.msg_id)
     assert (host, physical_offset) == (HostAddress("127.0.0.1", 10911), 0)
 
 
@@ -405,7 +405,7 @@ def test_a_half_message_is_not_readable_and_the_response_has_its_offset(serving:
     header = response.header(SendMessageResponseHeader)
     assert (header.queue_id, header.queue_offset, header.transaction_id) == (1, 0, "0A")
     assert serving.read("orders", queue_id=1) == []
-    _, physical_offset = decode_offset_msg_id(header.msg_id)
+    _, physical_offset = parse_offset_msg_id(header.msg_id)
     half = serving.engine.store.read_at(physical_offset)
     assert half is not None
     assert (half.topic, half.queue_id, half.sys_flag & SysFlag.TRANSACTION_MASK) == ("RMQ_SYS_TRANS_HALF_TOPIC", 0, 0)

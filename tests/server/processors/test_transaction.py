@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageExt, parse_offset_msg_id
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.codes import FLAG_ONE_WAY
 from mqtemplate.remoting.protocol.headers.message import (
@@ -13,7 +13,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     EndTransactionRequestHeader,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.messages import decode_messages, decode_offset_msg_id
+from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.results import TransactionState
 from tests.server.serving import RecordingConnection, Serving
 
@@ -39,7 +39,7 @@ def end(
     physical_offset: int | None = None,
 ) -> RemotingCommand | None:
     assert sent.queue_offset is not None
-    at = decode_offset_msg_id(sent.msg_id)[1] if physical_offset is None else physical_offset
+    at = parse_offset_msg_id(sent.msg_id)[1] if physical_offset is None else physical_offset
     header = EndTransactionRequestHeader(
         producer_group=group,
         tran_state_table_offset=sent.queue_offset,
@@ -143,7 +143,7 @@ def test_a_producer_of_the_group_receives_the_check(serving: Serving) -> None:
     assert pushed.flag == FLAG_ONE_WAY
     assert (header.msg_id, header.transaction_id, header.topic) == ("0A0B", "0A0B", "RMQ_SYS_TRANS_HALF_TOPIC")
     assert header.tran_state_table_offset == half.queue_offset > (sent.queue_offset or 0)
-    assert decode_offset_msg_id(header.offset_msg_id or "")[1] == half.physical_offset
+    assert parse_offset_msg_id(header.offset_msg_id or "")[1] == half.physical_offset
     assert (message.topic, message.queue_id, message.body, message.tags) == ("orders", 1, b"half", "paid")
     assert message.properties["PGROUP"] == "producers"
 

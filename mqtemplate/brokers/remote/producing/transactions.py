@@ -14,13 +14,13 @@ from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
-from mqtemplate.message import Message, MessageExt, MessageQueue, Property
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property, parse_offset_msg_id
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from mqtemplate.remoting.protocol.messages import decode_messages, decode_offset_msg_id
+from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.results import HalfMessage, TransactionState
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
@@ -53,7 +53,7 @@ class Transactions:
     def end(self, half: HalfMessage, state: TransactionState, remark: str | None) -> None:
         """See `Broker.end_transaction`. The request is one-way; if it is lost, the broker checks the transaction."""
         result, namespace = half.send_result, self._context.namespace
-        _, commit_log_offset = decode_offset_msg_id(result.offset_msg_id)
+        _, commit_log_offset = parse_offset_msg_id(result.offset_msg_id)
         header = EndTransactionRequestHeader(
             topic=namespace.wrap(half.message.topic),
             producer_group=namespace.wrap(half.group),

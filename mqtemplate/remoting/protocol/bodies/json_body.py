@@ -47,7 +47,7 @@ class JsonBody:
         Raises:
             MessageError: A text in it is not valid Unicode, or a number is not finite.
         """
-        value = _write_object(type(self), self)
+        value = self.to_json()
         try:
             return (fastjson.dumps_standard(value) if standard else fastjson.dumps(value)).encode()
         except ValueError as exc:
@@ -66,6 +66,19 @@ class JsonBody:
             value = fastjson.loads(data)
         except ValueError as exc:
             raise RemoteProtocolError(f"the body is not JSON, a {cls.__name__} was expected: {exc}") from exc
+        return cls.from_json(value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the body as values of JSON, in the forms that `fastjson.dumps` takes."""
+        return _write_object(type(self), self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Return the body that *value* contains: values of JSON, as `fastjson.loads` returns them.
+
+        Raises:
+            RemoteProtocolError: A value has another type; the error names its position.
+        """
         try:
             read: Self = _read_object(cls, value)
         except _TypeError as exc:

@@ -1,0 +1,167 @@
+"""Requests that the server sends to its clients: transaction checks (39), changed groups (40) and replies (326).
+
+Source: RocketMQ ``broker: Broker2Client``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
+from mqtemplate.errors import BrokerError
+from mqtemplate.message import MessageExt, Property, offset_msg_id
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.properties import UNIQ_KEY, find_property
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
+from mqtemplate.remoting.protocol.headers.message import (
+    CheckTransactionStateRequestHeader,
+    ReplyMessageRequestHeader,
+    SendMessageRequestHeader,
+)
+from mqtemplate.remoting.protocol.properties import encode_properties_text
+from mqtemplate.server.clients import ClientRegistry, ConsumerGroupInfo
+from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.response import RefusedError
+from mqtemplate.topics import HALF_TOPIC
+
+_log = structlog.stdlib.get_logger("mqtemplate.server")
+
+_PUSH_TIMEOUT_MS = 10_000
+_OWN_GROUP = "CLIENT_INNER_PRODUCER"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteClients:
+    """The clients of this server, as its processors and the embedded broker see them; see `EmbeddedBroker.attach`."""
+
+    engine: EmbeddedBroker
+    clients: ClientRegistry
+    groups: SubscriptionGroupTable
+
+    # --- consumer groups -----------------------------------------------------------------------
+
+    def has_members(self, group: str) -> bool:
+        return self.clients.consumer_group(group) is not None
+
+    def notify_members(self, info: ConsumerGroupInfo) -> None:
+        """Notify the members of a group that it changed. They rebalance the queues at once."""
+        config = self.groups.find(info.group)
+        if info.is_broadcasting or (config is not None and not config.notify_consumer_ids_changed_enable):
+            return
+        header = ConsumerGroupRequestHeader(consumer_group=info.group)
+        for channel in info.channels.values():
+            channel.connection.send_one_way(
+                RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, one_way=True)
+            )
+
+    # --- transaction checks --------------------------------------------------------------------
+
+    def can_check(self, group: str) -> bool:
+        return any(channel.connection.is_open for channel in self.clients.producers(group))
+
+    def send_check(self, check: TransactionCheck) -> None:
+        channel = self.clients.next_producer(check.group)
+        if channel is None:
+            return  # The last producer has just disconnected. The check is repeated later.
+        half = check.half
+        unique_id = find_property(half.properties_bytes, UNIQ_KEY)
+        header = CheckTransactionStateRequestHeader(
+            topic=HALF_TOPIC,
+            tran_state_table_offset=half.queue_offset,
+            commit_log_offset=half.physical_offset,
+            msg_id=unique_id,
+            transaction_id=unique_id,
+            offset_msg_id=offset_msg_id(self.engine.settings.listen_host, half.physical_offset),
+            broker_name=self.engine.name,
+        )
+        request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, _record_of(check), one_way=True)
+        channel.connection.send_one_way(request)
+
+    # --- replies -------------------------------------------------------------------------------
+
+    def deliver_reply(self, reply: MessageExt) -> bool:
+        """Push the reply of a listener in this process to a remote client. Return False if it is not connected."""
+        sent = SendMessageRequestHeader(
+            producer_group=_OWN_GROUP,
+            topic=reply.topic,
+            default_topic=reply.topic,
+            default_topic_queue_nums=1,
+            queue_id=0,
+            sys_flag=0,
+            born_timestamp=reply.born_timestamp,
+            flag=reply.flag,
+        )
+        client_id = reply.properties.get(Property.REPLY_TO_CLIENT, "")
+        try:
+            self.push_reply(client_id, sent, reply.properties, reply.body, str(reply.born_host), lambda failure: None)
+        except RefusedError:
+            return False
+        return True
+
+    def push_reply(
+        self,
+        client_id: str,
+        sent: SendMessageRequestHeader,
+        properties: dict[str, str],
+        body: bytes,
+        born_host: str,
+        done: Callable[[str | None], None],
+    ) -> None:
+        """Push a reply to a remote client, and call *done* with None, or with the reason of a failure."""
+        channel = self.clients.producer_by_client_id(client_id)
+        if channel is None:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {client_id!r} is not connected as a producer")
+        header = ReplyMessageRequestHeader(
+            producer_group=sent.producer_group,
+            topic=sent.topic,
+            default_topic=sent.default_topic,
+            default_topic_queue_nums=sent.default_topic_queue_nums,
+            queue_id=sent.queue_id,
+            sys_flag=sent.sys_flag,
+            born_timestamp=sent.born_timestamp,
+            flag=sent.flag,
+            properties=encode_properties_text(properties),
+            reconsume_times=sent.reconsume_times,
+            unit_mode=bool(sent.unit_mode),
+            born_host=born_host,
+            store_host=str(self.engine.settings.listen_host),
+            store_timestamp=self.engine.clock.now_ms(),
+        )
+
+        def on_response(response: RemotingCommand | BrokerError) -> None:
+            failure: str | None = None
+            if not isinstance(response, RemotingCommand):
+                failure = str(response)
+            elif response.code != ResponseCode.SUCCESS:
+                failure = response.remark or str(response)
+            if failure is not None:
+                _log.warning("server.reply_refused", client_id=client_id, reason=failure)
+            done(failure)
+
+        push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body)
+        channel.connection.request(push, _PUSH_TIMEOUT_MS, on_response)
+
+
+def _record_of(check: TransactionCheck) -> bytes:
+    """Return the half message with the real topic, as its producer sent it. Its properties identify the transaction."""
+    half = check.half
+    draft = RecordDraft(
+        check.topic,
+        check.queue_id,
+        half.body,
+        half.properties_bytes,
+        flag=half.flag,
+        sys_flag=half.sys_flag,
+        born_timestamp=half.born_timestamp,
+        born_host=half.born_host,
+        reconsume_times=half.reconsume_times,
+        prepared_transaction_offset=half.prepared_transaction_offset,
+        body_crc=half.body_crc,
+    )
+    return draft.encode(half.queue_offset, half.physical_offset, half.store_timestamp, half.store_host)
