@@ -8,7 +8,6 @@ import ipaddress
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.cli.output import print_line
@@ -26,10 +25,8 @@ from mqtemplate.server.acl_settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-_DESCRIPTION = """\
+HELP = "run a broker and its name server"
+DESCRIPTION = """\
 Run a broker and its name server in one process, for RocketMQ's clients of every language and for
 applications of mqtemplate (rocketmq.name-server: 127.0.0.1:9876).
 
@@ -51,22 +48,13 @@ _OPTIONS = {
 }
 
 
-def add_broker_command(commands: Subparsers, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "broker",
-        help="run a broker and its name server",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        parents=[common],
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own options to its parser."""
     for option, (_, metavar, text) in _OPTIONS.items():
         parser.add_argument(f"--{option}", metavar=metavar, help=text)
-    parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Start the cluster, print its addresses, and stop it after a signal.
 
     Raises:
