@@ -15,7 +15,7 @@ from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.logging import configure_logging
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.server import AccountSettings, ServerSettings, ServerTlsMode, ServerTlsSettings
+from mqtemplate.context.settings.server import AccountSettings, ServerSettings, ServerTlsSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
@@ -157,14 +157,14 @@ def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
 
 
 def _tls(tls: ServerTlsSettings) -> ServerTls | None:
-    if tls.mode is ServerTlsMode.DISABLED:
+    if tls.mode == "DISABLED":
         return None
     return ServerTls(
         cert_path=tls.cert_path or "",
         key_path=tls.key_path or "",
         key_password=tls.key_password.get_secret_value() if tls.key_password else None,
-        mode=TlsMode[tls.mode.name],
-        client_auth=ClientAuth[tls.client_auth.name],
+        mode=TlsMode[tls.mode],
+        client_auth=ClientAuth[tls.client_auth],
         trust_cert_path=tls.trust_cert_path,
     )
 
@@ -174,8 +174,8 @@ def _account(account: AccountSettings) -> Account:
         access_key=account.access_key,
         secret_key=account.secret_key.get_secret_value(),
         admin=account.admin,
-        default_topic_perm=Right.parse(account.default_topic_perm.value),
-        default_group_perm=Right.parse(account.default_group_perm.value),
-        topic_perms={topic: Right.parse(right.value) for topic, right in account.topic_perms.items()},
-        group_perms={group: Right.parse(right.value) for group, right in account.group_perms.items()},
+        default_topic_perm=Right.parse(account.default_topic_perm),
+        default_group_perm=Right.parse(account.default_group_perm),
+        topic_perms={topic: Right.parse(right) for topic, right in account.topic_perms.items()},
+        group_perms={group: Right.parse(right) for group, right in account.group_perms.items()},
     )

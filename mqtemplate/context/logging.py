@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import Literal, TextIO
 
 import structlog
 from structlog.typing import Processor
 
-from mqtemplate.context.settings.starters import LogFormat, LoggingSettings
+from mqtemplate.context.settings.starters import LoggingSettings
 from mqtemplate.listener.current import add_current_message
 
 _VERBOSE = ("py4j",)  # logs each of its sockets at INFO
@@ -54,7 +54,7 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     root = logging.getLogger()
     before = {logger: logger.level for logger in (root, *map(logging.getLogger, _VERBOSE))}
     root.addHandler(handler)
-    root.setLevel(settings.level.value)
+    root.setLevel(settings.level)
     for name in _VERBOSE:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
@@ -78,8 +78,8 @@ def _shared_processors() -> list[Processor]:
     ]
 
 
-def _renderers(log_format: LogFormat, stream: TextIO) -> list[Processor]:
-    if log_format is LogFormat.JSON:
+def _renderers(log_format: Literal["CONSOLE", "JSON"], stream: TextIO) -> list[Processor]:
+    if log_format == "JSON":
         without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         return [structlog.processors.ExceptionRenderer(without_locals), structlog.processors.JSONRenderer(default=str)]
     return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]

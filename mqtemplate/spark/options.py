@@ -81,7 +81,7 @@ class SourceOptions:
             ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
             UnsupportedError: The option ``nameServer`` is given: a remote broker cannot be read.
         """
-        given = _known({name.lower(): value for name, value in options.items()})
+        given = _known(options)
         _refuse_contradictions(given, streaming=streaming)
         if "store" not in given:
             raise ConfigurationError("option 'store' is missing: give the folder of the embedded broker")
@@ -104,12 +104,12 @@ class SourceOptions:
     @staticmethod
     def wants_properties(options: Mapping[str, str]) -> bool:
         """Return ``includeProperties`` only: Spark requests the schema before it says if the read is a stream."""
-        given = _known({name.lower(): value for name, value in options.items()})
-        return bool(_value(given, "includeProperties", _TRUE))
+        return bool(_value(_known(options), "includeProperties", _TRUE))
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options under their exact names."""
+    options = {name.lower(): value for name, value in options.items()}
     spellings = {name.lower(): name for name in OPTION_NAMES}
     if "nameserver" in options:
         raise UnsupportedError(

@@ -42,7 +42,7 @@ from mqtemplate.record.layout import (
     V6_EXTRA,
     SysFlag,
 )
-from mqtemplate.spark.property_columns import PropertyColumns
+from mqtemplate.spark.property_columns import PropertyColumns, adjacent_cells
 from mqtemplate.spark.store_folder import LogWindow, StoreFolder
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
@@ -141,7 +141,10 @@ class _Records:
         )
         self._find_fields()
         self._check_sums()
-        self._all_cells = self._make_cells()
+        # Five cells a record: header, body, topic and lengths, properties, and check up to the next record.
+        self._all_cells = adjacent_cells(
+            self._data, self._at, self._body_at, self._body_end, self._properties_at, self._properties_end
+        )
 
     def _find_fields(self) -> None:
         at, sizes = self._at, self._sizes
@@ -237,16 +240,8 @@ class _Records:
         return self._properties.maps()
 
     def _cells(self, number: int) -> pa.Array:
-        """Return a cell of each record: 0 header, 1 body, 2 topic and lengths, 3 properties, 4 check and the gap."""
+        """Return the cell with this number of each record; 1 is the body, 3 the properties."""
         return self._all_cells.take(pa.array(np.arange(number, 5 * len(self._at), 5)))
-
-    def _make_cells(self) -> pa.Array:
-        bounds = np.empty((len(self._at), 5), np.int32)
-        bounds[:, 0], bounds[:, 1], bounds[:, 2] = self._at, self._body_at, self._body_end
-        bounds[:, 3], bounds[:, 4] = self._properties_at, self._properties_end
-        offsets = np.append(bounds.reshape(-1), np.int32(len(self._data)))
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
-        return pa.Array.from_buffers(pa.binary(), 5 * len(self._at), buffers)
 
     def _bodies(self) -> pa.Array:
         bodies = self._cells(1)

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,14 +240,7 @@ def _first_true(count: int, predicate: Callable[[int], bool]) -> int:
 
     The predicate must be true for all numbers after the first one, too.
     """
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if predicate(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_left(range(count), True, key=predicate)
 
 
 def _map(segment: Segment) -> LogWindow:

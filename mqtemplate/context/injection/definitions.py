@@ -61,18 +61,9 @@ class Definitions:
     def fitting(self, wanted: Any) -> list[Definition]:
         """Return the definitions of a type; defaults only if there is no other."""
         found = [definition for definition in self if fits(definition.kind, wanted)]
-        given = [definition for definition in found if not definition.is_default]
-        return _most_explicit(given or found, wanted)
-
-    def types_by_name(self) -> dict[str, type]:
-        """Return the types of all definitions by the names of the classes."""
-        return {definition.kind.__name__: definition.kind for definition in self}
-
-
-def _most_explicit(found: list[Definition], wanted: Any) -> list[Definition]:
-    """Prefer classes that have a protocol as base class to classes that merely have its methods."""
-    derived = [definition for definition in found if _is_subclass(definition.kind, wanted)]
-    return derived or found
+        found = [definition for definition in found if not definition.is_default] or found
+        # A class that has a protocol as base class goes before one that merely has its methods.
+        return [definition for definition in found if _is_subclass(definition.kind, wanted)] or found
 
 
 def fits(kind: type, wanted: Any) -> bool:

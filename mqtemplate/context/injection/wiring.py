@@ -6,29 +6,18 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from dependency_injector import providers
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits
 from mqtemplate.context.injection.marks import Parameter, Section, Value, name_of, read_parameters
+from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import DependencyError
-
-Model = TypeVar("Model", bound=BaseModel)
 
 _PLAIN = (str, bytes, int, float, bool, complex, dict, list, tuple, set)
 _NOTHING = object()
-
-
-class Values(Protocol):
-    """Values of the configuration, for `Value` and `Section`; `AppSettings` implements it."""
-
-    def resolve(self, text: object, origin: str) -> object:
-        """Resolve the placeholders in a text."""
-
-    def bind(self, section: str, model: type[Model]) -> Model:
-        """Read a section into a model."""
 
 
 @dataclass(slots=True)
@@ -49,12 +38,12 @@ class Wiring:
 
     Args:
         definitions: All definitions of the application.
-        values: Values for `Value` and `Section`.
+        settings: The configuration, for `Value` and `Section`.
     """
 
-    def __init__(self, definitions: Definitions, values: Values) -> None:
+    def __init__(self, definitions: Definitions, settings: AppSettings) -> None:
         self._definitions = definitions
-        self._values = values
+        self._settings = settings
         self._uses: dict[Definition, list[Definition]] = {}  # of each linked definition
         self._built_in_uses: dict[Definition, list[Definition]] = {}
 
@@ -138,7 +127,7 @@ class Wiring:
         return arguments
 
     def _parameters(self, target: Callable[..., object]) -> list[Parameter]:
-        return read_parameters(target, self._definitions.types_by_name())
+        return read_parameters(target, {definition.kind.__name__: definition.kind for definition in self._definitions})
 
     def _argument(self, target: Callable[..., object], parameter: Parameter, uses: list[Definition]) -> Any:
         if parameter.source is not None:
@@ -169,8 +158,8 @@ class Wiring:
                 raise DependencyError(
                     f"{where}: Section({source.key!r}) fills a pydantic model, got {name_of(parameter.wanted)}"
                 )
-            return self._values.bind(source.key, parameter.wanted)
-        value = self._values.resolve(source.text, where)
+            return self._settings.bind(source.key, parameter.wanted)
+        value = self._settings.resolve(source.text, where)
         if value == "" and parameter.is_optional and parameter.wanted is not str and not parameter.has_default:
             return None
         try:

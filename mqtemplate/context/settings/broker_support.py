@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.rocketmq import AccessChannel, ClientSettings
+from mqtemplate.context.settings.rocketmq import ClientSettings
 from mqtemplate.errors import UnsupportedError
 
 
@@ -91,7 +91,7 @@ def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
 
 
 def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]], no_cloud: str) -> None:
-    if settings.rocketmq.access_channel not in (None, AccessChannel.LOCAL):
+    if settings.rocketmq.access_channel == "CLOUD":
         raise _unsupported(settings, "rocketmq.access-channel", no_cloud)
     for section, reasons in refused.items():
         keys = _section(settings, section)
