@@ -55,9 +55,8 @@ class StoreReader:
         for topic in self._options.topics:
             if topic not in known:
                 close = difflib.get_close_matches(topic, known, n=1)
-                hint = (
-                    f"did you mean {close[0]!r}?" if close else f"its topics are: {', '.join(sorted(known)) or 'none'}"
-                )
+                topics = ", ".join(sorted(known)) or "none"
+                hint = f"did you mean {close[0]!r}?" if close else f"its topics are: {topics}"
                 raise SparkError(f"topic {topic!r} is not in the store {self._options.store!r}; {hint}")
 
     def _topics(self) -> tuple[str, ...]:
@@ -127,15 +126,11 @@ class StoreReader:
                 self._lost(queue, offset, offset, f"the queue now ends at {latest.get(queue, 0)}")
 
     def _make_durable(self, latest: OffsetTable) -> None:
-        ends = [self._physical_end(*queue, offset) for queue, offset in latest.items() if offset]
-        end = max(ends, default=0)
+        last_units = [self._folder.units(*queue, offset - 1, offset)[0] for queue, offset in latest.items() if offset]
+        end = max((int(unit["physical_offset"]) + int(unit["size"]) for unit in last_units), default=0)
         if end > self._durable_until:
             self._folder.make_durable(self._durable_until, end)
             self._durable_until = end
-
-    def _physical_end(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        (unit,) = self._folder.units(topic, queue_id, queue_offset - 1, queue_offset)
-        return int(unit["physical_offset"]) + int(unit["size"])
 
     def _resolve(self, position: Position, option: str, missing: int) -> OffsetTable:
         queues = self.queues()

@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 _BUILT_IN = "built in"
 _APPLICATION = "application"
-_SLOTS: tuple[tuple[str, type], ...] = (
+_SLOTS: dict[str, type] = {
     # name of the provider in the container -> type of the objects that may replace it
-    ("clock", Clock),
-    ("broker", Broker),
-    ("converter", MessageConverter),
-    ("template", RocketMQTemplate),
-    ("listeners", ListenerRegistry),
-)
+    "clock": Clock,
+    "broker": Broker,
+    "converter": MessageConverter,
+    "template": RocketMQTemplate,
+    "listeners": ListenerRegistry,
+}
 
 
 class Part(Protocol):
@@ -185,6 +185,8 @@ class ApplicationContext:
     def call(self, target: Callable[..., T]) -> T:
         """Call a function or class with arguments by the types of its parameters. The result is not stored."""
         arguments = self._wiring.arguments(target)
+        for used in arguments.uses:
+            self._wiring.link(used)
         result: T = providers.Factory(target, *arguments.positional, **arguments.named)()
         return result
 
@@ -209,7 +211,7 @@ class ApplicationContext:
         Raises:
             DependencyError: A dependency is missing or ambiguous, or part of a circle.
         """
-        chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS}
+        chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS.items()}
         for slot in ("template", "listeners"):
             if chosen[slot].is_default:
                 self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"]])
@@ -230,7 +232,7 @@ class ApplicationContext:
         Raises:
             DependencyError: There is none, or several have the type.
         """
-        slot = next((slot for slot, kind in _SLOTS if kind is wanted), None)
+        slot = next((slot for slot, kind in _SLOTS.items() if kind is wanted), None)
         chosen = self._wiring.choose(wanted, name or slot)
         if chosen is not None:
             return chosen
@@ -254,7 +256,7 @@ class ApplicationContext:
         container = self.container
         self._add_default("settings", AppSettings, container.settings)
         self._add_default("application_context", ApplicationContext, providers.Object(self))
-        for slot, kind in _SLOTS:
+        for slot, kind in _SLOTS.items():
             if slot != "broker":
                 self._add_default(slot, kind, getattr(container, slot))
 
@@ -283,7 +285,7 @@ class ApplicationContext:
             return True
         if self._origin == _APPLICATION:
             return False
-        bases = [slot_kind for _, slot_kind in _SLOTS if fits(kind, slot_kind)] or [kind]
+        bases = [slot_kind for slot_kind in _SLOTS.values() if fits(kind, slot_kind)] or [kind]
         for there in (definition for base in bases for definition in self._definitions.fitting(base)):
             if not there.is_default:
                 self.note(f"backed off: there is {name_of(there.kind)} of {there.origin}")

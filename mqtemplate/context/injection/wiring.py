@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,21 +52,6 @@ class Wiring:
         self._built_in_uses[definition] = uses
         self._uses.pop(definition, None)
 
-    def link(self, definition: Definition) -> None:
-        """Connect a definition and, before it, all that it uses.
-
-        Raises:
-            DependencyError: A dependency is missing or ambiguous, or part of a circle.
-        """
-        self._link(definition, [])
-
-    def arguments(self, target: Callable[..., object]) -> Arguments:
-        """Return the arguments for a class or function; the definitions that it uses are linked."""
-        arguments = self._arguments(target)
-        for used in arguments.uses:
-            self.link(used)
-        return arguments
-
     def choose(self, wanted: Any, name: str | None = None) -> Definition | None:
         """Return the definition of a type, or among several the one with this name; None if there is none.
 
@@ -99,22 +84,31 @@ class Wiring:
         for definition in self._definitions:
             yield from visit(definition)
 
-    def _link(self, definition: Definition, above: list[Definition]) -> None:
+    def link(self, definition: Definition, above: Sequence[Definition] = ()) -> None:
+        """Connect a definition and, before it, all that it uses.
+
+        Args:
+            above: Definitions that are being linked, each of which uses the next.
+
+        Raises:
+            DependencyError: A dependency is missing or ambiguous, or part of a circle.
+        """
         if definition in above:
             raise DependencyError(self._circle(definition, above))
         if definition in self._uses:
             return
         uses = self._built_in_uses.get(definition, [])
         if definition.target is not None:
-            arguments = self._arguments(definition.target)
+            arguments = self.arguments(definition.target)
             assert isinstance(definition.provider, providers.BaseSingleton)
             definition.provider.set_args(*arguments.positional).set_kwargs(**arguments.named)
             uses = arguments.uses
         for used in uses:
-            self._link(used, [*above, definition])
+            self.link(used, (*above, definition))
         self._uses[definition] = uses
 
-    def _arguments(self, target: Callable[..., object]) -> Arguments:
+    def arguments(self, target: Callable[..., object]) -> Arguments:
+        """Return the arguments for a class or function. The definitions that it uses need not be linked yet."""
         arguments = Arguments()
         for parameter in self._parameters(target):
             argument = self._argument(target, parameter, arguments.uses)
@@ -183,7 +177,7 @@ class Wiring:
             "Mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
         )
 
-    def _circle(self, definition: Definition, above: list[Definition]) -> str:
+    def _circle(self, definition: Definition, above: Sequence[Definition]) -> str:
         circle = [*above[above.index(definition) :], definition]
         steps = [self._step(user, used) for user, used in itertools.pairwise(circle)]
         return (

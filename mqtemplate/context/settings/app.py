@@ -14,19 +14,13 @@ from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.placeholders import Found, Placeholders, as_text
 from mqtemplate.context.config.schema import field_named, is_section
 from mqtemplate.context.config.tree import ConfigOrigins
+from mqtemplate.context.settings import starters
 from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings
 from mqtemplate.context.settings.cluster import ClusterSettings
 from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
 from mqtemplate.context.settings.properties import Properties
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.context.settings.server import ServerSettings
-from mqtemplate.context.settings.starters import (
-    AutoconfigureSettings,
-    EmbeddedStarterSettings,
-    LoggingSettings,
-    ProfilesSettings,
-    SparkSettings,
-)
 from mqtemplate.errors import ConfigurationError
 
 
@@ -36,11 +30,11 @@ class MQTemplateSettings(Properties):
     broker: BrokerSettings = BrokerSettings()
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
-    embedded: EmbeddedStarterSettings = EmbeddedStarterSettings()
-    logging: LoggingSettings = LoggingSettings()
-    spark: SparkSettings = SparkSettings()
-    autoconfigure: AutoconfigureSettings = AutoconfigureSettings()
-    profiles: ProfilesSettings = ProfilesSettings()
+    embedded: starters.EmbeddedStarterSettings = starters.EmbeddedStarterSettings()
+    logging: starters.LoggingSettings = starters.LoggingSettings()
+    spark: starters.SparkSettings = starters.SparkSettings()
+    autoconfigure: starters.AutoconfigureSettings = starters.AutoconfigureSettings()
+    profiles: starters.ProfilesSettings = starters.ProfilesSettings()
 
 
 class AppSettings(BaseSettings):

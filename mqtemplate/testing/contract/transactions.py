@@ -45,9 +45,8 @@ class TransactionContract:
 
     def test_a_commit_delivers_the_message_as_it_was_sent(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TRANSACTION)
-        topic = under_test.topic()
-        queue = under_test.broker.queues(topic)[2]
-        consumer = under_test.join("billing", topic)
+        queue = under_test.queue(2, of=4)
+        topic, consumer = queue.topic, under_test.join("billing", queue.topic)
         sent = Message(topic, b"paid", {Property.TAGS: "paid", Property.KEYS: "4466", "region": "EU"}, flag=7)
 
         half = under_test.broker.send_half(sent, under_test.name("shop"), queue)
@@ -157,8 +156,7 @@ class TransactionContract:
         self, under_test: BrokerUnderTest, delay: dict[str, str]
     ) -> None:
         under_test.needs(Capability.TRANSACTION_DELAY)
-        topic = under_test.topic(queue_count=1)
-        consumer = under_test.join("billing", topic)
+        topic, consumer = under_test.joined(queue_count=1)
         half = under_test.send_half(topic, "late", delay)
         under_test.pass_time(_DELAY_MS)
 
