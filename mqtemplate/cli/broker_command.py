@@ -84,23 +84,18 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _start(cluster: LocalCluster, server: ServerSettings) -> None:
+    """Start the cluster. An error names the processes that use the server's ports."""
     try:
         cluster.start()
     except BrokerError as exc:
-        owners = _port_owners(server)
+        owners = [
+            f"{address} is used by {owner}: stop it, or choose another address with {option}"
+            for option, address in (("--listen", server.listen), ("--name-server", server.name_server))
+            if address is not None and address.port and (owner := port_owner(address.port))
+        ]
         if not owners:
             raise
-        raise BrokerError(f"{exc}; {owners}") from exc
-
-
-def _port_owners(server: ServerSettings) -> str:
-    """Return a text with the processes that use the server's ports; empty if none is found."""
-    found = [
-        f"{address} is used by {owner}: stop it, or choose another address with {option}"
-        for option, address in (("--listen", server.listen), ("--name-server", server.name_server))
-        if address is not None and address.port and (owner := port_owner(address.port))
-    ]
-    return "; ".join(found)
+        raise BrokerError("; ".join([str(exc), *owners])) from exc
 
 
 def _print_addresses(cluster: LocalCluster, settings: AppSettings) -> None:

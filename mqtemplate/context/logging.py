@@ -33,7 +33,14 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     Returns:
         A function that restores the previous configuration.
     """
-    shared = _shared_processors()
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        add_current_message,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -65,17 +72,6 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
         structlog.reset_defaults()
 
     return undo
-
-
-def _shared_processors() -> list[Processor]:
-    return [
-        structlog.contextvars.merge_contextvars,
-        add_current_message,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-    ]
 
 
 def _renderers(log_format: Literal["CONSOLE", "JSON"], stream: TextIO) -> list[Processor]:

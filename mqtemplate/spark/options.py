@@ -22,8 +22,11 @@ OPTION_NAMES = (
 )
 """Names for ``.option(...)``; case does not matter."""
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger",)
+_BATCH_ONLY = (
+    ("endingOffsets", "endingTimestamp"),
+    "a stream has no end; leave it out, or read a batch with spark.read",
+)
+_STREAM_ONLY = ("maxOffsetsPerTrigger",), "a batch has no triggers; leave it out, or set endingOffsets"
 _EXCLUSIVE = (
     ("topic", "topicPattern"),
     ("tags", "subExpression"),
@@ -133,14 +136,10 @@ def _refuse_contradictions(given: Mapping[str, str], *, streaming: bool) -> None
     for one, other in _EXCLUSIVE:
         if one in given and other in given:
             raise ConfigurationError(f"options {one!r} and {other!r} contradict each other; give one of them")
-    wrong, kind, remedy = (
-        (_BATCH_ONLY, "a stream has no end", "leave it out, or read a batch with spark.read")
-        if streaming
-        else (_STREAM_ONLY, "a batch has no triggers", "leave it out, or set endingOffsets")
-    )
+    wrong, reason = _BATCH_ONLY if streaming else _STREAM_ONLY
     for name in wrong:
         if name in given:
-            raise ConfigurationError(f"option {name!r} does not apply: {kind}; {remedy}")
+            raise ConfigurationError(f"option {name!r} does not apply: {reason}")
 
 
 def _topics(given: Mapping[str, str]) -> tuple[str, ...]:

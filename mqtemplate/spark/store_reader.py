@@ -184,8 +184,7 @@ class StoreReader:
             CorruptRecordError: A record is damaged.
         """
         for found in ranges:
-            for start in range(found.start, found.end, _UNITS_AT_ONCE):
-                part = QueueRange(found.topic, found.queue_id, start, min(start + _UNITS_AT_ONCE, found.end))
+            for part in found.split(_UNITS_AT_ONCE):
                 try:
                     yield from self._part(part, schema)
                 except OffsetOutOfRangeError as exc:

@@ -146,9 +146,7 @@ class _Reader:
             )
         value = self._placeholders.resolve(node.value, node.origin)
         if shape.item_section is not None and isinstance(value, list):
-            return [
-                self._item(item, shape.item_section, (*at, number), node.origin) for number, item in enumerate(value)
-            ]
+            return [self._item(item, shape.item_section, (*at, index), node.origin) for index, item in enumerate(value)]
         return value
 
     def _map(self, node: ConfigNode, shape: schema.FieldShape, at: schema.Location) -> dict[str, Any]:

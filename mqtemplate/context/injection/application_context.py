@@ -133,7 +133,7 @@ class ApplicationContext:
             return False
         mark = service_mark(component)
         chosen = name or (mark.name if mark else None) or snake_case(getattr(target, "__name__", kind.__name__))
-        if (twin := self._definitions.named(chosen)) is not None:
+        if (twin := self._definitions.get(chosen)) is not None:
             raise DependencyError(
                 f"{name_of(kind)}: the name {chosen!r} is taken by {name_of(twin.kind)} of {twin.origin}; "
                 "give one of them another by @service(name=...)"
@@ -215,7 +215,7 @@ class ApplicationContext:
         for slot in ("template", "listeners"):
             if chosen[slot].is_default:
                 self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"]])
-        for definition in self._definitions:
+        for definition in self._definitions.values():
             self._wiring.link(definition)
         for slot, definition in chosen.items():
             if not definition.is_default:
@@ -242,7 +242,7 @@ class ApplicationContext:
                 "starters are found through entry points), and is mqtemplate.embedded.enabled true? "
                 "Or give MQApplication an EmbeddedBroker"
             )
-        there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions))
+        there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions.values()))
         raise DependencyError(
             f"no object here is a {name_of(wanted)}; there is: {there_is}. "
             "Mark the class with @service and give it to MQApplication, or use context.register(...)"

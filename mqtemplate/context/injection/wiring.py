@@ -81,7 +81,7 @@ class Wiring:
                 yield from visit(used)
             yield definition
 
-        for definition in self._definitions:
+        for definition in self._definitions.values():
             yield from visit(definition)
 
     def link(self, definition: Definition, above: Sequence[Definition] = ()) -> None:
@@ -121,7 +121,7 @@ class Wiring:
         return arguments
 
     def _parameters(self, target: Callable[..., object]) -> list[Parameter]:
-        return read_parameters(target, {definition.kind.__name__: definition.kind for definition in self._definitions})
+        return read_parameters(target, {each.kind.__name__: each.kind for each in self._definitions.values()})
 
     def _argument(self, target: Callable[..., object], parameter: Parameter, uses: list[Definition]) -> Any:
         if parameter.source is not None:
@@ -172,8 +172,9 @@ class Wiring:
                 f"{where}a plain {plain}, and plain values are not injected by type; write "
                 f"Annotated[{plain}, Value('${{some.key}}')] to take it from the configuration, or give it a default"
             )
+        there_is = _list(self._definitions.values())
         return (
-            f"{where}{name_of(parameter.wanted)}, and no object here is one; there is: {_list(self._definitions)}. "
+            f"{where}{name_of(parameter.wanted)}, and no object here is one; there is: {there_is}. "
             "Mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
         )
 
@@ -193,6 +194,5 @@ class Wiring:
 
 
 def _list(definitions: Iterable[Definition]) -> str:
-    return ", ".join(
-        sorted(name_of(each.kind) + ("" if each.is_default else f" ({each.name})") for each in definitions)
-    )
+    texts = (name_of(each.kind) + ("" if each.is_default else f" ({each.name})") for each in definitions)
+    return ", ".join(sorted(texts))

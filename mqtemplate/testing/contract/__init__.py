@@ -9,6 +9,7 @@ A broker is tested by one class::
                 yield BrokerUnderTest.on_real_clock(broker)
 """
 
+from mqtemplate.testing.contract.broker_contract import BrokerContract
 from mqtemplate.testing.contract.delays import DelayContract
 from mqtemplate.testing.contract.groups import GroupContract
 from mqtemplate.testing.contract.pulling import PullContract
@@ -21,23 +22,6 @@ from mqtemplate.testing.contract.selectors import SelectorContract
 from mqtemplate.testing.contract.sending import SendContract
 from mqtemplate.testing.contract.transactions import TransactionContract
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
-
-
-class BrokerContract(
-    SendContract,
-    PullContract,
-    GroupContract,
-    RetryContract,
-    DelayContract,
-    ScheduleChangeContract,
-    QueryContract,
-    SelectorContract,
-    TransactionContract,
-    ReplyContract,
-    ReceiveContract,
-):
-    """Guarantees of every broker, as tests. A subclass has the fixture ``under_test``."""
-
 
 __all__ = [
     "BrokerContract",

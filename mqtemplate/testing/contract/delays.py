@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.broker import Capability
 from mqtemplate.errors import DelayError
 from mqtemplate.message import Message, Property
-from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
+from mqtemplate.testing.contract.under_test import TIMER_PROPERTIES, BrokerUnderTest, bodies
 
 _LEVEL_1 = {Property.DELAY: "1"}
 _LEVEL_1_MS = 1_000
@@ -58,10 +58,7 @@ class DelayContract:
 
     # --- timers --------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        "name",
-        [Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME],
-    )
+    @pytest.mark.parametrize("name", sorted(TIMER_PROPERTIES))
     def test_each_timer_property_means_the_same_time(self, under_test: BrokerUnderTest, name: str) -> None:
         """One second from now; longer for a broker that may deliver early."""
         topic, member = under_test.joined()

@@ -146,11 +146,8 @@ class TransactionContract:
 
     @pytest.mark.parametrize(
         "delay",
-        [
-            pytest.param({Property.TIMER_DELAY_MS: str(_DELAY_MS)}, id="milliseconds"),
-            pytest.param({Property.TIMER_DELAY_SEC: "1"}, id="seconds"),
-            pytest.param({Property.DELAY: "1"}, id="level"),
-        ],
+        [{Property.TIMER_DELAY_MS: str(_DELAY_MS)}, {Property.TIMER_DELAY_SEC: "1"}, {Property.DELAY: "1"}],
+        ids=("milliseconds", "seconds", "level"),
     )
     def test_a_delay_in_a_transaction_counts_from_the_commit(
         self, under_test: BrokerUnderTest, delay: dict[str, str]
@@ -169,9 +166,7 @@ class TransactionContract:
         assert message.body == b"late"
         assert message.store_timestamp >= committed_ms + _DELAY_MS - under_test.early_ms
 
-    def test_a_message_whose_deliver_time_is_past_is_delivered_with_the_commit(
-        self, under_test: BrokerUnderTest
-    ) -> None:
+    def test_a_message_with_a_past_deliver_time_is_delivered_with_the_commit(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TRANSACTION_DELAY)
         topic = under_test.topic(queue_count=1)
         half = under_test.send_half(topic, "due", {Property.TIMER_DELIVER_MS: str(under_test.now_ms() + 100)})

@@ -20,7 +20,7 @@ from mqtemplate.testing.harness import Harness
 _STEP_MS = 100  # on a virtual clock
 _POLL_MS = 10  # on a real clock
 _NOTHING_MS = 200  # on a real clock, the time in which no message may arrive
-_TIMER_PROPERTIES = frozenset(
+TIMER_PROPERTIES = frozenset(
     {Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME}
 )
 _Result = TypeVar("_Result")
@@ -127,7 +127,7 @@ class BrokerUnderTest:
         message = Message(topic, body.encode(), {**tagged, **(properties or {})})
         if Property.DELAY in message.properties:
             self.needs(Capability.DELAY_LEVEL)
-        if _TIMER_PROPERTIES & message.properties.keys():
+        if TIMER_PROPERTIES & message.properties.keys():
             self.needs(Capability.TIMER)
         return self.broker.send(message, queue)
 
