@@ -77,8 +77,7 @@ def _without_broker(queues: Mapping[str, Any]) -> Mapping[str, Any]:
         return queues
     if len(brokers) > 1 or len(queues) > 1:
         raise ValueError("a folder holds the queues of one broker, and more than one is named")
-    only: Mapping[str, Any] = brokers[0]
-    return only
+    return brokers[0]
 
 
 def _offset(value: object) -> int:

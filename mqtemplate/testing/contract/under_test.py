@@ -189,6 +189,13 @@ class BrokerUnderTest:
         [message] = self.take(consumer, 1)
         return message
 
+    def take_one_after(self, consumer: Consumer, milliseconds: int) -> MessageExt:
+        """Take one message that arrives after this time, and not a millisecond earlier; on a virtual clock only."""
+        self.pass_time(milliseconds - 1)
+        assert self.takes_nothing(consumer), f"a message arrived before {milliseconds} ms had passed"
+        self.pass_time(1)
+        return self.take_one(consumer)
+
     def takes_nothing(self, consumer: Consumer) -> bool:
         """Return True if there is no message for this member now."""
         return consumer.poll(32, 0 if self.broker.clock.is_virtual else _NOTHING_MS) == []
