@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -238,8 +237,10 @@ class SparkListenerContainer:
             query.awaitTermination()
         except Exception as exc:
             if not self._stopping.is_set():
-                is_own = isinstance(exc, StreamingQueryException)
-                self._error = self._error or (exc if is_own else SparkError(f"Spark's JVM has ended ({exc})"))
+                error = (
+                    exc if isinstance(exc, StreamingQueryException) else SparkError(f"Spark's JVM has ended ({exc})")
+                )
+                self._error = self._error or error
                 self._log.error("spark.failed", exc_info=self._error)
         finally:
             self._ended.set()
@@ -260,10 +261,10 @@ class SparkListenerContainer:
             self._no_batch_runs.clear()
         try:
             end = self._checkpoint.end_of(batch_id) or {}
-            batch = SparkBatch(
+            batch = partial(
+                SparkBatch,
                 query_id=self._checkpoint.query_id(),
                 batch_id=batch_id,
-                attempt=1,
                 ranges=self._ranges(first, end, batch_id),
                 is_replay=batch_id == self._replayed,
                 topic=self._topic,
@@ -275,11 +276,11 @@ class SparkListenerContainer:
         finally:
             self._no_batch_runs.set()
 
-    def _handle(self, messages: DataFrame, batch: SparkBatch) -> None:
+    def _handle(self, messages: DataFrame, make_batch: Callable[..., SparkBatch]) -> None:
         """Call the function until it returns, at most *max_attempts* times."""
         attempts = self.settings.max_attempts
         for attempt in range(1, attempts + 1):
-            batch = replace(batch, attempt=attempt)
+            batch = make_batch(attempt=attempt)
             log = self._log.bind(batch=batch.batch_id, attempt=attempt)
             started = time.monotonic()
             try:
