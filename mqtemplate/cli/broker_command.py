@@ -8,7 +8,6 @@ import ipaddress
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.cli.output import print_line
@@ -16,7 +15,7 @@ from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.logging import configure_logging
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.server import AccountSettings, ServerSettings, ServerTlsMode, ServerTlsSettings
+from mqtemplate.context.settings.server import AccountSettings, ServerSettings, ServerTlsSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
@@ -26,10 +25,8 @@ from mqtemplate.server.acl_settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-_DESCRIPTION = """\
+HELP = "run a broker and its name server"
+DESCRIPTION = """\
 Run a broker and its name server in one process, for RocketMQ's clients of every language and for
 applications of mqtemplate (rocketmq.name-server: 127.0.0.1:9876).
 
@@ -51,22 +48,13 @@ _OPTIONS = {
 }
 
 
-def add_broker_command(commands: Subparsers, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "broker",
-        help="run a broker and its name server",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        parents=[common],
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own options to its parser."""
     for option, (_, metavar, text) in _OPTIONS.items():
         parser.add_argument(f"--{option}", metavar=metavar, help=text)
-    parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Start the cluster, print its addresses, and stop it after a signal.
 
     Raises:
@@ -96,23 +84,18 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _start(cluster: LocalCluster, server: ServerSettings) -> None:
+    """Start the cluster. An error names the processes that use the server's ports."""
     try:
         cluster.start()
     except BrokerError as exc:
-        owners = _port_owners(server)
+        owners = [
+            f"{address} is used by {owner}: stop it, or choose another address with {option}"
+            for option, address in (("--listen", server.listen), ("--name-server", server.name_server))
+            if address is not None and address.port and (owner := port_owner(address.port))
+        ]
         if not owners:
             raise
-        raise BrokerError(f"{exc}; {owners}") from exc
-
-
-def _port_owners(server: ServerSettings) -> str:
-    """Return a text with the processes that use the server's ports; empty if none is found."""
-    found = [
-        f"{address} is used by {owner}: stop it, or choose another address with {option}"
-        for option, address in (("--listen", server.listen), ("--name-server", server.name_server))
-        if address is not None and address.port and (owner := port_owner(address.port))
-    ]
-    return "; ".join(found)
+        raise BrokerError("; ".join([str(exc), *owners])) from exc
 
 
 def _print_addresses(cluster: LocalCluster, settings: AppSettings) -> None:
@@ -169,14 +152,14 @@ def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
 
 
 def _tls(tls: ServerTlsSettings) -> ServerTls | None:
-    if tls.mode is ServerTlsMode.DISABLED:
+    if tls.mode == "DISABLED":
         return None
     return ServerTls(
         cert_path=tls.cert_path or "",
         key_path=tls.key_path or "",
         key_password=tls.key_password.get_secret_value() if tls.key_password else None,
-        mode=TlsMode[tls.mode.name],
-        client_auth=ClientAuth[tls.client_auth.name],
+        mode=TlsMode[tls.mode],
+        client_auth=ClientAuth[tls.client_auth],
         trust_cert_path=tls.trust_cert_path,
     )
 
@@ -186,8 +169,8 @@ def _account(account: AccountSettings) -> Account:
         access_key=account.access_key,
         secret_key=account.secret_key.get_secret_value(),
         admin=account.admin,
-        default_topic_perm=Right.parse(account.default_topic_perm.value),
-        default_group_perm=Right.parse(account.default_group_perm.value),
-        topic_perms={topic: Right.parse(right.value) for topic, right in account.topic_perms.items()},
-        group_perms={group: Right.parse(right.value) for group, right in account.group_perms.items()},
+        default_topic_perm=Right.parse(account.default_topic_perm),
+        default_group_perm=Right.parse(account.default_group_perm),
+        topic_perms={topic: Right.parse(right) for topic, right in account.topic_perms.items()},
+        group_perms={group: Right.parse(right) for group, right in account.group_perms.items()},
     )

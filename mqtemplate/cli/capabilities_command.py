@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
@@ -14,10 +13,8 @@ from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.context.settings.remote_settings import remote_settings
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-_DESCRIPTION = """\
+HELP = "print the capabilities of brokers, and their differences"
+DESCRIPTION = """\
 Print the capabilities of the broker of each name server, and their differences. All brokers guarantee what
 the Broker interface specifies; a capability is what only some brokers have. A name server is a value of
 rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are read from
@@ -25,22 +22,18 @@ application.yml.
 """
 
 
-def add_capabilities_command(commands: Subparsers, common: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "capabilities",
-        help="print the capabilities of brokers, and their differences",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        parents=[common],
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments to its parser."""
     help_text = "name server of a broker (default: rocketmq.name-server)"
     parser.add_argument("name_servers", metavar="NAME-SERVER", nargs="*", help=help_text)
-    parser.set_defaults(run=_run)
 
 
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Print the capabilities of the brokers that the options name.
+
+    Raises:
+        MQTemplateError: The settings are invalid, or a broker does not answer.
+    """
     found = dict(_capabilities(name_server, options) for name_server in options.name_servers or [None])
     print_line(capability_report(found))
 

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from mqtemplate.cli.broker_command import add_broker_command
-from mqtemplate.cli.capabilities_command import add_capabilities_command
+from mqtemplate.cli import broker_command, capabilities_command
 from mqtemplate.cli.output import print_line
 from mqtemplate.errors import ConfigurationError, MQTemplateError
+
+_COMMANDS = {"broker": broker_command, "capabilities": capabilities_command}
 
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
@@ -39,6 +40,15 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--config", metavar="FOLDER", help="folder of application.yml (default: the current folder)")
     common.add_argument("--profile", metavar="NAME", action="append", default=[], help="a profile; may be repeated")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in (add_broker_command, add_capabilities_command):
-        add_command(commands, common)
+    for name, command in _COMMANDS.items():
+        subparser = commands.add_parser(
+            name,
+            help=command.HELP,
+            description=command.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            parents=[common],
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
     return parser

@@ -71,7 +71,14 @@ class MQApplication:
         clock: Clock | None = None,
         starters: Iterable[StarterSource] | None = None,
     ) -> None:
-        self.settings = _settings(settings, config_folder, profiles, environment)
+        if not isinstance(settings, AppSettings):
+            settings = load_settings(config_folder, profiles, environment, settings)
+        elif config_folder is not None or profiles or environment is not None:
+            raise ConfigurationError(
+                "finished settings were given, so config_folder, profiles and environment would not be read; "
+                "pass them to load_settings instead"
+            )
+        self.settings = settings
         self.context = ApplicationContext(self.settings, overrides, collect_components(components))
         self.is_ready = threading.Event()
         self._clock = clock or _clock_of_broker((*self.context.components, *(overrides or {}).values()))
@@ -230,22 +237,6 @@ class MQApplication:
         except ExceptionGroup as group:
             for each in group.exceptions:
                 error.add_note(f"stopping failed too: {type(each).__name__}: {each}")
-
-
-def _settings(
-    given: AppSettings | Mapping[str, object] | None,
-    config_folder: Path | str | None,
-    profiles: Sequence[str],
-    environment: Mapping[str, str] | None,
-) -> AppSettings:
-    if not isinstance(given, AppSettings):
-        return load_settings(config_folder, profiles, environment, given)
-    if config_folder is not None or profiles or environment is not None:
-        raise ConfigurationError(
-            "finished settings were given, so config_folder, profiles and environment would not be read; "
-            "pass them to load_settings instead"
-        )
-    return given
 
 
 def _clock_of_broker(given: Iterable[object]) -> Clock | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import TextIO
+from typing import Literal, TextIO
 
 import structlog
 from structlog.typing import Processor
 
-from mqtemplate.context.settings.starters import LogFormat, LoggingSettings
+from mqtemplate.context.settings.starters import LoggingSettings
 from mqtemplate.listener.current import add_current_message
 
 _VERBOSE = ("py4j",)  # logs each of its sockets at INFO
@@ -33,7 +33,14 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     Returns:
         A function that restores the previous configuration.
     """
-    shared = _shared_processors()
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        add_current_message,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -54,7 +61,7 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     root = logging.getLogger()
     before = {logger: logger.level for logger in (root, *map(logging.getLogger, _VERBOSE))}
     root.addHandler(handler)
-    root.setLevel(settings.level.value)
+    root.setLevel(settings.level)
     for name in _VERBOSE:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
@@ -67,19 +74,8 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     return undo
 
 
-def _shared_processors() -> list[Processor]:
-    return [
-        structlog.contextvars.merge_contextvars,
-        add_current_message,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-    ]
-
-
-def _renderers(log_format: LogFormat, stream: TextIO) -> list[Processor]:
-    if log_format is LogFormat.JSON:
+def _renderers(log_format: Literal["CONSOLE", "JSON"], stream: TextIO) -> list[Processor]:
+    if log_format == "JSON":
         without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         return [structlog.processors.ExceptionRenderer(without_locals), structlog.processors.JSONRenderer(default=str)]
     return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]

@@ -15,7 +15,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message
 from mqtemplate.spark.container import SparkListenerContainer
-from mqtemplate.spark.jvm.class_archive import QUIET, archive_path
+from mqtemplate.spark.jvm.gateway import QUIET, archive_path
 from mqtemplate.spark.jvm.java import find_java
 from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, spark_listener
 from mqtemplate.spark.sessions import session

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -33,27 +33,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from mqtemplate.brokers import EmbeddedBroker
+
 _log = structlog.stdlib.get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0
 _POLL_S = 0.01
-
-
-class FolderBroker(Protocol):
-    """Broker that stores its files in a folder of this machine, and the offsets of groups."""
-
-    @property
-    def name(self) -> str:
-        """Name of the broker."""
-
-    @property
-    def path(self) -> Path | None:
-        """Store folder; None for a broker in memory."""
-
-    def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """Return the first queue offset that the group has not committed; None if it never committed."""
-
-    def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Commit the messages before *queue_offset* for the group."""
 
 
 class _StoppingError(Exception):
@@ -86,7 +70,7 @@ class SparkListenerContainer:
         self,
         endpoint: object,
         spark: SparkSession | Callable[[], SparkSession],
-        broker: FolderBroker,
+        broker: EmbeddedBroker,
         checkpoint_root: Path | str,
         *,
         resolve: Resolve = default_resolve,

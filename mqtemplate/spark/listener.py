@@ -10,16 +10,8 @@ from datetime import timedelta
 from typing import Annotated, TypedDict, TypeVar, Unpack
 
 from mqtemplate.errors import ListenerError, UnsupportedError
-from mqtemplate.listener.attributes import (
-    Attribute,
-    ListenerDecorator,
-    ListenerSpec,
-    Resolve,
-    as_written,
-    flag,
-    number,
-    text,
-)
+from mqtemplate.listener import attributes as declared
+from mqtemplate.listener.attributes import Attribute, ListenerDecorator, ListenerSpec, Resolve
 from mqtemplate.listener.decorator import SPARK_LISTENER_ATTRIBUTE
 from mqtemplate.listener.resolution import resolve_group, resolve_topics
 from mqtemplate.selectors.tags import TagSelector
@@ -88,29 +80,29 @@ class SparkListenerAttributes(TypedDict, total=False):
     Each text may hold placeholders ``${key:default}``, which are replaced when the container is created.
     """
 
-    selector_expression: Annotated[str, text("*")]
+    selector_expression: Annotated[str, declared.text("*")]
     """Tags joined by two bars; ``*`` for all messages."""
-    payload: Annotated[type | None, as_written(None)]
+    payload: Annotated[type | None, declared.as_written(None)]
     """A pydantic model or dataclass: the DataFrame gets a column ``payload`` with the JSON body as a struct."""
     bad_records: Annotated[str, _one_of("null", "fail", unsupported=["dlq"])]
     """``payload`` of a body that is no JSON: ``null`` (its fields are null), or ``fail`` the batch."""
     trigger: Annotated[timedelta | str, _TRIGGER]
     """Time between two batches: a timedelta, ``"5 seconds"``, or `AVAILABLE_NOW`."""
-    max_offsets_per_trigger: Annotated[int | str, number(100_000, 1)]
+    max_offsets_per_trigger: Annotated[int | str, declared.number(100_000, 1)]
     """Maximum number of messages in a batch, before tags are selected."""
-    min_partitions: Annotated[int | None, as_written(None)]
+    min_partitions: Annotated[int | None, declared.as_written(None)]
     """Minimum number of tasks for a batch; None: its size decides."""
-    include_properties: Annotated[bool | str, flag(True)]
+    include_properties: Annotated[bool | str, declared.flag(True)]
     """False leaves out the columns ``properties`` and ``msgId``, which take most time to build."""
-    fail_on_data_loss: Annotated[bool | str, flag(True)]
+    fail_on_data_loss: Annotated[bool | str, declared.flag(True)]
     """True: the query ends if messages that it should read are gone. False: it continues after them."""
-    max_attempts: Annotated[int | str, number(3, 1)]
+    max_attempts: Annotated[int | str, declared.number(3, 1)]
     """Number of calls for one batch before *on_failure*."""
-    retry_delay: Annotated[float, as_written(1.0)]
+    retry_delay: Annotated[float, declared.as_written(1.0)]
     """Seconds before the second attempt; doubled before each further one."""
     on_failure: Annotated[str, _one_of("stop", unsupported=["redeliver", "dlq"])]
     """``stop``: the query ends, and a restart handles the same batch again."""
-    checkpoint: Annotated[str | None, as_written(None)]
+    checkpoint: Annotated[str | None, declared.as_written(None)]
     """Folder for the progress of the query; by default one named by group and topics."""
 
 

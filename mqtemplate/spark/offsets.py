@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,11 @@ class QueueRange:
 
     def __len__(self) -> int:
         return max(0, self.end - self.start)
+
+    def split(self, size: int) -> Iterator[QueueRange]:
+        """Yield the ranges of at most *size* messages that this one consists of."""
+        for start in range(self.start, self.end, size):
+            yield QueueRange(self.topic, self.queue_id, start, min(start + size, self.end))
 
 
 def to_spark(offsets: OffsetTable) -> dict[str, dict[str, int]]:
@@ -72,8 +77,7 @@ def _without_broker(queues: Mapping[str, Any]) -> Mapping[str, Any]:
         return queues
     if len(brokers) > 1 or len(queues) > 1:
         raise ValueError("a folder holds the queues of one broker, and more than one is named")
-    only: Mapping[str, Any] = brokers[0]
-    return only
+    return brokers[0]
 
 
 def _offset(value: object) -> int:
@@ -113,14 +117,9 @@ def distribute(ranges: Iterable[QueueRange], min_partitions: int | None = None) 
         tasks = min(len(filled), -(-total // _ROWS_A_PARTITION))
     else:
         tasks = min(max(min_partitions, 1), total)
-        filled = sorted(_split_large(filled, -(-total // tasks)), key=len, reverse=True)
+        parts = (part for found in filled for part in found.split(-(-total // tasks)))
+        filled = sorted(parts, key=len, reverse=True)
     return _pack(filled, tasks)
-
-
-def _split_large(ranges: Sequence[QueueRange], size: int) -> Iterable[QueueRange]:
-    for found in ranges:
-        for start in range(found.start, found.end, size):
-            yield QueueRange(found.topic, found.queue_id, start, min(start + size, found.end))
 
 
 def _pack(ranges: Sequence[QueueRange], tasks: int) -> list[tuple[QueueRange, ...]]:

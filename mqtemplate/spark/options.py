@@ -22,8 +22,11 @@ OPTION_NAMES = (
 )
 """Names for ``.option(...)``; case does not matter."""
 
-_BATCH_ONLY = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger",)
+_BATCH_ONLY = (
+    ("endingOffsets", "endingTimestamp"),
+    "a stream has no end; leave it out, or read a batch with spark.read",
+)
+_STREAM_ONLY = ("maxOffsetsPerTrigger",), "a batch has no triggers; leave it out, or set endingOffsets"
 _EXCLUSIVE = (
     ("topic", "topicPattern"),
     ("tags", "subExpression"),
@@ -81,7 +84,7 @@ class SourceOptions:
             ConfigurationError: An option is unknown, malformed, missing, or contradicts another one.
             UnsupportedError: The option ``nameServer`` is given: a remote broker cannot be read.
         """
-        given = _known({name.lower(): value for name, value in options.items()})
+        given = _known(options)
         _refuse_contradictions(given, streaming=streaming)
         if "store" not in given:
             raise ConfigurationError("option 'store' is missing: give the folder of the embedded broker")
@@ -104,12 +107,12 @@ class SourceOptions:
     @staticmethod
     def wants_properties(options: Mapping[str, str]) -> bool:
         """Return ``includeProperties`` only: Spark requests the schema before it says if the read is a stream."""
-        given = _known({name.lower(): value for name, value in options.items()})
-        return bool(_value(given, "includeProperties", _TRUE))
+        return bool(_value(_known(options), "includeProperties", _TRUE))
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options under their exact names."""
+    options = {name.lower(): value for name, value in options.items()}
     spellings = {name.lower(): name for name in OPTION_NAMES}
     if "nameserver" in options:
         raise UnsupportedError(
@@ -133,14 +136,10 @@ def _refuse_contradictions(given: Mapping[str, str], *, streaming: bool) -> None
     for one, other in _EXCLUSIVE:
         if one in given and other in given:
             raise ConfigurationError(f"options {one!r} and {other!r} contradict each other; give one of them")
-    wrong, kind, remedy = (
-        (_BATCH_ONLY, "a stream has no end", "leave it out, or read a batch with spark.read")
-        if streaming
-        else (_STREAM_ONLY, "a batch has no triggers", "leave it out, or set endingOffsets")
-    )
+    wrong, reason = _BATCH_ONLY if streaming else _STREAM_ONLY
     for name in wrong:
         if name in given:
-            raise ConfigurationError(f"option {name!r} does not apply: {kind}; {remedy}")
+            raise ConfigurationError(f"option {name!r} does not apply: {reason}")
 
 
 def _topics(given: Mapping[str, str]) -> tuple[str, ...]:

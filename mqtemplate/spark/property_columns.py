@@ -39,7 +39,8 @@ class PropertyColumns:
         if not counted.all():
             starts, middles, stops, rows = starts[counted], middles[counted], stops[counted], rows[counted]
         self._starts, self._middles, self._stops, self._rows = starts, middles, stops, rows
-        self._cells = self._make_cells()
+        # Four cells a pair: name, 0x01, value, and 0x02 up to the next name.
+        self._cells = adjacent_cells(self._data, self._starts, self._middles, self._middles + 1, self._stops)
 
     def value(self, name: str) -> pa.Array:
         """Return one property of each message as a string column; null where it is missing."""
@@ -58,15 +59,6 @@ class PropertyColumns:
         names = text(self._cells.take(pa.array(4 * pairs)))
         values = text(self._cells.take(pa.array(4 * pairs + 2)))
         return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values)
-
-    def _make_cells(self) -> pa.Array:
-        """Return the bytes as one binary array with four cells a pair: name, 0x01, value, 0x02 up to the next name."""
-        bounds = np.empty((len(self._starts), 4), np.int32)
-        bounds[:, 0], bounds[:, 1] = self._starts, self._middles
-        bounds[:, 2], bounds[:, 3] = self._middles + 1, self._stops
-        offsets = np.append(bounds.reshape(-1), np.int32(len(self._data)))
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
-        return pa.Array.from_buffers(pa.binary(), 4 * len(bounds), buffers)
 
     def _pairs_named(self, name: bytes) -> npt.NDArray[np.int64]:
         pairs = np.flatnonzero((self._middles - self._starts == len(name)) & (self._data[self._starts] == name[0]))
@@ -99,6 +91,17 @@ class PropertyColumns:
         mark = mark ^ (lengths.astype(np.uint64) << np.uint64(16))
         marks: npt.NDArray[np.uint64] = mark | self._rows.astype(np.uint64) << np.uint64(32)
         return marks
+
+
+def adjacent_cells(data: npt.NDArray[np.uint8], *starts: npt.NDArray[np.int64]) -> pa.Array:
+    """Return *data* as one binary array, without a copy; a cell ends where the next one starts.
+
+    Args:
+        starts: Start of the first cell of each row, of its second cell, and so on.
+    """
+    bounds = np.stack(starts, axis=1, dtype=np.int32, casting="same_kind").reshape(-1)
+    offsets = np.append(bounds, np.int32(len(data)))
+    return pa.Array.from_buffers(pa.binary(), len(bounds), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def text(cells: pa.Array) -> pa.Array:

@@ -21,28 +21,10 @@ import pyarrow.compute as pc
 from mqtemplate.checksum import crc32
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.message import Property, offset_msg_id
+from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
-from mqtemplate.record.layout import (
-    BODY_AT,
-    BODY_CRC_AT,
-    BORN_TIMESTAMP_AT,
-    CHECK_CRC_AT,
-    CHECK_SIZE,
-    CHECK_START,
-    FLAG_AT,
-    MAGIC_AT,
-    MAGIC_V1,
-    MAGIC_V2,
-    PHYSICAL_OFFSET_AT,
-    RECONSUME_TIMES_AT,
-    SMALLEST_RECORD,
-    STORE_HOST_AT,
-    STORE_TIMESTAMP_AT,
-    SYS_FLAG_AT,
-    V6_EXTRA,
-    SysFlag,
-)
-from mqtemplate.spark.property_columns import PropertyColumns
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.spark.property_columns import PropertyColumns, adjacent_cells
 from mqtemplate.spark.store_folder import LogWindow, StoreFolder
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
@@ -136,43 +118,48 @@ class _Records:
         self._data = window.data[first:last]
         self._at = self._physical - window.start - first
         self._require(
-            (self._sizes >= SMALLEST_RECORD) & (self._at + self._sizes <= len(self._data)),
+            (self._sizes >= layout.SMALLEST_RECORD) & (self._at + self._sizes <= len(self._data)),
             "its length exceeds the file, or is below the smallest record",
         )
         self._find_fields()
         self._check_sums()
-        self._all_cells = self._make_cells()
+        # Five cells a record: header, body, topic and lengths, properties, and check up to the next record.
+        self._all_cells = adjacent_cells(
+            self._data, self._at, self._body_at, self._body_end, self._properties_at, self._properties_end
+        )
 
     def _find_fields(self) -> None:
         at, sizes = self._at, self._sizes
-        magic = self._i4(at + MAGIC_AT)
+        magic = self._i4(at + layout.MAGIC_AT)
         self._require(self._i4(at) == sizes, "its length is not the one in the consume queue")
-        self._require((magic == MAGIC_V1) | (magic == MAGIC_V2), "it has no magic code of a record")
-        self._require(self._i8(at + PHYSICAL_OFFSET_AT) == self._physical, "its own physical offset is another one")
-        self._sys_flags = self._i4(at + SYS_FLAG_AT)
-        self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, V6_EXTRA, 0)
-        hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, V6_EXTRA, 0)
-        self._tail_at = at + RECONSUME_TIMES_AT + hosts_extra  # then prepared transaction offset, body length, body
-        self._body_at = at + BODY_AT + hosts_extra
-        topic_length_size = np.where(magic == MAGIC_V2, 2, 1)
+        self._require((magic == layout.MAGIC_V1) | (magic == layout.MAGIC_V2), "it has no magic code of a record")
+        own_offset = self._i8(at + layout.PHYSICAL_OFFSET_AT)
+        self._require(own_offset == self._physical, "its own physical offset is another one")
+        self._sys_flags = self._i4(at + layout.SYS_FLAG_AT)
+        self._born_extra = np.where(self._sys_flags & SysFlag.BORN_HOST_V6, layout.V6_EXTRA, 0)
+        hosts_extra = self._born_extra + np.where(self._sys_flags & SysFlag.STORE_HOST_V6, layout.V6_EXTRA, 0)
+        # The retries, then prepared transaction offset, body length, body.
+        self._tail_at = at + layout.RECONSUME_TIMES_AT + hosts_extra
+        self._body_at = at + layout.BODY_AT + hosts_extra
+        topic_length_size = np.where(magic == layout.MAGIC_V2, 2, 1)
         end, reason = at + sizes, "the lengths inside it do not add up"
         self._require(self._body_at + topic_length_size + 2 <= end, reason)
         body_length = self._i4(self._body_at - 4)
         self._body_end = self._body_at + body_length
         self._require((body_length >= 0) & (self._body_end + topic_length_size + 2 <= end), reason)
-        topic_length = np.where(magic == MAGIC_V2, self._u2(self._body_end), self._data[self._body_end])
+        topic_length = np.where(magic == layout.MAGIC_V2, self._u2(self._body_end), self._data[self._body_end])
         properties_length_at = self._body_end + topic_length_size + topic_length
         self._require(properties_length_at + 2 <= end, reason)
         self._properties_at = properties_length_at + 2
         self._require(self._properties_at + self._u2(properties_length_at) == end, reason)
         self._require((self._properties_at == end) | (self._data[end - 1] != 0), "its end is missing")
         self._has_check = self._find_checks(end)
-        self._properties_end = end - np.where(self._has_check, CHECK_SIZE, 0)
+        self._properties_end = end - np.where(self._has_check, layout.CHECK_SIZE, 0)
 
     def _find_checks(self, end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which records end with a check of all bytes except the body."""
-        start = np.maximum(end - CHECK_SIZE, self._at)
-        expected = np.frombuffer(CHECK_START, np.uint8)
+        start = np.maximum(end - layout.CHECK_SIZE, self._at)
+        expected = np.frombuffer(layout.CHECK_START, np.uint8)
         same = (self._data[start[:, None] + np.arange(len(expected))] == expected).all(axis=1)
         found: npt.NDArray[np.bool_] = same & (start >= self._properties_at)
         return found
@@ -182,10 +169,10 @@ class _Records:
         body_at, body_end = self._body_at.tolist(), self._body_end.tolist()
         spans = zip(body_at, body_end, strict=True)
         bodies = np.array([crc32(data[start:end]) for start, end in spans], np.uint32) & 0x7FFF_FFFF
-        self._require(bodies == self._i4(self._at + BODY_CRC_AT), "its body does not match its CRC-32")
+        self._require(bodies == self._i4(self._at + layout.BODY_CRC_AT), "its body does not match its CRC-32")
         around = zip(self._at.tolist(), body_at, body_end, self._properties_end.tolist(), strict=True)
         rest = np.array([crc32(data[back:end], crc32(data[at:front])) for at, front, back, end in around], np.uint32)
-        stated = self._hex8(self._properties_end + CHECK_CRC_AT)
+        stated = self._hex8(self._properties_end + layout.CHECK_CRC_AT)
         for row in np.flatnonzero(self._has_check & (stated != rest)).tolist():
             self._parse_alone(row)
 
@@ -221,10 +208,10 @@ class _Records:
             "tags": lambda: self._properties.value(Property.TAGS),
             "keys": lambda: self._properties.value(Property.KEYS),
             "body": self._bodies,
-            "flag": lambda: pa.array(self._i4(self._at + FLAG_AT), pa.int32()),
+            "flag": lambda: pa.array(self._i4(self._at + layout.FLAG_AT), pa.int32()),
             "properties": self._maps,
-            "bornTimestamp": lambda: _timestamps(self._i8(self._at + BORN_TIMESTAMP_AT)),
-            "storeTimestamp": lambda: _timestamps(self._i8(self._at + STORE_TIMESTAMP_AT + self._born_extra)),
+            "bornTimestamp": lambda: _timestamps(self._i8(self._at + layout.BORN_TIMESTAMP_AT)),
+            "storeTimestamp": lambda: _timestamps(self._i8(self._at + layout.STORE_TIMESTAMP_AT + self._born_extra)),
             "deliverTimestamp": lambda: _deliver_timestamps(self._properties),
             "reconsumeTimes": lambda: pa.array(self._i4(self._tail_at), pa.int32()),
         }
@@ -237,16 +224,8 @@ class _Records:
         return self._properties.maps()
 
     def _cells(self, number: int) -> pa.Array:
-        """Return a cell of each record: 0 header, 1 body, 2 topic and lengths, 3 properties, 4 check and the gap."""
+        """Return the cell with this number of each record; 1 is the body, 3 the properties."""
         return self._all_cells.take(pa.array(np.arange(number, 5 * len(self._at), 5)))
-
-    def _make_cells(self) -> pa.Array:
-        bounds = np.empty((len(self._at), 5), np.int32)
-        bounds[:, 0], bounds[:, 1], bounds[:, 2] = self._at, self._body_at, self._body_end
-        bounds[:, 3], bounds[:, 4] = self._properties_at, self._properties_end
-        offsets = np.append(bounds.reshape(-1), np.int32(len(self._data)))
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
-        return pa.Array.from_buffers(pa.binary(), 5 * len(self._at), buffers)
 
     def _bodies(self) -> pa.Array:
         bodies = self._cells(1)
@@ -277,8 +256,9 @@ class _Records:
         known = ids.to_pylist()
         for row, unique in enumerate(known):
             if unique is None:
-                host = self._data[int(self._at[row] + STORE_HOST_AT + self._born_extra[row]) : int(self._tail_at[row])]
-                known[row] = offset_msg_id(unpack_host(host.tobytes()), int(self._physical[row]))
+                host_at = self._at[row] + layout.STORE_HOST_AT + self._born_extra[row]
+                host = self._data[host_at : self._tail_at[row]].tobytes()
+                known[row] = offset_msg_id(unpack_host(host), int(self._physical[row]))
         return pa.array(known, pa.string())
 
     def _require(self, good: npt.NDArray[np.bool_], reason: str) -> None:

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.spark.jvm.class_archive import archive_flags
-from mqtemplate.spark.jvm.gateway import Gateway, launch
+from mqtemplate.spark.jvm.gateway import Gateway, archive_flags, launch
 from mqtemplate.spark.jvm.java import find_java, jvm_flags
 from mqtemplate.spark.requirements import require_pyspark
 

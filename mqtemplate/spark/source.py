@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.spark.offsets import OffsetTable, QueueRange, distribute, from_spark, limited, to_spark
+from mqtemplate.spark.offsets import OffsetTable, distribute, from_spark, limited, to_spark
 from mqtemplate.spark.options import SourceOptions
 from mqtemplate.spark.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.schema import source_schema
@@ -39,13 +39,6 @@ class MqTemplateSource(DataSource):
         return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)
 
 
-class RangesPartition(InputPartition):
-    """Ranges that one task reads, in this order."""
-
-    def __init__(self, ranges: Sequence[QueueRange]) -> None:
-        super().__init__(tuple(ranges))
-
-
 class _FolderReader:
     """Common part of both readers."""
 
@@ -55,13 +48,13 @@ class _FolderReader:
         self._reader = StoreReader(options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of one task."""
+        """Yield the messages of one task, whose partition has its ranges."""
         # If there are no partitions, Spark creates one of None.
         return self._reader.batches(partition.value or (), self._schema)
 
     def _partitions(self, start: OffsetTable, end: OffsetTable) -> list[InputPartition]:
         ranges = self._reader.ranges(start, end)
-        return [RangesPartition(share) for share in distribute(ranges, self._options.min_partitions)]
+        return [InputPartition(share) for share in distribute(ranges, self._options.min_partitions)]
 
 
 class BatchReader(_FolderReader, DataSourceReader):

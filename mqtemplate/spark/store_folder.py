@@ -6,7 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +75,12 @@ class StoreFolder:
 
     def topics(self) -> list[str]:
         """Return the topics that have a consume queue, sorted."""
-        return sorted(_folders(self._queue_folder))
+        return sorted(each.name for each in _entries(self._queue_folder) if each.is_dir())
 
     def queue_ids(self, topic: str) -> list[int]:
         """Return the ids of the consume queues of *topic*, sorted; none if the topic never had a message."""
-        return sorted(int(name) for name in _folders(self._queue_folder / topic) if name.isdecimal())
+        entries = _entries(self._queue_folder / topic)
+        return sorted(int(each.name) for each in entries if each.name.isdecimal() and each.is_dir())
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Return one past the last queue offset that can be read."""
@@ -204,21 +205,17 @@ def _count_units(path: Path) -> int:
         return _first_true(os.fstat(fd).st_size // CQ_UNIT_SIZE, is_empty)
 
 
-def _folders(folder: Path) -> list[str]:
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_dir()]
+            return list(entries)
     except FileNotFoundError:  # no message was ever stored
         return []
 
 
 def _segments(folder: Path) -> list[Segment]:
     """Return the files of a mapped file queue in order. Files whose names are not 20 digits do not belong to it."""
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if len(entry.name) == 20 and entry.name.isdecimal())
-    except FileNotFoundError:  # a queue that was never written
-        return []
+    names = sorted(each.name for each in _entries(folder) if len(each.name) == 20 and each.name.isdecimal())
     return [Segment(int(name), folder / name) for name in names]
 
 
@@ -226,8 +223,7 @@ def _read_span(segments: list[Segment], start: int, end: int) -> bytes:
     """Return the bytes from *start* to *end* of all files; fewer if a file was deleted or the last one is shorter."""
     pieces = []
     first = bisect_right([segment.start for segment in segments], start) - 1
-    for index in range(max(0, first), len(segments)):
-        segment = segments[index]
+    for segment in segments[max(0, first) :]:
         if segment.start >= end:
             break
         with _open(segment.path) as fd:
@@ -240,14 +236,7 @@ def _first_true(count: int, predicate: Callable[[int], bool]) -> int:
 
     The predicate must be true for all numbers after the first one, too.
     """
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if predicate(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_left(range(count), True, key=predicate)
 
 
 def _map(segment: Segment) -> LogWindow:

@@ -51,13 +51,12 @@ class StoreReader:
         Raises:
             SparkError: A topic does not exist; the text names the nearest one, or all.
         """
-        known = {*self._folder.topics(), *self._configured_topics()}
+        known = {*self._folder.topics(), *self._config("topics.json").get("topicConfigTable", {})}
         for topic in self._options.topics:
             if topic not in known:
                 close = difflib.get_close_matches(topic, known, n=1)
-                hint = (
-                    f"did you mean {close[0]!r}?" if close else f"its topics are: {', '.join(sorted(known)) or 'none'}"
-                )
+                topics = ", ".join(sorted(known)) or "none"
+                hint = f"did you mean {close[0]!r}?" if close else f"its topics are: {topics}"
                 raise SparkError(f"topic {topic!r} is not in the store {self._options.store!r}; {hint}")
 
     def _topics(self) -> tuple[str, ...]:
@@ -67,10 +66,8 @@ class StoreReader:
         topics = (topic for topic in self._folder.topics() if not topic.startswith(_NOT_BY_PATTERN))
         return tuple(topic for topic in topics if pattern.fullmatch(topic))
 
-    def _configured_topics(self) -> Iterable[str]:
-        table = read_table(FolderStoreFiles(self._folder.store), "config/topics.json")
-        configured: dict[str, object] = table.get("topicConfigTable", {})
-        return configured
+    def _config(self, name: str) -> dict[str, Any]:
+        return read_table(FolderStoreFiles(self._folder.store), f"config/{name}")
 
     # --- start and end -------------------------------------------------------------------------
 
@@ -79,8 +76,11 @@ class StoreReader:
         return self._resolve(self._options.start, "startingOffsets", EARLIEST)
 
     def offsets_of(self, committed: Callable[[str, int], int | None]) -> OffsetTable:
-        """Return the offsets of a group from a function of (topic, queue id); None means the start of the queue."""
-        return {queue: self._clamped(queue, committed(*queue)) for queue in self.queues()}
+        """Return the offsets of a group from a function of (topic, queue id); None means the start of the queue.
+
+        No offset is that of a deleted message: a consumer of the broker would skip these, too.
+        """
+        return {queue: max(committed(*queue) or 0, self._folder.min_offset(*queue)) for queue in self.queues()}
 
     def end_offsets(self) -> OffsetTable:
         """Return the current offsets of ``endingOffsets`` or ``endingTimestamp``; all messages before are flushed."""
@@ -126,15 +126,11 @@ class StoreReader:
                 self._lost(queue, offset, offset, f"the queue now ends at {latest.get(queue, 0)}")
 
     def _make_durable(self, latest: OffsetTable) -> None:
-        ends = [self._physical_end(*queue, offset) for queue, offset in latest.items() if offset]
-        end = max(ends, default=0)
+        last_units = [self._folder.units(*queue, offset - 1, offset)[0] for queue, offset in latest.items() if offset]
+        end = max((int(unit["physical_offset"]) + int(unit["size"]) for unit in last_units), default=0)
         if end > self._durable_until:
             self._folder.make_durable(self._durable_until, end)
             self._durable_until = end
-
-    def _physical_end(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        (unit,) = self._folder.units(topic, queue_id, queue_offset - 1, queue_offset)
-        return int(unit["physical_offset"]) + int(unit["size"])
 
     def _resolve(self, position: Position, option: str, missing: int) -> OffsetTable:
         queues = self.queues()
@@ -148,13 +144,9 @@ class StoreReader:
         return {queue: self._offset(queue, LATEST if position == "latest" else EARLIEST) for queue in queues}
 
     def _committed(self, topic: str, queue_id: int) -> int | None:
-        table = read_table(FolderStoreFiles(self._folder.store), "config/consumerOffset.json")
-        offset = table.get("offsetTable", {}).get(f"{topic}@{self._options.group}", {}).get(str(queue_id))
+        table = self._config("consumerOffset.json").get("offsetTable", {})
+        offset = table.get(f"{topic}@{self._options.group}", {}).get(str(queue_id))
         return None if offset is None else int(offset)
-
-    def _clamped(self, queue: tuple[str, int], offset: int | None) -> int:
-        """Return the offset, but not one of a deleted message; a consumer of the broker would skip these, too."""
-        return max(offset or 0, self._folder.min_offset(*queue))
 
     def _offset(self, queue: tuple[str, int], given: int) -> int:
         if given == LATEST:
@@ -192,8 +184,7 @@ class StoreReader:
             CorruptRecordError: A record is damaged.
         """
         for found in ranges:
-            for start in range(found.start, found.end, _UNITS_AT_ONCE):
-                part = QueueRange(found.topic, found.queue_id, start, min(start + _UNITS_AT_ONCE, found.end))
+            for part in found.split(_UNITS_AT_ONCE):
                 try:
                     yield from self._part(part, schema)
                 except OffsetOutOfRangeError as exc:

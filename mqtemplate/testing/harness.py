@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.services import Service
+
+if TYPE_CHECKING:
+    from mqtemplate.context.application import MQApplication
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SPAN = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))+\s*")
@@ -21,18 +24,6 @@ _MAX_ROUNDS = 100_000
 
 class NotIdleError(AssertionError):
     """The services always have more work at one instant, so time cannot pass."""
-
-
-class Application(Protocol):
-    """Application with a broker and listener containers, for a harness."""
-
-    @property
-    def broker(self) -> Broker:
-        """Broker on a `VirtualClock`."""
-
-    @property
-    def containers(self) -> Sequence[Service]:
-        """Listener containers in the order of their steps."""
 
 
 class Harness:
@@ -52,7 +43,7 @@ class Harness:
         ConfigurationError: The broker runs on a real clock.
     """
 
-    def __init__(self, app_or_broker: Broker | Application, *containers: Service) -> None:
+    def __init__(self, app_or_broker: Broker | MQApplication, *containers: Service) -> None:
         self._app = None if isinstance(app_or_broker, Broker) else app_or_broker
         self.broker = app_or_broker if isinstance(app_or_broker, Broker) else app_or_broker.broker
         clock = self.broker.clock
@@ -104,9 +95,7 @@ class Harness:
         """Do the work that is due now, without time passing. Return the next due time, or None."""
         for _ in range(_MAX_ROUNDS):
             self._woken = False
-            due_ms = min(
-                (due for service in self._services() if (due := self._step(service)) is not None), default=None
-            )
+            due_ms = min((due for each in self._services() if (due := self._step(each)) is not None), default=None)
             if not self._woken and (due_ms is None or due_ms > self.clock.now_ms()):
                 return due_ms
         raise NotIdleError(self._busy_services())

@@ -55,10 +55,8 @@ def _recorded(verb: _Verb) -> _Verb:
     def send(self: RecordingTemplate, *args: Any, **options: Any) -> Any:
         result = verb(self, *args, **options)
         named = inspect.signature(verb).bind(self, *args, **options).arguments
-        rest = {
-            name: value for name, value in named.items() if name not in ("self", "destination", "payload", "options")
-        }
-        rest |= named.get("options", {})
+        given = {key: value for key, value in named.items() if key not in ("self", "destination", "payload", "options")}
+        rest = given | named.get("options", {})
         self.sent.append(SentMessage(verb.__name__, named["destination"], named["payload"], rest, result))
         return result
 

@@ -18,4 +18,4 @@ class LoggingAutoConfiguration(AutoConfiguration):
     def contribute(self, context: ApplicationContext) -> None:
         settings = context.settings.mqtemplate.logging
         context.lifecycle.push("logging", configure_logging(settings))
-        context.note(f"{settings.format.value.lower()} from {settings.level.value} on")
+        context.note(f"{settings.format.lower()} from {settings.level} on")

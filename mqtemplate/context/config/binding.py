@@ -10,19 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from mqtemplate.context.config import schema
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import dotted, variable_name
-from mqtemplate.context.config.schema import (
-    FieldShape,
-    Location,
-    all_fields,
-    as_written,
-    field_named,
-    fields_of,
-    is_secret,
-    shape_of,
-)
 from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
 from mqtemplate.errors import ConfigurationError
 
@@ -42,7 +33,7 @@ class Binding:
     section: type
     prefix: tuple[str, ...]
     values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[Location, str] = field(default_factory=dict)
+    origins: dict[schema.Location, str] = field(default_factory=dict)
 
     def explain(self, error: ValidationError) -> ConfigurationError:
         """Return one error that lists all problems, one per line. It contains no values of secrets."""
@@ -51,9 +42,9 @@ class Binding:
         lines += (f"  {self._line(problem)}" for problem in problems)
         return ConfigurationError("\n".join(lines))
 
-    def name_of(self, location: Location) -> str:
+    def name_of(self, location: schema.Location) -> str:
         """Return the key at a location, as a file writes it."""
-        return dotted((*self.prefix, *as_written(self.section, location)))
+        return dotted((*self.prefix, *schema.as_written(self.section, location)))
 
     def _line(self, problem: ErrorDetails) -> str:
         location = problem["loc"]
@@ -68,32 +59,32 @@ class Binding:
             variable = "" if in_list else f" or as {variable_name(map(str, (*self.prefix, *location)))}"
             return f"{where}: required; set it in application.yml{variable}"
         text = f"{where}: {problem['msg'].removeprefix('Value error, ')}"
-        if is_secret(self.section, location):
+        if schema.is_secret(self.section, location):
             return f"{text} (its value is not shown)"
         if not isinstance(problem["input"], str | int | float):
             return text  # a whole section or list, which may contain secrets
         return f"{text} (got {problem['input']!r})"
 
-    def _place(self, location: Location) -> str:
+    def _place(self, location: schema.Location) -> str:
         """Return the origin of a value, or of the nearest section around it, and its key."""
         around = location
         while around and around not in self.origins:
             around = around[:-1]
         return f"{self.origins.get(around) or 'defaults'}: {self.name_of(location)}"
 
-    def _first_written(self, location: Location, error: ContradictionError) -> Location:
+    def _first_written(self, location: schema.Location, error: ContradictionError) -> schema.Location:
         """Return the first key of a contradiction that was written; the first at all if none was."""
         candidates = [(*location, *key.split(".")) for key in error.keys] or [location]
         return next((candidate for candidate in candidates if candidate in self.origins), candidates[0])
 
-    def _nearest(self, location: Location) -> str:
+    def _nearest(self, location: schema.Location) -> str:
         """Return a hint: a similar key of the same section, a similar key elsewhere, or the keys of the section."""
-        known = [as_written(self.section, path) for path, _ in all_fields(self.section)]
-        section = as_written(self.section, location[:-1])
+        known = [schema.as_written(self.section, path) for path, _ in schema.all_fields(self.section)]
+        section = schema.as_written(self.section, location[:-1])
         siblings = {str(path[-1]): path for path in known if path[:-1] == section}
         if close := difflib.get_close_matches(str(location[-1]), siblings, 1):
             return f"; did you mean '{dotted((*self.prefix, *siblings[close[0]]))}'?"
-        wanted = dotted(as_written(self.section, location))
+        wanted = dotted(schema.as_written(self.section, location))
         anywhere = {key: path for path in known if not wanted.startswith(key := dotted(path))}
         if close := difflib.get_close_matches(wanted, anywhere, 1, cutoff=0.75):
             return f"; did you mean '{dotted((*self.prefix, *anywhere[close[0]]))}'?"
@@ -119,7 +110,7 @@ class _Reader:
         self._binding = binding
         self._placeholders = placeholders
 
-    def section(self, node: ConfigNode, section: type, at: Location) -> dict[str, Any]:
+    def section(self, node: ConfigNode, section: type, at: schema.Location) -> dict[str, Any]:
         """Return the values of a section by field name."""
         self._binding.origins[at] = node.origin
         if node.value is not UNSET:
@@ -128,7 +119,7 @@ class _Reader:
         values: dict[str, Any] = {}
         spellings: dict[str, str] = {}
         for key, child in node.children.items():
-            field_name = field_named(section, key)
+            field_name = schema.field_named(section, key)
             if field_name is None:
                 self._binding.origins[(*at, key)] = child.origin
                 allowed = getattr(section, "model_config", {}).get("extra") == "allow"
@@ -136,12 +127,12 @@ class _Reader:
                 continue
             if (twin := spellings.setdefault(field_name, key)) != key:
                 raise ConfigurationError(f"{child.origin}: '{key}' and '{twin}' are one key in two spellings; keep one")
-            shape = shape_of(fields_of(section)[field_name].annotation)
+            shape = schema.shape_of(schema.fields_of(section)[field_name].annotation)
             if shape.section is not None or not child.is_empty:
                 values[field_name] = self._field(child, shape, (*at, field_name))
         return values
 
-    def _field(self, node: ConfigNode, shape: FieldShape, at: Location) -> object:
+    def _field(self, node: ConfigNode, shape: schema.FieldShape, at: schema.Location) -> object:
         self._binding.origins[at] = node.origin
         if shape.section is not None:
             return self.section(node, shape.section, at)
@@ -155,12 +146,10 @@ class _Reader:
             )
         value = self._placeholders.resolve(node.value, node.origin)
         if shape.item_section is not None and isinstance(value, list):
-            return [
-                self._item(item, shape.item_section, (*at, number), node.origin) for number, item in enumerate(value)
-            ]
+            return [self._item(item, shape.item_section, (*at, index), node.origin) for index, item in enumerate(value)]
         return value
 
-    def _map(self, node: ConfigNode, shape: FieldShape, at: Location) -> dict[str, Any]:
+    def _map(self, node: ConfigNode, shape: schema.FieldShape, at: schema.Location) -> dict[str, Any]:
         """Read keys that the user chose: unchanged, and dots belong to the last of them."""
         if shape.item_section is not None and shape.map_depth == 1:
             return {key: self.section(child, shape.item_section, (*at, key)) for key, child in node.children.items()}
@@ -183,7 +172,7 @@ class _Reader:
             return self._placeholders.resolve(node.value, node.origin)
         return {key: self._plain(child) for key, child in node.children.items()}
 
-    def _item(self, item: object, section: type, at: Location, origin: str) -> object:
+    def _item(self, item: object, section: type, at: schema.Location, origin: str) -> object:
         if not isinstance(item, Mapping):
             return item
         root = ConfigNode(origin=origin)

@@ -64,7 +64,7 @@ class Placeholders:
             at = end + 1
         if at < len(text):
             parts.append(text[at:])
-        return parts[0] if len(parts) == 1 else "".join(map(_as_text, parts))
+        return parts[0] if len(parts) == 1 else "".join(map(as_text, parts))
 
     def _value_of(self, expression: str, origin: str, keys: tuple[str, ...]) -> object:
         key, has_default, default = expression.partition(":")
@@ -94,5 +94,6 @@ def _closing_brace(text: str, start: int, origin: str) -> int:
     raise ConfigurationError(f"{origin}: a placeholder is not closed: add '}}', or write $${{ for a literal ${{")
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
+    """Return a value as YAML writes it: ``true``, not ``True``."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -31,10 +31,5 @@ def variable_name(path: Iterable[str]) -> str:
 
 def dotted(path: Iterable[object]) -> str:
     """Return a path as a person writes it: ``a.b-c[0].d``. Numbers are positions in a list."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += f".{part}" if text else str(part)
-    return text
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")

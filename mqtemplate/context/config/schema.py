@@ -116,14 +116,16 @@ def _holds_secret(field: FieldInfo) -> bool:
 
 
 def _bare(annotation: Any) -> Any:
-    while True:
-        origin = get_origin(annotation)
-        if origin is Annotated:
-            annotation = get_args(annotation)[0]
-        elif origin in (Union, types.UnionType):
-            rest = [part for part in get_args(annotation) if part is not type(None)]
-            if len(rest) != 1:
-                return annotation
-            annotation = rest[0]
-        else:
-            return annotation
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    inner = without_none(annotation)
+    return annotation if inner is annotation else _bare(inner)
+
+
+def without_none(annotation: Any) -> Any:
+    """Return X for ``X | None``, and any other annotation unchanged."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        rest = [part for part in get_args(annotation) if part is not type(None)]
+        if len(rest) == 1:
+            return rest[0]
+    return annotation

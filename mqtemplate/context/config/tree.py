@@ -50,9 +50,7 @@ class ConfigNode:
         """Return the node at a path, in any spelling; None if there is none."""
         node: ConfigNode | None = self
         for part in path:
-            if node is None:
-                return None
-            node = node.child(part)
+            node = None if node is None else node.child(part)
         return node
 
     def put(self, path: Sequence[str], value: object, origin: str) -> ConfigNode:

@@ -16,8 +16,9 @@ _ACTIVATION_KEYS = (
     ("config", "activate", "on-profile"),
     ("spring", "config", "activate", "on-profile"),  # in files shared with a Spring application
 )
-_TIMESTAMP, _BOOL, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "bool", "int"))
-_MERGE = "tag:yaml.org,2002:merge"
+_TIMESTAMP, _BOOL, _INT, _NULL, _MERGE = (
+    f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "bool", "int", "null", "merge")
+)
 _COLLECTIONS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
@@ -78,7 +79,7 @@ def read_yaml(file: Path) -> list[YamlDocument]:
 def _documents(loader: _Loader, file: str) -> Iterator[YamlDocument]:
     while loader.check_node():
         node = loader.get_node()
-        if node is None or _is_null(node):
+        if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == _NULL):
             continue
         origin = f"{file}:{node.start_mark.line + 1}"
         if not isinstance(node, yaml.MappingNode):
@@ -104,10 +105,6 @@ def _remove_activation(root: ConfigNode) -> tuple[str, ...]:
         activate.children.pop(next(key for key, child in activate.children.items() if child is node))
         return split_names(node.value)
     return ()
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
 
 
 class _TreeBuilder:

@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 _BUILT_IN = "built in"
 _APPLICATION = "application"
-_SLOTS: tuple[tuple[str, type], ...] = (
+_SLOTS: dict[str, type] = {
     # name of the provider in the container -> type of the objects that may replace it
-    ("clock", Clock),
-    ("broker", Broker),
-    ("converter", MessageConverter),
-    ("template", RocketMQTemplate),
-    ("listeners", ListenerRegistry),
-)
+    "clock": Clock,
+    "broker": Broker,
+    "converter": MessageConverter,
+    "template": RocketMQTemplate,
+    "listeners": ListenerRegistry,
+}
 
 
 class Part(Protocol):
@@ -133,7 +133,7 @@ class ApplicationContext:
             return False
         mark = service_mark(component)
         chosen = name or (mark.name if mark else None) or snake_case(getattr(target, "__name__", kind.__name__))
-        if (twin := self._definitions.named(chosen)) is not None:
+        if (twin := self._definitions.get(chosen)) is not None:
             raise DependencyError(
                 f"{name_of(kind)}: the name {chosen!r} is taken by {name_of(twin.kind)} of {twin.origin}; "
                 "give one of them another by @service(name=...)"
@@ -185,6 +185,8 @@ class ApplicationContext:
     def call(self, target: Callable[..., T]) -> T:
         """Call a function or class with arguments by the types of its parameters. The result is not stored."""
         arguments = self._wiring.arguments(target)
+        for used in arguments.uses:
+            self._wiring.link(used)
         result: T = providers.Factory(target, *arguments.positional, **arguments.named)()
         return result
 
@@ -209,11 +211,11 @@ class ApplicationContext:
         Raises:
             DependencyError: A dependency is missing or ambiguous, or part of a circle.
         """
-        chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS}
+        chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS.items()}
         for slot in ("template", "listeners"):
             if chosen[slot].is_default:
                 self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"]])
-        for definition in self._definitions:
+        for definition in self._definitions.values():
             self._wiring.link(definition)
         for slot, definition in chosen.items():
             if not definition.is_default:
@@ -230,7 +232,7 @@ class ApplicationContext:
         Raises:
             DependencyError: There is none, or several have the type.
         """
-        slot = next((slot for slot, kind in _SLOTS if kind is wanted), None)
+        slot = next((slot for slot, kind in _SLOTS.items() if kind is wanted), None)
         chosen = self._wiring.choose(wanted, name or slot)
         if chosen is not None:
             return chosen
@@ -240,7 +242,7 @@ class ApplicationContext:
                 "starters are found through entry points), and is mqtemplate.embedded.enabled true? "
                 "Or give MQApplication an EmbeddedBroker"
             )
-        there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions))
+        there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions.values()))
         raise DependencyError(
             f"no object here is a {name_of(wanted)}; there is: {there_is}. "
             "Mark the class with @service and give it to MQApplication, or use context.register(...)"
@@ -254,7 +256,7 @@ class ApplicationContext:
         container = self.container
         self._add_default("settings", AppSettings, container.settings)
         self._add_default("application_context", ApplicationContext, providers.Object(self))
-        for slot, kind in _SLOTS:
+        for slot, kind in _SLOTS.items():
             if slot != "broker":
                 self._add_default(slot, kind, getattr(container, slot))
 
@@ -283,7 +285,7 @@ class ApplicationContext:
             return True
         if self._origin == _APPLICATION:
             return False
-        bases = [slot_kind for _, slot_kind in _SLOTS if fits(kind, slot_kind)] or [kind]
+        bases = [slot_kind for slot_kind in _SLOTS.values() if fits(kind, slot_kind)] or [kind]
         for there in (definition for base in bases for definition in self._definitions.fitting(base)):
             if not there.is_default:
                 self.note(f"backed off: there is {name_of(there.kind)} of {there.origin}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, get_origin
 
@@ -41,38 +41,19 @@ class Definition:
         return name_of(self.target if self.target is not None else self.kind)
 
 
-class Definitions:
-    """All definitions of an application, in the order of their registration."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, Definition] = {}
-
-    def __iter__(self) -> Iterator[Definition]:
-        return iter(self._by_name.values())
-
-    def named(self, name: str) -> Definition | None:
-        """Return the definition with this name; None if there is none."""
-        return self._by_name.get(name)
+class Definitions(dict[str, Definition]):
+    """All definitions of an application by name, in the order of their registration."""
 
     def add(self, definition: Definition) -> None:
-        """Add a definition."""
-        self._by_name[definition.name] = definition
+        """Add a definition under its name."""
+        self[definition.name] = definition
 
     def fitting(self, wanted: Any) -> list[Definition]:
         """Return the definitions of a type; defaults only if there is no other."""
-        found = [definition for definition in self if fits(definition.kind, wanted)]
-        given = [definition for definition in found if not definition.is_default]
-        return _most_explicit(given or found, wanted)
-
-    def types_by_name(self) -> dict[str, type]:
-        """Return the types of all definitions by the names of the classes."""
-        return {definition.kind.__name__: definition.kind for definition in self}
-
-
-def _most_explicit(found: list[Definition], wanted: Any) -> list[Definition]:
-    """Prefer classes that have a protocol as base class to classes that merely have its methods."""
-    derived = [definition for definition in found if _is_subclass(definition.kind, wanted)]
-    return derived or found
+        found = [definition for definition in self.values() if fits(definition.kind, wanted)]
+        found = [definition for definition in found if not definition.is_default] or found
+        # A class that has a protocol as base class goes before one that merely has its methods.
+        return [definition for definition in found if _is_subclass(definition.kind, wanted)] or found
 
 
 def fits(kind: type, wanted: Any) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from dependency_injector.wiring import Closing, Provide, Provider
 
+from mqtemplate.context.config.schema import without_none
 from mqtemplate.errors import DependencyError
 
 SERVICE_ATTRIBUTE = "__mqtemplate_service__"
@@ -181,7 +181,7 @@ def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Para
             f"{where} carries a marker of dependency-injector, which acts only in modules wired to a container; "
             "annotate the type alone (the application injects by type), or use Annotated[..., Value('${key}')]"
         )
-    wanted, allows_none = _without_none(wanted)
+    annotated, wanted = wanted, without_none(wanted)
     source = next((extra for extra in extras if isinstance(extra, Value | Section)), None)
     many = source is None and _is_sequence(wanted)
     return Parameter(
@@ -189,18 +189,10 @@ def _read(target: object, parameter: inspect.Parameter, annotation: Any) -> Para
         wanted=get_args(wanted)[0] if many else wanted,
         many=many,
         source=source,
-        is_optional=has_default or allows_none,
+        is_optional=has_default or wanted is not annotated,
         has_default=has_default,
         is_positional=parameter.kind is inspect.Parameter.POSITIONAL_ONLY,
     )
-
-
-def _without_none(annotation: Any) -> tuple[Any, bool]:
-    if get_origin(annotation) in (Union, types.UnionType):
-        rest = [part for part in get_args(annotation) if part is not type(None)]
-        if len(rest) == 1:
-            return rest[0], True
-    return annotation, False
 
 
 def _is_sequence(annotation: Any) -> bool:

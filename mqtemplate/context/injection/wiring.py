@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from dependency_injector import providers
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits
 from mqtemplate.context.injection.marks import Parameter, Section, Value, name_of, read_parameters
+from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import DependencyError
-
-Model = TypeVar("Model", bound=BaseModel)
 
 _PLAIN = (str, bytes, int, float, bool, complex, dict, list, tuple, set)
 _NOTHING = object()
-
-
-class Values(Protocol):
-    """Values of the configuration, for `Value` and `Section`; `AppSettings` implements it."""
-
-    def resolve(self, text: object, origin: str) -> object:
-        """Resolve the placeholders in a text."""
-
-    def bind(self, section: str, model: type[Model]) -> Model:
-        """Read a section into a model."""
 
 
 @dataclass(slots=True)
@@ -49,12 +38,12 @@ class Wiring:
 
     Args:
         definitions: All definitions of the application.
-        values: Values for `Value` and `Section`.
+        settings: The configuration, for `Value` and `Section`.
     """
 
-    def __init__(self, definitions: Definitions, values: Values) -> None:
+    def __init__(self, definitions: Definitions, settings: AppSettings) -> None:
         self._definitions = definitions
-        self._values = values
+        self._settings = settings
         self._uses: dict[Definition, list[Definition]] = {}  # of each linked definition
         self._built_in_uses: dict[Definition, list[Definition]] = {}
 
@@ -62,21 +51,6 @@ class Wiring:
         """Add the definitions that a built-in object uses. Its provider is connected already."""
         self._built_in_uses[definition] = uses
         self._uses.pop(definition, None)
-
-    def link(self, definition: Definition) -> None:
-        """Connect a definition and, before it, all that it uses.
-
-        Raises:
-            DependencyError: A dependency is missing or ambiguous, or part of a circle.
-        """
-        self._link(definition, [])
-
-    def arguments(self, target: Callable[..., object]) -> Arguments:
-        """Return the arguments for a class or function; the definitions that it uses are linked."""
-        arguments = self._arguments(target)
-        for used in arguments.uses:
-            self.link(used)
-        return arguments
 
     def choose(self, wanted: Any, name: str | None = None) -> Definition | None:
         """Return the definition of a type, or among several the one with this name; None if there is none.
@@ -107,25 +81,34 @@ class Wiring:
                 yield from visit(used)
             yield definition
 
-        for definition in self._definitions:
+        for definition in self._definitions.values():
             yield from visit(definition)
 
-    def _link(self, definition: Definition, above: list[Definition]) -> None:
+    def link(self, definition: Definition, above: Sequence[Definition] = ()) -> None:
+        """Connect a definition and, before it, all that it uses.
+
+        Args:
+            above: Definitions that are being linked, each of which uses the next.
+
+        Raises:
+            DependencyError: A dependency is missing or ambiguous, or part of a circle.
+        """
         if definition in above:
             raise DependencyError(self._circle(definition, above))
         if definition in self._uses:
             return
         uses = self._built_in_uses.get(definition, [])
         if definition.target is not None:
-            arguments = self._arguments(definition.target)
+            arguments = self.arguments(definition.target)
             assert isinstance(definition.provider, providers.BaseSingleton)
             definition.provider.set_args(*arguments.positional).set_kwargs(**arguments.named)
             uses = arguments.uses
         for used in uses:
-            self._link(used, [*above, definition])
+            self.link(used, (*above, definition))
         self._uses[definition] = uses
 
-    def _arguments(self, target: Callable[..., object]) -> Arguments:
+    def arguments(self, target: Callable[..., object]) -> Arguments:
+        """Return the arguments for a class or function. The definitions that it uses need not be linked yet."""
         arguments = Arguments()
         for parameter in self._parameters(target):
             argument = self._argument(target, parameter, arguments.uses)
@@ -138,7 +121,7 @@ class Wiring:
         return arguments
 
     def _parameters(self, target: Callable[..., object]) -> list[Parameter]:
-        return read_parameters(target, self._definitions.types_by_name())
+        return read_parameters(target, {each.kind.__name__: each.kind for each in self._definitions.values()})
 
     def _argument(self, target: Callable[..., object], parameter: Parameter, uses: list[Definition]) -> Any:
         if parameter.source is not None:
@@ -169,8 +152,8 @@ class Wiring:
                 raise DependencyError(
                     f"{where}: Section({source.key!r}) fills a pydantic model, got {name_of(parameter.wanted)}"
                 )
-            return self._values.bind(source.key, parameter.wanted)
-        value = self._values.resolve(source.text, where)
+            return self._settings.bind(source.key, parameter.wanted)
+        value = self._settings.resolve(source.text, where)
         if value == "" and parameter.is_optional and parameter.wanted is not str and not parameter.has_default:
             return None
         try:
@@ -189,12 +172,13 @@ class Wiring:
                 f"{where}a plain {plain}, and plain values are not injected by type; write "
                 f"Annotated[{plain}, Value('${{some.key}}')] to take it from the configuration, or give it a default"
             )
+        there_is = _list(self._definitions.values())
         return (
-            f"{where}{name_of(parameter.wanted)}, and no object here is one; there is: {_list(self._definitions)}. "
+            f"{where}{name_of(parameter.wanted)}, and no object here is one; there is: {there_is}. "
             "Mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
         )
 
-    def _circle(self, definition: Definition, above: list[Definition]) -> str:
+    def _circle(self, definition: Definition, above: Sequence[Definition]) -> str:
         circle = [*above[above.index(definition) :], definition]
         steps = [self._step(user, used) for user, used in itertools.pairwise(circle)]
         return (
@@ -210,6 +194,5 @@ class Wiring:
 
 
 def _list(definitions: Iterable[Definition]) -> str:
-    return ", ".join(
-        sorted(name_of(each.kind) + ("" if each.is_default else f" ({each.name})") for each in definitions)
-    )
+    texts = (name_of(each.kind) + ("" if each.is_default else f" ({each.name})") for each in definitions)
+    return ", ".join(sorted(texts))

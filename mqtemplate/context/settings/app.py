@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
-from pydantic import BaseModel, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from mqtemplate.context.config.configuration import Configuration, Model
 from mqtemplate.context.config.contradiction import ContradictionError
-from mqtemplate.context.config.placeholders import Found, Placeholders
+from mqtemplate.context.config.placeholders import Found, Placeholders, as_text
 from mqtemplate.context.config.schema import field_named, is_section
 from mqtemplate.context.config.tree import ConfigOrigins
+from mqtemplate.context.settings import starters
 from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings
 from mqtemplate.context.settings.cluster import ClusterSettings
 from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
 from mqtemplate.context.settings.properties import Properties
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
 from mqtemplate.context.settings.server import ServerSettings
-from mqtemplate.context.settings.starters import (
-    AutoconfigureSettings,
-    EmbeddedStarterSettings,
-    LoggingSettings,
-    ProfilesSettings,
-    SparkSettings,
-)
 from mqtemplate.errors import ConfigurationError
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class MQTemplateSettings(Properties):
@@ -37,23 +30,11 @@ class MQTemplateSettings(Properties):
     broker: BrokerSettings = BrokerSettings()
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
-    embedded: EmbeddedStarterSettings = EmbeddedStarterSettings()
-    logging: LoggingSettings = LoggingSettings()
-    spark: SparkSettings = SparkSettings()
-    autoconfigure: AutoconfigureSettings = AutoconfigureSettings()
-    profiles: ProfilesSettings = ProfilesSettings()
-
-
-class Keys(Protocol):
-    """The keys that were read: `mqtemplate.context.config.configuration.Configuration`."""
-
-    origins: ConfigOrigins
-
-    def lookup(self, key: str) -> Found | None:
-        """Return the raw value of a key and its origin; None if the key has no value."""
-
-    def bind(self, section: str, model: type[Model]) -> Model:
-        """Read a section of the application into a model of its own."""
+    embedded: starters.EmbeddedStarterSettings = starters.EmbeddedStarterSettings()
+    logging: starters.LoggingSettings = starters.LoggingSettings()
+    spark: starters.SparkSettings = starters.SparkSettings()
+    autoconfigure: starters.AutoconfigureSettings = starters.AutoconfigureSettings()
+    profiles: starters.ProfilesSettings = starters.ProfilesSettings()
 
 
 class AppSettings(BaseSettings):
@@ -74,9 +55,9 @@ class AppSettings(BaseSettings):
     rocketmq: RocketMQSettings = RocketMQSettings()
     mqtemplate: MQTemplateSettings = MQTemplateSettings()
 
-    _keys: Keys | None = PrivateAttr(default=None)
+    _keys: Configuration | None = PrivateAttr(default=None)
 
-    def __init__(self, keys: Keys | None = None, /, **sections: Any) -> None:
+    def __init__(self, keys: Configuration | None = None, /, **sections: Any) -> None:
         super().__init__(**sections)
         self._keys = keys
 
@@ -169,9 +150,7 @@ class AppSettings(BaseSettings):
     def resolve_text(self, text: str) -> str:
         """Resolve a text to a text: as `resolve`, and the items of a list are joined by commas."""
         value = self.resolve(text)
-        if isinstance(value, list):
-            return ",".join(map(str, value))
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        return ",".join(map(str, value)) if isinstance(value, list) else as_text(value)
 
     def bind(self, section: str, model: type[Model]) -> Model:
         """Read a section of the application into a pydantic model, with relaxed keys and the environment.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mqtemplate.context.config.relaxed_keys import kebab
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.rocketmq import AccessChannel, ClientSettings
+from mqtemplate.context.settings.rocketmq import ClientSettings
 from mqtemplate.errors import UnsupportedError
 
 
@@ -84,25 +84,21 @@ def unneeded_keys(settings: AppSettings) -> list[UnneededKey]:
     """Return the keys that are set and that the embedded broker does not need."""
     found = []
     for section, reasons in UNNEEDED_BY_EMBEDDED.items():
-        for field in sorted(_section(settings, section).model_fields_set & reasons.keys()):
+        given: ClientSettings = getattr(settings.rocketmq, section)
+        for field in sorted(given.model_fields_set & reasons.keys()):
             key = f"rocketmq.{kebab(section)}.{kebab(field)}"
             found.append(UnneededKey(key, reasons[field].format(key=key)))
     return found
 
 
 def _check(settings: AppSettings, refused: Mapping[str, Mapping[str, str]], no_cloud: str) -> None:
-    if settings.rocketmq.access_channel not in (None, AccessChannel.LOCAL):
+    if settings.rocketmq.access_channel == "CLOUD":
         raise _unsupported(settings, "rocketmq.access-channel", no_cloud)
     for section, reasons in refused.items():
-        keys = _section(settings, section)
+        keys: ClientSettings = getattr(settings.rocketmq, section)
         for field, reason in reasons.items():
             if getattr(keys, field) != type(keys).model_fields[field].default:
                 raise _unsupported(settings, f"rocketmq.{kebab(section)}.{kebab(field)}", reason)
-
-
-def _section(settings: AppSettings, name: str) -> ClientSettings:
-    section: ClientSettings = getattr(settings.rocketmq, name)
-    return section
 
 
 def _unsupported(settings: AppSettings, key: str, reason: str) -> UnsupportedError:

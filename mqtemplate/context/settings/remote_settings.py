@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -57,7 +58,7 @@ def _shared(settings: AppSettings, field: str) -> str | None:
     for section in _SECTIONS:
         value = getattr(getattr(settings.rocketmq, section), field)
         if value:
-            values[section] = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+            values[section] = str(_plain(value))
     if len(set(values.values())) > 1:
         keys = [f"rocketmq.{kebab(section)}.{kebab(field)}" for section in values]
         raise ConfigurationError(
@@ -77,13 +78,9 @@ def _credentials(settings: AppSettings) -> Credentials | None:
 def _tls(settings: AppSettings) -> ClientTls | None:
     if not any(getattr(settings.rocketmq, section).tls_enable for section in _SECTIONS):
         return None
-    own = settings.mqtemplate.cluster
-    password = own.tls_key_password
-    return ClientTls(
-        trust_cert_path=own.tls_trust_cert_path,
-        cert_path=own.tls_cert_path,
-        key_path=own.tls_key_path,
-        key_password=None if password is None else password.get_secret_value(),
-        check_host_name=own.tls_check_host_name,
-        insecure=own.tls_insecure,
-    )
+    values = {field.name: getattr(settings.mqtemplate.cluster, f"tls_{field.name}") for field in fields(ClientTls)}
+    return ClientTls(**{name: _plain(value) for name, value in values.items()})
+
+
+def _plain(value: Any) -> Any:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value

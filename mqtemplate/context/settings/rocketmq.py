@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,13 +11,6 @@ from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.context.config.contradiction import ContradictionError, check_both_or_none
 from mqtemplate.context.settings.properties import OptionalSecret, OptionalText, Properties, UpperCase, same_as
 from mqtemplate.selectors.tags import SelectorType
-
-
-class AccessChannel(Enum):
-    """Operator of a cluster: the user, or a cloud provider."""
-
-    LOCAL = "LOCAL"
-    CLOUD = "CLOUD"
 
 
 class ClientSettings(Properties):
@@ -107,7 +99,7 @@ class RocketMQSettings(Properties):
     name_server: str = Field("embedded", min_length=1)
     """The broker. ``embedded``: an embedded broker over ``mqtemplate.broker.store-path``; ``embedded:./data``: over
     that directory; ``embedded:memory``: without files. ``host:port;host:port``: a RocketMQ cluster."""
-    access_channel: Annotated[AccessChannel | None, UpperCase] = None
+    access_channel: Annotated[Literal["LOCAL", "CLOUD"] | None, UpperCase] = None
     """Operator of the cluster: the user (LOCAL) or a cloud provider (CLOUD)."""
     producer: ProducerSettings = ProducerSettings()
     consumer: ConsumerSettings = ConsumerSettings()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from enum import Enum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass
@@ -23,15 +22,6 @@ from mqtemplate.message import HostAddress
 from mqtemplate.server.settings import ServerOptions
 
 
-class AclRight(Enum):
-    """Permission of an account on a topic or a group."""
-
-    DENY = "DENY"
-    PUB = "PUB"
-    SUB = "SUB"
-    PUB_AND_SUB = "PUB|SUB"
-
-
 def _right(value: Any) -> Any:
     if not isinstance(value, str):
         return value
@@ -44,7 +34,7 @@ def _none_or_address(value: Any) -> Any:
 
 
 _OptionalHostPort = Annotated[HostPort | None, BeforeValidator(_none_or_address)]
-_Right = Annotated[AclRight, BeforeValidator(_right)]
+_Right = Annotated[Literal["DENY", "PUB", "SUB", "PUB|SUB"], BeforeValidator(_right)]
 
 
 class AccountSettings(Properties):
@@ -56,9 +46,9 @@ class AccountSettings(Properties):
     """Secret key that signs the requests; it is never sent."""
     admin: bool = False
     """True: all requests are allowed, those of administrators too."""
-    default_topic_perm: _Right = AclRight.DENY
+    default_topic_perm: _Right = "DENY"
     """Permission on topics that are not in ``topic-perms``: PUB, SUB, PUB|SUB, or DENY."""
-    default_group_perm: _Right = AclRight.DENY
+    default_group_perm: _Right = "DENY"
     """Permission on groups that are not in ``group-perms``."""
     topic_perms: dict[str, _Right] = Field(default_factory=dict)
     """Topic -> permission."""
@@ -84,26 +74,10 @@ class AclSection(Properties):
         return self
 
 
-class ServerTlsMode(Enum):
-    """Connections that the server accepts."""
-
-    DISABLED = "DISABLED"
-    PERMISSIVE = "PERMISSIVE"
-    ENFORCING = "ENFORCING"
-
-
-class ClientAuthMode(Enum):
-    """Certificates that the server requests from clients."""
-
-    NONE = "NONE"
-    OPTIONAL = "OPTIONAL"
-    REQUIRE = "REQUIRE"
-
-
 class ServerTlsSettings(Properties):
     """TLS of the server. Files are in PEM form."""
 
-    mode: Annotated[ServerTlsMode, UpperCase] = ServerTlsMode.DISABLED
+    mode: Annotated[Literal["DISABLED", "PERMISSIVE", "ENFORCING"], UpperCase] = "DISABLED"
     """DISABLED: plain connections only. PERMISSIVE: both, as the client chooses. ENFORCING: TLS only."""
     cert_path: OptionalText = None
     """The server's certificate, followed by those of its issuers."""
@@ -111,16 +85,16 @@ class ServerTlsSettings(Properties):
     """Private key of the certificate."""
     key_password: OptionalSecret = None
     """Password of the private key, if it has one."""
-    client_auth: Annotated[ClientAuthMode, UpperCase] = ClientAuthMode.NONE
+    client_auth: Annotated[Literal["NONE", "OPTIONAL", "REQUIRE"], UpperCase] = "NONE"
     """Client certificates: NONE, OPTIONAL or REQUIRE."""
     trust_cert_path: OptionalText = None
     """Certificates of the issuers that client certificates may have."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
-        if self.mode is not ServerTlsMode.DISABLED and not (self.cert_path and self.key_path):
+        if self.mode != "DISABLED" and not (self.cert_path and self.key_path):
             raise ContradictionError("needs 'cert-path' and 'key-path' beside it", "mode")
-        if self.client_auth is not ClientAuthMode.NONE and not self.trust_cert_path:
+        if self.client_auth != "NONE" and not self.trust_cert_path:
             raise ContradictionError("needs 'trust-cert-path' beside it", "client_auth")
         return self
 

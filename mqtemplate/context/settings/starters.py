@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from mqtemplate.context.settings.properties import CommaList, OptionalText, Properties, UpperCase
-
-
-class LogFormat(Enum):
-    """Format of a log line."""
-
-    CONSOLE = "CONSOLE"
-    JSON = "JSON"
-
-
-class LogLevel(Enum):
-    """Least severe level of events that are written."""
-
-    DEBUG = "DEBUG"
-    INFO = "INFO"
-    WARNING = "WARNING"
-    ERROR = "ERROR"
-    CRITICAL = "CRITICAL"
 
 
 class LoggingSettings(Properties):
@@ -33,9 +15,9 @@ class LoggingSettings(Properties):
 
     enabled: bool = True
     """True: the starter may configure logging."""
-    level: Annotated[LogLevel, UpperCase] = LogLevel.INFO
+    level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], UpperCase] = "INFO"
     """Least severe level of events to write, of this program and of its libraries."""
-    format: Annotated[LogFormat, UpperCase] = LogFormat.CONSOLE
+    format: Annotated[Literal["CONSOLE", "JSON"], UpperCase] = "CONSOLE"
     """``console`` for people, ``json`` for machines; one line per event."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.broker import Capability
 from mqtemplate.errors import DelayError
 from mqtemplate.message import Message, Property
-from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
+from mqtemplate.testing.contract.under_test import TIMER_PROPERTIES, BrokerUnderTest, bodies
 
 _LEVEL_1 = {Property.DELAY: "1"}
 _LEVEL_1_MS = 1_000
@@ -32,44 +32,33 @@ class DelayContract:
 
     def test_a_level_above_the_highest_one_is_the_highest_one(self, under_test: BrokerUnderTest) -> None:
         under_test.needs_virtual_time()
-        topic = under_test.topic()
-        member = under_test.join("billing", topic)
+        topic, member = under_test.joined()
 
         under_test.send(topic, "later", properties={Property.DELAY: "99"})
-        under_test.pass_time(_TWO_HOURS_MS - 1)
-        assert under_test.takes_nothing(member)
-        under_test.pass_time(1)
 
-        assert len(under_test.take(member, 1)) == 1
+        assert under_test.take_one_after(member, _TWO_HOURS_MS).body == b"later"
 
     def test_messages_with_equal_levels_keep_the_order_of_their_queue(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic()
-        queue = under_test.broker.queues(topic)[2]
+        queue = under_test.queue(2, of=4)
         for number in range(10):
-            under_test.send(topic, str(number), queue, _LEVEL_1)
+            under_test.send(queue.topic, str(number), queue, _LEVEL_1)
 
-        messages = under_test.take(under_test.join("billing", topic), 10)
+        messages = under_test.take(under_test.join("billing", queue.topic), 10)
 
         assert bodies(messages) == [str(number) for number in range(10)]
         assert {message.message_queue for message in messages} == {queue}
 
     @pytest.mark.parametrize("level", ["-1", "soon"])
     def test_an_illegal_level_is_refused(self, under_test: BrokerUnderTest, level: str) -> None:
-        topic = under_test.topic()
-
         with pytest.raises(DelayError, match=level):
-            under_test.send(topic, "when?", properties={Property.DELAY: level})
+            under_test.send(under_test.topic(), "when?", properties={Property.DELAY: level})
 
     # --- timers --------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        "name",
-        [Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME],
-    )
+    @pytest.mark.parametrize("name", sorted(TIMER_PROPERTIES))
     def test_each_timer_property_means_the_same_time(self, under_test: BrokerUnderTest, name: str) -> None:
         """One second from now; longer for a broker that may deliver early."""
-        topic = under_test.topic()
-        member = under_test.join("billing", topic)
+        topic, member = under_test.joined()
         delay_ms = 1_000 + under_test.early_ms
         due_ms = under_test.now_ms() + delay_ms
         value = {Property.TIMER_DELAY_SEC: delay_ms // 1_000, Property.TIMER_DELAY_MS: delay_ms}.get(name, due_ms)
@@ -81,29 +70,23 @@ class DelayContract:
 
     def test_a_timer_is_due_to_the_millisecond(self, under_test: BrokerUnderTest) -> None:
         under_test.needs_virtual_time()
-        topic = under_test.topic()
-        member = under_test.join("billing", topic)
+        topic, member = under_test.joined()
         due_ms = under_test.now_ms() + 90_061_234
 
         under_test.send(topic, "later", properties={Property.TIMER_DELAY_MS: "90061234"})
-        under_test.pass_time(90_061_233)
-        assert under_test.takes_nothing(member)
-        under_test.pass_time(1)
+        message = under_test.take_one_after(member, 90_061_234)
 
-        message = under_test.take_one(member)
         assert message.store_timestamp == message.deliver_timestamp == due_ms
 
     def test_a_message_with_a_past_deliver_time_is_delivered_at_once(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic()
-        member = under_test.join("billing", topic)
+        topic, member = under_test.joined()
 
         under_test.send(topic, "late already", properties={Property.TIMER_DELIVER_MS: str(under_test.now_ms() - 1)})
 
         assert len(under_test.take(member, 1)) == 1
 
     def test_a_level_has_priority_over_a_timer(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic()
-        member = under_test.join("billing", topic)
+        topic, member = under_test.joined()
 
         under_test.send(topic, "both", properties=_LEVEL_1 | {Property.TIMER_DELAY_SEC: "3600"})
         under_test.pass_time(_LEVEL_1_MS)
@@ -119,26 +102,22 @@ class DelayContract:
 
     @pytest.mark.parametrize("value", ["tomorrow", "1.5", ""])
     def test_a_malformed_deliver_time_is_refused(self, under_test: BrokerUnderTest, value: str) -> None:
-        topic = under_test.topic()
-
         with pytest.raises(DelayError, match="TIMER_DELIVER_MS"):
-            under_test.send(topic, "when?", properties={Property.TIMER_DELIVER_MS: value})
+            under_test.send(under_test.topic(), "when?", properties={Property.TIMER_DELIVER_MS: value})
 
     def test_a_delayed_message_keeps_tag_keys_properties_and_queue(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic()
-        queue = under_test.broker.queues(topic)[3]
+        queue = under_test.queue(3, of=4)
         properties = {Property.KEYS: "4466", "region": "EU", Property.TIMER_DELAY_MS: "300"}
 
-        sent = under_test.send(topic, "later", queue, properties, tag="paid")
-        message = under_test.take_one(under_test.join("billing", topic, "paid"))
+        sent = under_test.send(queue.topic, "later", queue, properties, tag="paid")
+        message = under_test.take_one(under_test.join("billing", queue.topic, "paid"))
 
         assert (message.message_queue, message.tags, message.keys) == (queue, "paid", "4466")
         assert (message.properties["region"], message.msg_id, message.reconsume_times) == ("EU", sent.msg_id, 0)
 
     def test_each_message_of_a_batch_has_its_own_delay(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.BATCH_DELAY)
-        topic = under_test.topic()
-        member = under_test.join("billing", topic)
+        topic, member = under_test.joined()
         timer = {Property.TIMER_DELAY_MS: "1000"}
 
         under_test.broker.send_batch(
@@ -152,8 +131,7 @@ class DelayContract:
         assert set(bodies(rest)) == {"level", "timer"}
 
     def test_many_delayed_messages_are_delivered_once_each_and_never_early(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic()
-        member = under_test.join("billing", topic)
+        topic, member = under_test.joined()
         chance = random.Random(4466)
         due_ms: dict[str, int] = {}
         for number in range(60):

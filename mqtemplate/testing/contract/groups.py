@@ -9,7 +9,7 @@ import pytest
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, MessageModel
 from mqtemplate.errors import BrokerClosedError, ListenerError
-from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageQueue
 from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 
 _HANG_S = 30.0
@@ -28,11 +28,20 @@ def _until_assigned(under_test: BrokerUnderTest, topic: str, counts: list[int], 
     )
 
 
-def _two_members(under_test: BrokerUnderTest, topic: str) -> tuple[Consumer, Consumer]:
-    """Return two members of a group, each with two of four queues."""
-    one, other = under_test.join("billing", topic), under_test.join("billing", topic)
+def _two_members(under_test: BrokerUnderTest) -> tuple[str, Consumer, Consumer]:
+    """Return a topic and two members of a group, each with two of its four queues."""
+    topic, one = under_test.joined()
+    other = under_test.join("billing", topic)
     _until_assigned(under_test, topic, [2, 2], one, other)
-    return one, other
+    return topic, one, other
+
+
+def _reader(under_test: BrokerUnderTest, count: int) -> tuple[MessageQueue, Consumer]:
+    """Return a queue with *count* messages, and a member that has polled all of them."""
+    queue = under_test.filled(*map(str, range(count)))
+    member = under_test.join("billing", queue.topic)
+    under_test.take(member, count)
+    return queue, member
 
 
 def _fill(under_test: BrokerUnderTest, topic: str, each: int = 2) -> list[str]:
@@ -75,15 +84,12 @@ class GroupContract:
         assert seen == {0, 1, 2, 3}
 
     def test_members_share_the_queues(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic()
-
-        one, other = _two_members(under_test, topic)
+        topic, one, other = _two_members(under_test)
 
         assert _queues_of(one, topic) | _queues_of(other, topic) == {0, 1, 2, 3}
 
     def test_members_share_the_messages(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic()
-        one, other = _two_members(under_test, topic)
+        topic, one, other = _two_members(under_test)
 
         sent = _fill(under_test, topic)
 
@@ -96,8 +102,7 @@ class GroupContract:
         _until_assigned(under_test, topic, [0, 0, 1], *members)
 
     def test_the_queues_of_a_closed_member_are_reassigned(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic()
-        one, other = _two_members(under_test, topic)
+        topic, one, other = _two_members(under_test)
 
         one.close()
 
@@ -126,10 +131,7 @@ class GroupContract:
         assert sorted(bodies(under_test.take(under_test.join("billing", topic), 8))) == sent
 
     def test_a_new_member_starts_after_the_last_commit(self, under_test: BrokerUnderTest) -> None:
-        queue = under_test.queue()
-        _fill(under_test, queue.topic, each=5)
-        one = under_test.join("billing", queue.topic)
-        under_test.take(one, 5)
+        queue, one = _reader(under_test, 5)
         one.commit(queue, 3)
         one.close()
 
@@ -154,8 +156,7 @@ class GroupContract:
             assert sorted(bodies(under_test.take(member, 8))) == sent
 
     def test_a_broadcasting_member_continues_after_its_own_commit(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic(queue_count=1)
-        under_test.send(topic, "first")
+        topic = under_test.filled("first").topic
         hall = _join_screens(under_test, topic, "hall")
         under_test.take(hall, 1)
         under_test.commit_all(hall)
@@ -168,11 +169,9 @@ class GroupContract:
     # --- subscriptions -------------------------------------------------------------------------
 
     def test_a_member_gets_only_messages_with_its_tags(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic(queue_count=1)
-        for body, tag in (("1", "paid"), ("2", "open"), ("3", None), ("4", "refunded")):
-            under_test.send(topic, body, tag=tag)
+        queue = under_test.filled("1#paid", "2#open", "3", "4#refunded")
 
-        member = under_test.join("billing", topic, "paid || refunded")
+        member = under_test.join("billing", queue.topic, "paid || refunded")
 
         assert sorted(bodies(under_test.take(member, 2))) == ["1", "4"]
         assert under_test.takes_nothing(member)
@@ -200,8 +199,7 @@ class GroupContract:
     def test_a_new_group_starts_at_the_first_offset_or_at_a_timestamp(
         self, under_test: BrokerUnderTest, where: ConsumeFromWhere, expected: list[str]
     ) -> None:
-        topic = under_test.topic(queue_count=1)
-        under_test.send(topic, "before")
+        topic = under_test.filled("before").topic
         under_test.pass_time(50)
         since = under_test.now_ms()
         under_test.send(topic, "between")
@@ -214,38 +212,25 @@ class GroupContract:
 
     def test_a_new_group_that_starts_at_the_end_gets_later_messages(self, under_test: BrokerUnderTest) -> None:
         """It may get earlier ones, too: RocketMQ's brokers deliver all messages of a young queue."""
-        topic = under_test.topic(queue_count=1)
-        under_test.send(topic, "before")
+        topic = under_test.filled("before").topic
         member = under_test.join("billing", topic, consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
         _until_assigned(under_test, topic, [1], member)
 
         under_test.send(topic, "later")
-        seen: list[MessageExt] = []
 
-        def has_arrived() -> bool:
-            seen.extend(member.poll(32))
-            return "later" in bodies(seen)
-
-        under_test.until(has_arrived, "the message has arrived")
+        under_test.until(lambda: "later" in bodies(member.poll(32)), "the message has arrived")
 
     # --- read positions ------------------------------------------------------------------------
 
     def test_polling_changes_the_position_and_not_the_commit(self, under_test: BrokerUnderTest) -> None:
-        queue = under_test.queue()
-        _fill(under_test, queue.topic, each=3)
-        member = under_test.join("billing", queue.topic)
-
-        under_test.take(member, 3)
+        queue, member = _reader(under_test, 3)
 
         assert (member.position(queue), member.committed(queue)) == (3, None)
         member.commit(queue, 3)
         assert member.committed(queue) == under_test.broker.committed_offset(member.spec.group, queue) == 3
 
     def test_a_member_can_read_from_any_offset_again(self, under_test: BrokerUnderTest) -> None:
-        queue = under_test.queue()
-        _fill(under_test, queue.topic, each=3)
-        member = under_test.join("billing", queue.topic)
-        under_test.take(member, 3)
+        queue, member = _reader(under_test, 3)
 
         member.seek(queue, 1)
 
@@ -280,7 +265,7 @@ class GroupContract:
 
     def test_a_waiting_poll_can_be_woken(self, under_test: BrokerUnderTest) -> None:
         under_test.needs_real_time()
-        member = under_test.join("billing", under_test.topic())
+        _, member = under_test.joined()
 
         with ThreadPoolExecutor(1) as other:
             future = other.submit(member.poll, 32, int(_HANG_S * 2_000))
@@ -290,7 +275,7 @@ class GroupContract:
             assert future.result(_HANG_S) == []
 
     def test_a_closed_member_raises_an_error(self, under_test: BrokerUnderTest) -> None:
-        member = under_test.join("billing", under_test.topic())
+        _, member = under_test.joined()
         member.close()
 
         with pytest.raises(BrokerClosedError, match=r"closed|not running"):

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mqtemplate.errors import OffsetOutOfRangeError
-from mqtemplate.message import MessageQueue
 from mqtemplate.results import PullStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
@@ -15,38 +14,29 @@ from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 _HANG_S = 30.0
 
 
-def _filled(under_test: BrokerUnderTest, *bodies_and_tags: str) -> MessageQueue:
-    """Return a queue with these messages; ``"body:tag"`` has a tag."""
-    queue = under_test.queue()
-    for text in bodies_and_tags:
-        body, _, tag = text.partition(":")
-        under_test.send(queue.topic, body, tag=tag or None)
-    return queue
-
-
 class PullContract:
     """Pulling, searching by time, and offsets of groups."""
 
     def test_a_pull_starts_at_the_given_offset(self, under_test: BrokerUnderTest) -> None:
-        page = under_test.broker.pull(_filled(under_test, "a", "b", "c"), 1)
+        page = under_test.broker.pull(under_test.filled("a", "b", "c"), 1)
 
         assert page.pull_status is PullStatus.FOUND
         assert [(message.body, message.queue_offset) for message in page.messages] == [(b"b", 1), (b"c", 2)]
         assert (page.next_begin_offset, page.min_offset, page.max_offset) == (3, 0, 3)
 
     def test_a_pull_returns_at_most_the_given_number_of_messages(self, under_test: BrokerUnderTest) -> None:
-        page = under_test.broker.pull(_filled(under_test, "a", "b", "c"), 0, max_count=2)
+        page = under_test.broker.pull(under_test.filled("a", "b", "c"), 0, max_count=2)
 
         assert bodies(page.messages) == ["a", "b"]
         assert page.next_begin_offset == 2
 
     def test_a_pull_at_the_end_of_a_queue_returns_no_message(self, under_test: BrokerUnderTest) -> None:
-        page = under_test.broker.pull(_filled(under_test, "a"), 1)
+        page = under_test.broker.pull(under_test.filled("a"), 1)
 
         assert (page.pull_status, page.messages, page.next_begin_offset) == (PullStatus.NO_NEW_MSG, [], 1)
 
     def test_the_error_for_an_offset_out_of_range_has_the_next_valid_one(self, under_test: BrokerUnderTest) -> None:
-        queue = _filled(under_test, "a", "b")
+        queue = under_test.filled("a", "b")
 
         with pytest.raises(OffsetOutOfRangeError) as refusal:
             under_test.broker.pull(queue, 7)
@@ -54,7 +44,7 @@ class PullContract:
         assert refusal.value.next_offset == 2
 
     def test_a_selector_skips_messages_with_other_tags(self, under_test: BrokerUnderTest) -> None:
-        queue = _filled(under_test, "1:paid", "2:open", "3", "4:refunded", "5:open")
+        queue = under_test.filled("1#paid", "2#open", "3", "4#refunded", "5#open")
 
         page = under_test.broker.pull(queue, 0, selector=TagSelector("paid || refunded"))
 
@@ -62,17 +52,13 @@ class PullContract:
         assert page.next_begin_offset == 5
 
     def test_a_selector_that_matches_no_message_returns_the_next_offset(self, under_test: BrokerUnderTest) -> None:
-        queue = _filled(under_test, "1:open", "2:open")
-
-        page = under_test.broker.pull(queue, 0, selector=TagSelector("paid"))
+        page = under_test.broker.pull(under_test.filled("1#open", "2#open"), 0, selector=TagSelector("paid"))
 
         assert (page.pull_status, page.messages, page.next_begin_offset) == (PullStatus.NO_MATCHED_MSG, [], 2)
 
     def test_tags_with_equal_hashes_are_distinguished(self, under_test: BrokerUnderTest) -> None:
         """``Aa`` and ``BB`` have the same hash in Java, and the consume queue stores only hashes."""
-        queue = _filled(under_test, "1:Aa", "2:BB")
-
-        page = under_test.broker.pull(queue, 0, selector=TagSelector("BB"))
+        page = under_test.broker.pull(under_test.filled("1#Aa", "2#BB"), 0, selector=TagSelector("BB"))
 
         assert bodies(page.messages) == ["2"]
 
@@ -94,7 +80,7 @@ class PullContract:
         assert page.pull_status is PullStatus.NO_NEW_MSG
 
     def test_offsets_can_be_searched_by_time(self, under_test: BrokerUnderTest) -> None:
-        queue = _filled(under_test, "early")
+        queue = under_test.filled("early")
         under_test.pass_time(50)
         between = under_test.now_ms()
         under_test.send(queue.topic, "late")
@@ -110,7 +96,7 @@ class PullContract:
         assert (under_test.broker.min_offset(queue), under_test.broker.max_offset(queue)) == (0, 0)
 
     def test_the_offset_of_a_group_is_stored(self, under_test: BrokerUnderTest) -> None:
-        queue, group = _filled(under_test, "a", "b"), under_test.name("billing")
+        queue, group = under_test.filled("a", "b"), under_test.name("billing")
 
         assert under_test.broker.committed_offset(group, queue) is None
         under_test.broker.commit_offset(group, queue, 1)
@@ -118,7 +104,7 @@ class PullContract:
         assert under_test.broker.committed_offset(group, queue) == 1
 
     def test_messages_and_offsets_are_kept_after_a_restart(self, under_test: BrokerUnderTest) -> None:
-        queue, group = _filled(under_test, "a", "b"), under_test.name("billing")
+        queue, group = under_test.filled("a", "b"), under_test.name("billing")
         under_test.broker.commit_offset(group, queue, 1)
 
         under_test.reopen()

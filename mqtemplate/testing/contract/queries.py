@@ -126,14 +126,12 @@ class QueryContract:
         assert between(stored[0], stored[1]) == ["1", "0"]
         assert between(0, stored[0] - 1) == []
 
-    @pytest.mark.parametrize(("key", "max_count"), [("", 1), ("two words", 1), ("4466", 0)])
-    def test_a_query_with_wrong_arguments_is_refused(
-        self, under_test: BrokerUnderTest, key: str, max_count: int
-    ) -> None:
+    @pytest.mark.parametrize(("key", "count"), [("", 1), ("two words", 1), ("4466", 0)])
+    def test_a_query_with_wrong_arguments_is_refused(self, under_test: BrokerUnderTest, key: str, count: int) -> None:
         under_test.needs(Capability.QUERY)
 
         with pytest.raises(MessageError, match=r"one word|1 or more"):
-            under_test.broker.messages_by_key(under_test.topic(), key, max_count)
+            under_test.broker.messages_by_key(under_test.topic(), key, count)
 
     @pytest.mark.parametrize("delay", [{Property.DELAY: "1"}, {Property.TIMER_DELAY_MS: "1000"}])
     def test_a_delayed_message_is_found_once_after_its_delivery(

@@ -8,31 +8,25 @@ import pytest
 
 from mqtemplate.broker import Capability
 from mqtemplate.errors import MessageError, RequestTimeoutError
-from mqtemplate.message import Message, MessageExt, Property
+from mqtemplate.message import Message, MessageExt
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
 
 
 def _request(
-    under_test: BrokerUnderTest,
-    topic: str,
-    body: bytes,
-    properties: dict[str, str] | None = None,
-    *,
-    timeout_ms: int = 10_000,
+    under_test: BrokerUnderTest, topic: str, body: bytes, timeout_ms: int = 10_000, **properties: str
 ) -> Future[MessageExt]:
     """Send a request. Skip the test if the broker has no requests."""
     under_test.needs(Capability.REQUEST_REPLY)
-    return under_test.broker.request(Message(topic, body, properties or {}), None, timeout_ms)
+    return under_test.broker.request(Message(topic, body, properties), None, timeout_ms)
 
 
 class ReplyContract:
     """Replies, timeouts, and delayed requests."""
 
     def test_a_request_gets_its_reply(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic(queue_count=1)
-        consumer = under_test.join("answers", topic)
+        topic, consumer = under_test.joined("answers", 1)
 
-        future = _request(under_test, topic, b"how much?", {Property.TAGS: "price"})
+        future = _request(under_test, topic, b"how much?", TAGS="price")
         request = under_test.take_one(consumer)
         was_done = future.done()
         under_test.broker.reply(request, b"12.50", {"currency": "EUR"})
@@ -43,8 +37,7 @@ class ReplyContract:
         assert (reply.body, reply.properties["currency"]) == (b"12.50", "EUR")
 
     def test_replies_can_be_sent_in_any_order(self, under_test: BrokerUnderTest) -> None:
-        topic = under_test.topic(queue_count=1)
-        consumer = under_test.join("answers", topic)
+        topic, consumer = under_test.joined("answers", 1)
 
         futures = [_request(under_test, topic, body) for body in (b"a", b"b", b"c")]
         for request in reversed(under_test.take(consumer, 3)):
@@ -62,18 +55,16 @@ class ReplyContract:
 
     def test_a_reply_to_a_message_that_is_no_request_is_refused(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.REQUEST_REPLY)
-        queue = under_test.send(under_test.topic(queue_count=1), "a plain message").message_queue
-        [message] = under_test.broker.pull(queue, 0).messages
+        [message] = under_test.broker.pull(under_test.filled("a plain message"), 0).messages
 
         with pytest.raises(MessageError, match="no request"):
             under_test.broker.reply(message, b"no request")
 
     def test_a_request_can_be_delayed(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TIMER)
-        topic = under_test.topic(queue_count=1)
-        consumer = under_test.join("answers", topic)
+        topic, consumer = under_test.joined("answers", 1)
 
-        future = _request(under_test, topic, b"later", {Property.TIMER_DELAY_MS: "300"})
+        future = _request(under_test, topic, b"later", TIMER_DELAY_MS="300")
         under_test.broker.reply(under_test.take_one(consumer), b"done")
 
         assert under_test.result(future).body == b"done"

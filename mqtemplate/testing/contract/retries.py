@@ -44,10 +44,7 @@ class RetryContract:
 
         for level in (3, 4, 5):
             member.send_back(message)
-            under_test.pass_time(_LEVEL_MS[level] - 1)
-            assert under_test.takes_nothing(member), f"before the end of level {level}"
-            under_test.pass_time(1)
-            message = under_test.take_one(member)
+            message = under_test.take_one_after(member, _LEVEL_MS[level])
 
         assert message.reconsume_times == 3
 

@@ -16,9 +16,7 @@ _DELAYS = {"level": {Property.DELAY: "2"}, "timer": {Property.TIMER_DELAY_MS: st
 _KINDS = pytest.mark.parametrize("kind", _DELAYS)
 
 
-def _send_pending(
-    under_test: BrokerUnderTest, topic: str, body: str, kind: str = "level", **properties: str
-) -> SendResult:
+def _delayed(under_test: BrokerUnderTest, topic: str, body: str, kind: str = "level", **properties: str) -> SendResult:
     """Send a message with a delay of five seconds. Skip the test if it cannot be cancelled."""
     under_test.needs(Capability.SCHEDULE_CHANGE)
     return under_test.send(topic, body, properties={**_DELAYS[kind], **properties})
@@ -30,8 +28,8 @@ class ScheduleChangeContract:
     @_KINDS
     def test_a_cancelled_message_is_never_delivered(self, under_test: BrokerUnderTest, kind: str) -> None:
         topic = under_test.topic()
-        cancelled = _send_pending(under_test, topic, "cancelled", kind)
-        _send_pending(under_test, topic, "kept", kind)
+        cancelled = _delayed(under_test, topic, "cancelled", kind)
+        _delayed(under_test, topic, "kept", kind)
 
         result = under_test.broker.cancel(cancelled.handle)
         under_test.pass_time(_DELAY_MS + 1_000)
@@ -44,10 +42,10 @@ class ScheduleChangeContract:
     @_KINDS
     def test_the_status_of_a_change_is_that_of_its_message(self, under_test: BrokerUnderTest, kind: str) -> None:
         topic = under_test.topic()
-        delivered = _send_pending(under_test, topic, "delivered", kind)
+        delivered = _delayed(under_test, topic, "delivered", kind)
         under_test.pass_time(_DELAY_MS)
         under_test.take_one(under_test.join("billing", topic))
-        cancelled = _send_pending(under_test, topic, "cancelled", kind)
+        cancelled = _delayed(under_test, topic, "cancelled", kind)
         under_test.broker.cancel(cancelled.handle)
 
         assert under_test.broker.cancel(delivered.handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
@@ -59,8 +57,8 @@ class ScheduleChangeContract:
         topic, other = under_test.topic(), under_test.topic(stem="invoices")
         key = under_test.name("4466")
         for body in ("one", "two"):
-            _send_pending(under_test, topic, body, kind, KEYS=f"x {key}")
-        _send_pending(under_test, other, "of another topic", kind, KEYS=key)
+            _delayed(under_test, topic, body, kind, KEYS=f"x {key}")
+        _delayed(under_test, other, "of another topic", kind, KEYS=key)
 
         result = under_test.broker.cancel(key=key, topic=topic)
         under_test.pass_time(_DELAY_MS + 1_000)
@@ -76,7 +74,7 @@ class ScheduleChangeContract:
     ) -> None:
         """The new time is now, earlier, or later than the old one."""
         topic = under_test.topic()
-        sent = _send_pending(under_test, topic, "moved", kind, TAGS="paid")
+        sent = _delayed(under_test, topic, "moved", kind, TAGS="paid")
         new_ms = under_test.now_ms() + new_delay_ms
 
         result = under_test.broker.reschedule(sent.handle, new_ms)
@@ -102,7 +100,7 @@ class ScheduleChangeContract:
         assert under_test.send(under_test.topic(), "now").handle is None
 
     def test_wrong_arguments_of_a_change_are_refused(self, under_test: BrokerUnderTest) -> None:
-        sent = _send_pending(under_test, under_test.topic(), "stays")
+        sent = _delayed(under_test, under_test.topic(), "stays")
         broker = under_test.broker
 
         with pytest.raises(MessageError, match="is not a handle of a pending message"):
@@ -115,8 +113,8 @@ class ScheduleChangeContract:
     def test_changes_are_kept_after_a_restart(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic()
         for kind in _DELAYS:
-            under_test.broker.cancel(_send_pending(under_test, topic, f"{kind} cancelled", kind).handle)
-            moved = _send_pending(under_test, topic, f"{kind} moved", kind)
+            under_test.broker.cancel(_delayed(under_test, topic, f"{kind} cancelled", kind).handle)
+            moved = _delayed(under_test, topic, f"{kind} moved", kind)
             under_test.broker.reschedule(moved.handle, under_test.now_ms() + 2 * _DELAY_MS)
 
         under_test.reopen()
@@ -147,7 +145,7 @@ class ScheduleChangeContract:
         under_test.needs(Capability.PENDING)
         topic, searched = under_test.topic(), under_test.name("searched")
         for value in (searched, "other"):
-            _send_pending(under_test, topic, value, **{"KEYS" if field == "key" else "TAGS": value})
+            _delayed(under_test, topic, value, **{"KEYS" if field == "key" else "TAGS": value})
         query = PendingQuery(topic=topic, key=searched) if field == "key" else PendingQuery(topic=topic, tag=searched)
 
         [message] = under_test.broker.pending(query).messages

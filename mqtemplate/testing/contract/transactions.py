@@ -45,9 +45,8 @@ class TransactionContract:
 
     def test_a_commit_delivers_the_message_as_it_was_sent(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TRANSACTION)
-        topic = under_test.topic()
-        queue = under_test.broker.queues(topic)[2]
-        consumer = under_test.join("billing", topic)
+        queue = under_test.queue(2, of=4)
+        topic, consumer = queue.topic, under_test.join("billing", queue.topic)
         sent = Message(topic, b"paid", {Property.TAGS: "paid", Property.KEYS: "4466", "region": "EU"}, flag=7)
 
         half = under_test.broker.send_half(sent, under_test.name("shop"), queue)
@@ -147,18 +146,14 @@ class TransactionContract:
 
     @pytest.mark.parametrize(
         "delay",
-        [
-            pytest.param({Property.TIMER_DELAY_MS: str(_DELAY_MS)}, id="milliseconds"),
-            pytest.param({Property.TIMER_DELAY_SEC: "1"}, id="seconds"),
-            pytest.param({Property.DELAY: "1"}, id="level"),
-        ],
+        [{Property.TIMER_DELAY_MS: str(_DELAY_MS)}, {Property.TIMER_DELAY_SEC: "1"}, {Property.DELAY: "1"}],
+        ids=("milliseconds", "seconds", "level"),
     )
     def test_a_delay_in_a_transaction_counts_from_the_commit(
         self, under_test: BrokerUnderTest, delay: dict[str, str]
     ) -> None:
         under_test.needs(Capability.TRANSACTION_DELAY)
-        topic = under_test.topic(queue_count=1)
-        consumer = under_test.join("billing", topic)
+        topic, consumer = under_test.joined(queue_count=1)
         half = under_test.send_half(topic, "late", delay)
         under_test.pass_time(_DELAY_MS)
 
@@ -171,9 +166,7 @@ class TransactionContract:
         assert message.body == b"late"
         assert message.store_timestamp >= committed_ms + _DELAY_MS - under_test.early_ms
 
-    def test_a_message_whose_deliver_time_is_past_is_delivered_with_the_commit(
-        self, under_test: BrokerUnderTest
-    ) -> None:
+    def test_a_message_with_a_past_deliver_time_is_delivered_with_the_commit(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.TRANSACTION_DELAY)
         topic = under_test.topic(queue_count=1)
         half = under_test.send_half(topic, "due", {Property.TIMER_DELIVER_MS: str(under_test.now_ms() + 100)})

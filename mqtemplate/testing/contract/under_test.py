@@ -20,10 +20,11 @@ from mqtemplate.testing.harness import Harness
 _STEP_MS = 100  # on a virtual clock
 _POLL_MS = 10  # on a real clock
 _NOTHING_MS = 200  # on a real clock, the time in which no message may arrive
-_TIMER_PROPERTIES = frozenset(
+TIMER_PROPERTIES = frozenset(
     {Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS, Property.START_DELIVER_TIME}
 )
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
 
 def _sleep(milliseconds: int) -> None:
@@ -76,9 +77,9 @@ class BrokerUnderTest:
         self.broker.create_topic(topic, queue_count)
         return topic
 
-    def queue(self) -> MessageQueue:
-        """Create a topic with one queue, and return the queue."""
-        return self.broker.queues(self.topic(queue_count=1))[0]
+    def queue(self, queue_id: int = 0, of: int = 1) -> MessageQueue:
+        """Create a topic with so many queues, and return one of them."""
+        return self.broker.queues(self.topic(queue_count=of))[queue_id]
 
     # --- capabilities: a test that needs a missing one is skipped --------------------------------
 
@@ -126,7 +127,7 @@ class BrokerUnderTest:
         message = Message(topic, body.encode(), {**tagged, **(properties or {})})
         if Property.DELAY in message.properties:
             self.needs(Capability.DELAY_LEVEL)
-        if _TIMER_PROPERTIES & message.properties.keys():
+        if TIMER_PROPERTIES & message.properties.keys():
             self.needs(Capability.TIMER)
         return self.broker.send(message, queue)
 
@@ -141,6 +142,19 @@ class BrokerUnderTest:
         selector = TagSelector(selector) if isinstance(selector, str) else selector
         return self.broker.subscribe(ConsumerSpec(group=self.name(group), subscriptions={topic: selector}, **settings))
 
+    def joined(self, group: str = "billing", queue_count: int = 4) -> tuple[str, Consumer]:
+        """Create a topic and join *group*. Return the topic and the member."""
+        topic = self.topic(queue_count)
+        return topic, self.join(group, topic)
+
+    def filled(self, *messages: str) -> MessageQueue:
+        """Create a topic with one queue, send these messages, and return the queue; ``"body#tag"`` has a tag."""
+        queue = self.queue()
+        for text in messages:
+            body, _, tag = text.partition("#")
+            self.send(queue.topic, body, tag=tag or None)
+        return queue
+
     def until(self, happened: Callable[[], bool], what: str, timeout_ms: int = 0) -> None:
         """Let time pass until the broker has done something on its own."""
         timeout_ms = timeout_ms or self.timeout_ms
@@ -154,22 +168,33 @@ class BrokerUnderTest:
         self.until(future.done, "the future is done")
         return future.result()
 
-    def take(self, consumer: Consumer, count: int) -> list[MessageExt]:
-        """Poll until *count* messages have arrived."""
-        taken: list[MessageExt] = []
+    def gather(self, receive: Callable[[int], Sequence[_Item]], count: int) -> list[_Item]:
+        """Call *receive* with the number of missing messages until *count* have arrived."""
+        taken: list[_Item] = []
 
-        def poll() -> bool:
-            taken.extend(consumer.poll(32, 0 if self.broker.clock.is_virtual else _STEP_MS))
+        def has_all() -> bool:
+            taken.extend(receive(count - len(taken)))
             return len(taken) >= count
 
-        self.until(poll, f"{count} messages")
+        self.until(has_all, f"{count} messages")
         assert len(taken) == count
         return taken
+
+    def take(self, consumer: Consumer, count: int) -> list[MessageExt]:
+        """Poll until *count* messages have arrived."""
+        return self.gather(lambda _: consumer.poll(32, 0 if self.broker.clock.is_virtual else _STEP_MS), count)
 
     def take_one(self, consumer: Consumer) -> MessageExt:
         """Poll until one message has arrived."""
         [message] = self.take(consumer, 1)
         return message
+
+    def take_one_after(self, consumer: Consumer, milliseconds: int) -> MessageExt:
+        """Take one message that arrives after this time, and not a millisecond earlier; on a virtual clock only."""
+        self.pass_time(milliseconds - 1)
+        assert self.takes_nothing(consumer), f"a message arrived before {milliseconds} ms had passed"
+        self.pass_time(1)
+        return self.take_one(consumer)
 
     def takes_nothing(self, consumer: Consumer) -> bool:
         """Return True if there is no message for this member now."""

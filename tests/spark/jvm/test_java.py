@@ -9,7 +9,7 @@ import pytest
 
 from mqtemplate.errors import ConfigurationError, SparkError
 from mqtemplate.spark import find_java, session
-from mqtemplate.spark.jvm.class_archive import archive_flags
+from mqtemplate.spark.jvm.gateway import archive_flags
 from mqtemplate.spark.jvm.java import Java, jvm_flags
 
 
