@@ -52,6 +52,7 @@ class RetryContract:
         member, first = _send_and_take(under_test, "hopeless", max_reconsume_times=1)
 
         member.send_back(first, delay_level=1)
+        member.send_back(under_test.take_one(member), delay_level=1)
         under_test.pass_time(_LEVEL_MS[1])
 
         assert under_test.takes_nothing(member)
