@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message
