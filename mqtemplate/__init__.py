@@ -11,7 +11,10 @@ from mqtemplate.exports import load_export
 
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
-    from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+    from mqtemplate.brokers.remote.broker import RemoteBroker
+    from mqtemplate.brokers.remote.settings import RemoteSettings
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
     from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
