@@ -25,6 +25,7 @@ from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers, Tra
 from mqtemplate.brokers.embedded.transactions.service import TransactionService
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
+from mqtemplate.brokers.retry import SentBack
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
@@ -157,10 +158,18 @@ class EmbeddedBroker(Broker):
         )
 
     def _capabilities(self) -> frozenset[Capability]:
-        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER}
+        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER, Capability.RETRY_DELAY}
         if self.path is None:
             missing.add(Capability.LOCAL_FILES)
         return frozenset(Capability) - missing
+
+    @property
+    def delay_levels_ms(self) -> Sequence[int]:
+        return self.levels.delays_ms
+
+    @property
+    def retry_delays_ms(self) -> Sequence[int]:
+        return self.drafts.retry_delays_ms
 
     @property
     def metrics(self) -> Metrics:
@@ -285,10 +294,10 @@ class EmbeddedBroker(Broker):
         self._check_open()
         self._sender.send_one_way(message, queue)
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
-        """Store a message that a member of *group* sends back; see `Consumer.send_back`."""
+    def send_back(self, sent_back: SentBack) -> None:
+        """Store a message that a member of a group sends back; see `Consumer.send_back`."""
         self._check_open()
-        self._sender.send_back(message, group, delay_level, max_reconsume_times)
+        self._sender.send_back(sent_back)
 
     # --- transactions and requests -------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler, create_client_id
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
-from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.consuming.send_back import RetrySender, has_timers
 from mqtemplate.brokers.remote.name_servers import NameServers
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
@@ -26,7 +26,7 @@ from mqtemplate.brokers.remote.topics import Topics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codes import RequestCode, Version
+from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.services import Service
@@ -141,8 +141,8 @@ class ClusterClient:
             Capability.REQUEST_REPLY,
             Capability.SQL92,
         }
-        if min(self._first.versions.values(), default=int(Version.V5_0_0)) >= Version.V5_0_0:
-            common.add(Capability.TIMER)
+        if has_timers(self._first.versions.values()):
+            common |= {Capability.TIMER, Capability.RETRY_DELAY}
         return frozenset(common)
 
     def leave(self) -> None:

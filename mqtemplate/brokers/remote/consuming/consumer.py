@@ -19,7 +19,7 @@ from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.pull_request import Subscription
-from mqtemplate.brokers.retry import check_can_send_back
+from mqtemplate.brokers.retry import SentBack, send_back_of
 from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
@@ -43,7 +43,7 @@ class MemberParts:
         check_subscription: Has a broker check the subscription of a topic.
         list_members: Returns the client ids of the group's members, for a topic.
         start_offset: Returns the offset at which the group starts to read a queue.
-        send_back: Sends a message back with a delay level.
+        send_back: Sends a message back.
         on_close: Called at the end of `Consumer.close`.
     """
 
@@ -56,7 +56,7 @@ class MemberParts:
     check_subscription: Callable[[str, SubscriptionData], None]
     list_members: Callable[[str], list[str]]
     start_offset: Callable[[MessageQueue], int]
-    send_back: Callable[[MessageExt, int], None]
+    send_back: Callable[[SentBack], None]
     on_close: Callable[[RemoteConsumer], None]
 
 
@@ -240,9 +240,15 @@ class RemoteConsumer(Consumer):
         elif self.is_clustering and self.locks.holds(queue):  # reassigned, but its new owner cannot lock it yet
             self.offsets.commit_now(queue, queue_offset)
 
-    def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        check_can_send_back(self.spec)
-        self._parts.send_back(message, delay_level)
+    def send_back(
+        self,
+        message: MessageExt,
+        delay_level: int = 0,
+        *,
+        delay_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._parts.send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))
 
     def reset(self, offsets: dict[MessageQueue, int]) -> None:
         """Continue at other offsets, by request of an administrator."""

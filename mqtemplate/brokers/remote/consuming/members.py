@@ -136,7 +136,7 @@ class Members:
             check_subscription=requests.check_subscription,
             list_members=requests.list_members,
             start_offset=partial(_start_offset, spec, offsets, self._queries, clock),
-            send_back=partial(self._retry_sender.send_back, context.instance, spec),
+            send_back=partial(self._retry_sender.send_back, context.instance),
             on_close=self._leave,
         )
         return RemoteConsumer(spec, parts)
