@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mqtemplate.broker import ConsumerSpec, MessageModel
@@ -60,15 +60,6 @@ def send_back_of(
             "the failure in the listener, or use CLUSTERING"
         )
     return SentBack(message=message, spec=spec, delay_level=delay_level, delay_ms=delay_ms, properties=properties or {})
-
-
-def nearest_level(delays_ms: Sequence[int], delay_ms: int) -> int:
-    """Return the level with the shortest delay that is not shorter than *delay_ms*; else that with the longest."""
-    levels = range(1, len(delays_ms) + 1)
-    enough = [level for level in levels if delays_ms[level - 1] >= delay_ms]
-    if enough:
-        return min(enough, key=lambda level: delays_ms[level - 1])
-    return max(levels, key=lambda level: delays_ms[level - 1])
 
 
 def is_exhausted(message: MessageExt, delay_level: int, max_reconsume_times: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
 from mqtemplate.errors import ListenerError
@@ -70,6 +71,31 @@ def choice(default: Enum) -> Attribute:
         return value if isinstance(value, kind) else kind[value.upper()]  # type: ignore[union-attr]
 
     return Attribute(default, f"one of {', '.join(kind.__members__)}", read)
+
+
+def exceptions() -> Attribute:
+    """Return an attribute that takes classes of exceptions, or their dotted names; one of them, or several."""
+    allowed = "classes of exceptions, such as (ValueError,), or their names: 'shop.errors.OrderError'"
+    return Attribute((), allowed, _classes)
+
+
+def _classes(value: Any) -> tuple[type[BaseException], ...]:
+    items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    found = tuple(_class_of(item) for item in items if item != "")
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
+        raise ValueError(value)
+    return found
+
+
+def _class_of(item: Any) -> Any:
+    """Return the class with a dotted name; a name without a dot is one of Python's own."""
+    if not isinstance(item, str):
+        return item
+    module, _, name = item.strip().rpartition(".")
+    try:
+        return getattr(import_module(module or "builtins"), name)
+    except ImportError as error:
+        raise ValueError(item) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

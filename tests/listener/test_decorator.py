@@ -70,6 +70,9 @@ def test_the_defaults_are_those_of_the_spring_annotation() -> None:
         "consume_message_batch_max_size": 1,
         "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         # attributes that Spring does not have
+        "retry": None,
+        "retry_for": (),
+        "not_retry_for": (),
         "consume_timestamp": None,
         "batch": None,
         "enabled": True,

@@ -16,9 +16,12 @@ from typing import Generic, Protocol, TypeVar
 
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
-from mqtemplate.listener.consuming.failure import Failure, FailureLog
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.watchdog import ReplaceThread, Watchdog
+from mqtemplate.listener.failures.failure import Failure
+from mqtemplate.listener.failures.failure_log import FailureLog
+from mqtemplate.listener.failures.policy import FailurePolicy
+from mqtemplate.listener.failures.send_back import SendBack
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, MessageQueue
 
@@ -52,6 +55,7 @@ class ConsumeContext:
     queues: ProcessQueues
     handling: Handling
     failures: FailureLog
+    policy: FailurePolicy
     clock: Clock
     on_earlier_due: Callable[[], None]
 
@@ -70,6 +74,8 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._queues = context.queues
         self._handling = context.handling
         self._failures = context.failures
+        self._policy = context.policy
+        self._send_back = SendBack(context.settings.id, context.consumer, context.clock)
         self._clock = context.clock
         self._on_earlier_due = context.on_earlier_due
         self._watchdog: Watchdog[_Work] = Watchdog(context.settings.consume_timeout_ms, context.clock)

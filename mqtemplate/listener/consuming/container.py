@@ -15,12 +15,13 @@ from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerErr
 from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
-from mqtemplate.listener.consuming.failure import FailureLog
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.failures.failure_log import FailureLog
+from mqtemplate.listener.failures.policy import FailurePolicy
 
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
 
@@ -71,7 +72,7 @@ class ListenerContainer:
         self._converter = converter
         self._owns_loop = loop is None
         self._loop = loop or (PrivateLoop() if broker.clock.is_virtual else LoopThread())
-        self._failures = FailureLog(endpoint.id, endpoint.settings.group)
+        self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._wake: Callable[[], None] = lambda: None
         self._state_lock = threading.Lock()
@@ -82,6 +83,7 @@ class ListenerContainer:
         # The container has these from `start` on; each start creates new ones.
         self._consumer: Consumer
         self._queues: ProcessQueues
+        self._policy: FailurePolicy
         self._service: ConsumeService[Any, Any]
 
     @property
@@ -106,6 +108,7 @@ class ListenerContainer:
             settings = self.endpoint.settings
             self._consumer = self._broker.subscribe(settings.consumer_spec(self._clock.now_ms()))
             self._queues = ProcessQueues(self._consumer)
+            self._policy = FailurePolicy(settings, self._broker)
             self._service = self._make_service()
             self._next_poll_ms = 0
             self.state = ContainerState.RUNNING
@@ -117,6 +120,13 @@ class ListenerContainer:
             selector=settings.selector.expression,
             mode=settings.consume_mode.value,
         )
+        if (replaced := self._policy.replaced_delays()) is not None:
+            self._log.info(
+                "listener.retries_by_level",
+                retry=str(settings.retry),
+                used=replaced,
+                reason="the broker has no exact retry delays; each retry has the nearest level that is not shorter",
+            )
 
     def _make_service(self) -> ConsumeService[Any, Any]:
         endpoint, settings = self.endpoint, self.endpoint.settings
@@ -128,6 +138,7 @@ class ListenerContainer:
             queues=self._queues,
             handling=Invocation(endpoint, self._broker, self._converter, self._loop.run, self._failures),
             failures=self._failures,
+            policy=self._policy,
             clock=self._clock,
             on_earlier_due=self._wake_polling,
         )

@@ -9,9 +9,10 @@ from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.listener.consuming.async_loop import RunCoroutine
-from mqtemplate.listener.consuming.failure import HANDLER_ERRORS, Failure, FailureLog
 from mqtemplate.listener.current import CURRENT
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
+from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
 from mqtemplate.message import MessageExt, Property
 
