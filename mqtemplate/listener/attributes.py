@@ -51,7 +51,7 @@ def flag(default: bool | str) -> Attribute:
     return Attribute(default, "true or false", lambda value: {"true": True, "false": False}[str(value).lower()])
 
 
-def number(default: int | None, low: int, high: int = _MAX_INT) -> Attribute:
+def number(default: int | str | None, low: int, high: int = _MAX_INT) -> Attribute:
     """Return an attribute that takes a whole number, *low* and *high* included."""
 
     def read(value: int | str) -> int:
@@ -76,10 +76,16 @@ def choice(default: Enum) -> Attribute:
 def exceptions() -> Attribute:
     """Return an attribute that takes classes of exceptions, or their dotted names; one of them, or several."""
     allowed = "classes of exceptions, such as (ValueError,), or their names: 'shop.errors.OrderError'"
-    return Attribute((), allowed, _classes)
+    return Attribute((), allowed, read_exceptions)
 
 
-def _classes(value: Any) -> tuple[type[BaseException], ...]:
+def read_exceptions(value: Any) -> tuple[type[BaseException], ...]:
+    """Return the classes of exceptions for classes, or for their dotted names; a name without a dot is Python's own.
+
+    Raises:
+        ValueError: A module does not exist, or something is no class of exceptions.
+        AttributeError: A module has no such name.
+    """
     items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     found = tuple(_class_of(item) for item in items if item != "")
     if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
@@ -88,7 +94,6 @@ def _classes(value: Any) -> tuple[type[BaseException], ...]:
 
 
 def _class_of(item: Any) -> Any:
-    """Return the class with a dotted name; a name without a dot is one of Python's own."""
     if not isinstance(item, str):
         return item
     module, _, name = item.strip().rpartition(".")

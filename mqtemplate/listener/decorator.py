@@ -43,6 +43,7 @@ def _epoch_ms(value: int | str) -> int | None:
     return int(digits) if digits else None
 
 
+_AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:1000}"
 _TIMESTAMP = Attribute("", "epoch milliseconds or yyyyMMddHHmmss (local time)", _epoch_ms)
 
 
@@ -111,8 +112,9 @@ class ListenerAttributes(TypedDict, total=False):
     """False: the listener is left out."""
     auto_startup: Annotated[bool | str, flag(True)]
     """False: the application must call ``start()`` of the listener's container."""
-    await_termination_millis_when_shutdown: Annotated[int | str, number(1_000, 0, 3_600_000)]
-    """Milliseconds for which a stop waits for running handlers."""
+    await_termination_millis_when_shutdown: Annotated[int | str, number(_AWAIT_TERMINATION, 0, 3_600_000)]
+    """Milliseconds for which a stop waits for running handlers and fetched messages. The times of several listeners
+    pass together."""
 
     # The embedded broker refuses these with a reason; on a cluster they must equal those of the application.
     access_key: Annotated[str, text("${rocketmq.consumer.access-key:}")]

@@ -15,6 +15,7 @@ from mqtemplate.context.config.schema import field_named, is_section
 from mqtemplate.context.config.tree import ConfigOrigins
 from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings
 from mqtemplate.context.settings.cluster import ClusterSettings
+from mqtemplate.context.settings.listener import ListenerDefaultSettings
 from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
 from mqtemplate.context.settings.properties import Properties
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
@@ -37,6 +38,7 @@ class MQTemplateSettings(Properties):
     broker: BrokerSettings = BrokerSettings()
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
+    listener: ListenerDefaultSettings = ListenerDefaultSettings()
     embedded: EmbeddedStarterSettings = EmbeddedStarterSettings()
     logging: LoggingSettings = LoggingSettings()
     spark: SparkSettings = SparkSettings()
