@@ -82,8 +82,8 @@ class ListenerAttributes(TypedDict, total=False):
     consume_timeout: Annotated[int | str, number(15, 1, 60 * 24 * 7)]
     """Minutes after which a handler counts as hanging. Its concurrent messages are sent back to the broker."""
     consume_message_batch_max_size: Annotated[int | str, number(1, 1, 1_024)]
-    """Maximum number of messages that a thread takes at a time. A batch handler (``list[T]``) gets them in one call,
-    and 1 means *pull_batch_size* there. Any other handler is called for each of them."""
+    """Maximum number of messages in one call of a batch handler (``list[T]``); 1 means *pull_batch_size*. Any other
+    handler gets one message."""
     reply_timeout: Annotated[int | str, number(3_000, 1)]
     """Milliseconds for sending one reply. A handler of single messages that returns a value replies with it to a
     message that was sent by ``send_and_receive``."""

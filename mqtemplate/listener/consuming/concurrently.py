@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
@@ -29,7 +30,11 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
 
     def __init__(self, context: ConsumeContext) -> None:
         super().__init__(context)
-        self._is_single = not context.is_batch
+        self._is_batch = context.is_batch
+        if not context.is_batch:
+            self._take_size = (
+                1  # a thread that took more could not stop between two of them when the listener is paused
+            )
         self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
 
     def excluded(self) -> frozenset[MessageQueue]:
@@ -55,12 +60,18 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             for process, message in running.work:
                 self._finish_failed(process, message, self._policy.decide(message, None), error)
 
+    def discard_dropped(self) -> None:
+        with self._delayed_lock:
+            self._delayed = [each for each in self._delayed if not each[2][0].dropped]
+            heapq.heapify(self._delayed)
+
     def run_next(self) -> bool:
         work = self._take()
         if not work:
             return False
         self.taken += 1
-        self._handle(work)
+        if not self._handle(work):
+            return False
         self._uncommitted += len(work)
         if not self._ready or self._uncommitted >= _COMMIT_EVERY:
             self._uncommitted = 0
@@ -78,19 +89,25 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             pass  # another thread took the last one
         return work
 
-    def _handle(self, work: list[_Delivery]) -> None:
+    def _handle(self, work: list[_Delivery]) -> bool:
+        """Call the handler. Return False if the listener was paused instead."""
         running = self._watchdog.start(work)
-        if self._is_single and len(work) == 1:
+        if self.is_paused:
+            if self._watchdog.finish(running):
+                self._ready.extendleft(reversed(work))
+            return False
+        if self._is_batch:
+            failures = self._handling.handle([message for _, message in work])
+        else:
             failure = self._handling.handle_one(work[0][1])
             failures = [] if failure is None else [failure]
-        else:
-            failures = self._handling.handle([message for _, message in work])
         if not self._watchdog.finish(running):
-            return  # the messages were sent back while the handler hung
+            return True  # the messages were sent back while the handler hung
         failed = self._report(work, failures) if failures else frozenset()
         for process, message in work:
             if not failed or id(message) not in failed:
                 process.finish(message.queue_offset)
+        return True
 
     def _report(self, work: list[_Delivery], failures: Sequence[Failure]) -> frozenset[int]:
         """Report and send back the messages that failed. Return their `id`s."""
@@ -101,7 +118,7 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             for message, decision in zip(failure.messages, decisions, strict=True):
                 process = processes[id(message)]
                 # A reassigned queue is read by its new owner. Sending back would duplicate the message.
-                if not process.dropped:
+                if not process.dropped or process.superseded:
                     self._finish_failed(process, message, decision, failure.error)
         return frozenset(id(message) for failure in failures for message in failure.messages)
 

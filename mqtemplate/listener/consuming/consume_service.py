@@ -65,6 +65,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
 
     The polling thread calls `excluded`, `accept`, `next_due`, `release_due` and `check_hanging`. Consume threads
     call `run_next`.
+
+    Attributes:
+        is_paused: True: no handler is called. A thread notes its call in the watchdog first and reads this second, so
+            that every call that is not noted when this becomes True does not happen.
     """
 
     def __init__(self, context: ConsumeContext) -> None:
@@ -84,11 +88,12 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._delayed_lock = threading.Lock()
         self._numbers = itertools.count()
         self.taken = 0
+        self.is_paused = False
 
     @property
     def ready_count(self) -> int:
-        """Number of items that are ready for a consume thread."""
-        return len(self._ready)
+        """Number of items that are ready for a consume thread; 0 while the listener is paused."""
+        return 0 if self.is_paused else len(self._ready)
 
     @abstractmethod
     def excluded(self) -> frozenset[MessageQueue]:
@@ -105,6 +110,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     @abstractmethod
     def run_next(self) -> bool:
         """Handle the next item. Return False if none is ready."""
+
+    @abstractmethod
+    def discard_dropped(self) -> None:
+        """Discard the items of dropped queues, which need not be due."""
 
     def next_due(self) -> int | None:
         """Return when the next delayed item becomes ready; None if there is none."""

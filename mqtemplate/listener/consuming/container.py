@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -17,11 +18,15 @@ from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
+from mqtemplate.listener.consuming.polling_requests import PollingRequests
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
+from mqtemplate.listener.consuming.repositioning import Repositioning, epoch_ms
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.failures.delays import Delay, read_delay_ms
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
+from mqtemplate.message import MessageQueue
 
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
 
@@ -84,6 +89,8 @@ class ListenerContainer:
         self._consumer: Consumer
         self._queues: ProcessQueues
         self._policy: FailurePolicy
+        self._repositioning: Repositioning
+        self._requests: PollingRequests
         self._service: ConsumeService[Any, Any]
 
     @property
@@ -110,6 +117,8 @@ class ListenerContainer:
             self._queues = ProcessQueues(self._consumer)
             self._policy = FailurePolicy(settings, self._broker)
             self._service = self._make_service()
+            self._repositioning = Repositioning(self._broker, self._consumer, self._queues, self._service)
+            self._requests = PollingRequests(self.name)
             self._next_poll_ms = 0
             self.state = ContainerState.RUNNING
             if not self._clock.is_virtual:
@@ -188,19 +197,76 @@ class ListenerContainer:
             self._log.warning("listener.commit_failed", reason="the broker was closed first")
 
     def pause(self) -> None:
-        """Stop fetching until ``resume``. Fetched messages are handled, and the queues stay assigned."""
+        """Call no handler and fetch nothing until ``resume``.
+
+        When this returns, handlers finish the messages that they have, and no further one starts. Fetched messages
+        are kept, and the queues stay assigned.
+        """
         with self._state_lock:
             if self.state is ContainerState.RUNNING:
+                self._service.is_paused = True
                 self.state = ContainerState.PAUSED
                 self._wake_polling()
 
     def resume(self) -> None:
-        """Fetch again after ``pause``."""
+        """Handle messages and fetch again after ``pause``."""
         with self._state_lock:
             if self.state is ContainerState.PAUSED:
                 self.state = ContainerState.RUNNING
+                self._service.is_paused = False
+                if self._pool is not None:
+                    self._pool.wake()
                 self._wake_polling()
         self._wake()
+
+    # --- positions ---------------------------------------------------------------------------------
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Continue a queue at another offset: an earlier one to handle messages again, a later one to skip some.
+
+        It works on a running or paused listener, from any thread. Messages that were fetched and that no handler has
+        are dropped; a handler that runs finishes. The new offset is committed. An offset that does not exist becomes
+        the nearest that does.
+
+        Raises:
+            ListenerError: The listener is not running, or the queue is assigned to another member.
+        """
+        self._reposition(lambda: self._repositioning.to_offsets({queue: queue_offset}))
+
+    def rewind(self, span: Delay | None = None) -> None:
+        """Handle the messages of the last *span* again, such as ``"1h"``; None: all that the broker has.
+
+        It moves the queues that are assigned to this member, as `seek` does.
+
+        Raises:
+            ListenerError: The listener is not running.
+            ValueError: *span* is no span of time.
+        """
+        time_ms = 0 if span is None else max(0, self._clock.now_ms() - read_delay_ms(span))
+        self._reposition(lambda: self._repositioning.to_time(time_ms))
+
+    def reset_to_time(self, time: datetime | int) -> None:
+        """Continue with the first messages that were stored at a time or later; now skips all earlier ones.
+
+        It moves the queues that are assigned to this member, as `seek` does.
+
+        Args:
+            time: An aware datetime, or epoch milliseconds.
+
+        Raises:
+            ListenerError: The listener is not running, or *time* has no time zone or is epoch seconds.
+        """
+        time_ms = epoch_ms(time)
+        self._reposition(lambda: self._repositioning.to_time(time_ms))
+
+    def _reposition(self, action: Callable[[], None]) -> None:
+        if not self.is_running:
+            raise ListenerError(f"{self.name} is not running; start it first")
+        if self._clock.is_virtual:
+            action()
+            self._wake()
+        else:
+            self._requests.submit(action, self._wake_polling)
 
     # --- on a virtual clock ------------------------------------------------------------------------
 
@@ -239,6 +305,7 @@ class ListenerContainer:
         wait_ms = 0
         while self.is_running:
             try:
+                self._requests.run()
                 rest_ms = self._next_poll_ms - self._clock.now_ms()
                 if self.state is ContainerState.PAUSED or rest_ms > 0:
                     self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
@@ -250,6 +317,7 @@ class ListenerContainer:
             except Exception as error:
                 self._report(error)
                 wait_ms = _RETRY_POLL_MS
+        self._requests.close()
 
     def _next_wait_ms(self, pool: ConsumeThreadPool) -> int:
         """Return how long the next fetch may wait for messages."""

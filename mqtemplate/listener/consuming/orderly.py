@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from itertools import islice
 
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
-from mqtemplate.listener.consuming.watchdog import ReplaceThread
+from mqtemplate.listener.consuming.watchdog import ReplaceThread, RunningCall
 from mqtemplate.listener.failures.failure import Decision, Failure, NextStep
 from mqtemplate.message import MessageExt, MessageQueue
 
@@ -58,6 +59,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     def excluded(self) -> frozenset[MessageQueue]:
         """Return the queues that are full, and those that another member or a thread of this one has not finished."""
         assignment = self._consumer.assignment()
+        if self._locked - assignment:
+            self.discard_dropped()
         for queue in self._locked - assignment:
             self._unlock_when_idle(queue)
         for queue in self._lock_retries.keys() - assignment:
@@ -135,13 +138,27 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                     ordered.messages.clear()
             if not ordered.messages:
                 break
-            if (delay_ms := self._handle_next(ordered)) is not None:
+            with ordered.lock:
+                messages = list(islice(ordered.messages, self._take_size))
+            running = self._watchdog.start(messages)
+            if self.is_paused:
+                self._watchdog.finish(running)
+                break
+            if (delay_ms := self._handle(ordered, messages, running)) is not None:
                 self._delay(ordered, delay_ms)
                 self._queues.commit()
                 return True
         self._queues.commit()
         self._release(ordered)
-        return True
+        return not self.is_paused
+
+    def discard_dropped(self) -> None:
+        """Make suspended queues that were dropped ready, so that a thread discards their messages now."""
+        with self._delayed_lock:
+            dropped = [each for each in self._delayed if each[2].process.dropped]
+            self._delayed = [each for each in self._delayed if not each[2].process.dropped]
+            heapq.heapify(self._delayed)
+            self._ready.extend(ordered for _, _, ordered in dropped)
 
     def _release(self, ordered: _OrderedQueue) -> None:
         with ordered.lock:
@@ -152,11 +169,10 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         if ordered.process.dropped:
             self._on_earlier_due()  # the polling thread can unlock the queue now
 
-    def _handle_next(self, ordered: _OrderedQueue) -> int | None:
-        """Handle the next message or batch. Return the time (ms) for which the queue must be suspended, or None."""
-        with ordered.lock:
-            messages = list(islice(ordered.messages, self._take_size))
-        running = self._watchdog.start(messages)
+    def _handle(
+        self, ordered: _OrderedQueue, messages: list[MessageExt], running: RunningCall[MessageExt]
+    ) -> int | None:
+        """Handle a message or a batch. Return the time (ms) for which the queue must be suspended, or None."""
         failures = self._handling.handle(messages)
         if not self._watchdog.finish(running):
             return None  # the container was stopped
