@@ -32,9 +32,8 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         super().__init__(context)
         self._is_batch = context.is_batch
         if not context.is_batch:
-            self._take_size = (
-                1  # a thread that took more could not stop between two of them when the listener is paused
-            )
+            # With more, a thread could not stop between two of them when the listener is paused.
+            self._take_size = 1
         self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
 
     def excluded(self) -> frozenset[MessageQueue]:
@@ -81,7 +80,7 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
     def _take(self) -> list[_Delivery]:
         ready, work = self._ready, []
         try:
-            for _ in range(self._take_size):
+            while len(work) < self._take_size:
                 delivery = ready.popleft()
                 if not delivery[0].dropped:
                     work.append(delivery)
