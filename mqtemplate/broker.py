@@ -9,7 +9,7 @@ The template and the listeners use this interface only. There are two implementa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -238,6 +238,12 @@ class Broker(ABC):
     @abstractmethod
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """Create a topic, or add queues to it."""
+
+    def expect_topics(self, topics: Iterable[str]) -> None:  # noqa: B027 (optional: most brokers have nothing to note)
+        """Note topics that listeners of the application will read, before they subscribe.
+
+        A broker that reports or refuses messages to unknown topics takes these for known.
+        """
 
     @abstractmethod
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:

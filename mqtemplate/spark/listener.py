@@ -22,7 +22,7 @@ from mqtemplate.listener.attributes import (
 )
 from mqtemplate.listener.decorator import SPARK_LISTENER_ATTRIBUTE
 from mqtemplate.listener.resolution import resolve_group, resolve_topics
-from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.selectors.tags import tag_selector
 from mqtemplate.spark.offsets import QueueRange
 
 AVAILABLE_NOW = "available-now"
@@ -187,7 +187,7 @@ def resolve_spark_spec(spec: ListenerSpec, name: str, resolve: Resolve) -> Spark
             )
     topics, group = resolve_topics(listener, spec, resolve), resolve_group(listener, spec, resolve)
     try:
-        TagSelector(values["selector_expression"])
+        tag_selector(values["selector_expression"])
     except ListenerError as exc:
         raise ListenerError(f"{listener}: {exc}") from exc
     return SparkListenerSettings(topics=topics, consumer_group=group, **values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -116,7 +116,13 @@ class EmbeddedBroker(Broker):
         )
         self.topics = TopicTable(self._store_files, clock)
         self._groups = ConsumerGroups()
-        self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._groups.rebalance)
+        self.routes = TopicRoutes(
+            self.topics,
+            self.name,
+            settings.default_topic_queue_nums,
+            self._groups.rebalance,
+            auto_create=settings.auto_create_topic_enable,
+        )
         self.reader = QueueReader(self.store, self.name)
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
         self._offsets = CommittedOffsets(self.store, settings.flush_consumer_offset_interval_ms)
@@ -209,6 +215,9 @@ class EmbeddedBroker(Broker):
         self.topics.load()
         self.topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
         self.topics.create(TIMER_TOPIC, 1)
+        self.routes.expect(self.settings.topics)
+        for topic in self.settings.topics:
+            self.routes.queues(topic)
         self.offsets.load()
 
     def _start_threads(self) -> None:
@@ -269,6 +278,9 @@ class EmbeddedBroker(Broker):
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         self._check_open()
         return self.routes.queues(topic)
+
+    def expect_topics(self, topics: Iterable[str]) -> None:
+        self.routes.expect(topics)
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         self._check_open()
@@ -424,6 +436,7 @@ class EmbeddedBroker(Broker):
                 f"group {spec.group!r} is read by remote clients of this broker, which share no queues with listeners "
                 "in its own process; give the listener a group of its own"
             )
+        self.routes.expect(spec.subscriptions)
         return EmbeddedConsumer(self, self._groups.group(spec.group), spec, self._offsets.table(spec))
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:

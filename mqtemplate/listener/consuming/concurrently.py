@@ -78,7 +78,8 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         return True
 
     def _take(self) -> list[_Delivery]:
-        ready, work = self._ready, []
+        ready = self._ready
+        work: list[_Delivery] = []
         try:
             while len(work) < self._take_size:
                 delivery = ready.popleft()
