@@ -126,10 +126,15 @@ class ListenerRegistry:
     def stop(self) -> None:
         """Stop all listeners, the last one first.
 
+        All stop fetching at once, so they wait for their handlers at the same time: the longest time for the wait that
+        a listener has is that of all of them.
+
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
         errors: list[Exception] = []
+        for container in reversed(self.containers):
+            container.stop_fetching()
         for stop in [*(container.stop for container in reversed(self.containers)), self._loop.stop]:
             try:
                 stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from enum import Enum
@@ -85,6 +86,7 @@ class ListenerContainer:
         self._thread: threading.Thread | None = None
         self._pool: ConsumeThreadPool | None = None
         self._next_poll_ms = 0
+        self._drained_until = 0.0  # on the monotonic clock
         # The container has these from `start` on; each start creates new ones.
         self._consumer: Consumer
         self._queues: ProcessQueues
@@ -160,16 +162,25 @@ class ListenerContainer:
         self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)
         self._thread.start()
 
+    def stop_fetching(self) -> None:
+        """Fetch no more. `stop` then waits for the handlers; their time starts now."""
+        with self._state_lock:
+            if self.is_running or self.state is ContainerState.BROKEN:
+                self.state = ContainerState.STOPPING
+                wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
+                self._drained_until = time.monotonic() + wait_ms / 1_000
+                self._wake_polling()
+
     def stop(self) -> None:
         """Stop fetching, wait for running handlers, commit, and leave the group. Stopping twice is harmless.
 
         The wait ends after ``await_termination_millis_when_shutdown``. Messages that are unfinished then stay
         uncommitted and are redelivered.
         """
+        self.stop_fetching()
         with self._state_lock:
-            if not self.is_running and self.state is not ContainerState.BROKEN:
+            if self.state is not ContainerState.STOPPING:
                 return
-            self.state = ContainerState.STOPPING
             self._stop_threads()
             unfinished = self._service.abandon()
             try:
@@ -183,11 +194,10 @@ class ListenerContainer:
         write("listener.stopped", unfinished=unfinished)
 
     def _stop_threads(self) -> None:
-        self._wake_polling()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         if self._pool is not None:
-            self._pool.stop(self.endpoint.settings.await_termination_millis_when_shutdown / 1_000)
+            self._pool.stop(max(0.0, self._drained_until - time.monotonic()))
         self._thread = self._pool = None
 
     def _commit(self) -> None:
