@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent, indent
+from threading import Timer
+from typing import Self
 
 import pytest
 
@@ -17,6 +19,7 @@ from mqtemplate.message import MessageQueue
 ROOT = Path(__file__).parents[2]
 LONG_S = 60
 
+QUIET = "import structlog; structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))\n"
 PROGRAM = """
     import os, signal, sys, threading
     from mqtemplate import MQApplication, message_listener
@@ -59,25 +62,49 @@ ENDINGS = {
 }
 
 
-def start_program(text: str, folder: Path) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
-    return subprocess.Popen(
-        [sys.executable, "-c", "import logging; logging.disable()\n" + text, str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+class Program:
+    """A running program and its output; the end of the context ends it."""
 
+    def __init__(self, text: str, folder: Path) -> None:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", QUIET + text, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        self._guard = Timer(LONG_S, self.process.kill)  # against hanging, not a measurement
 
-def read_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line.strip())
-        if lines[-1] == wanted:
-            return lines
-    raise AssertionError(f"the program ended without {wanted!r}: {lines}, {process.communicate()[1]}")
+    def __enter__(self) -> Self:
+        self._guard.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._guard.cancel()
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+    def read_until(self, wanted: str) -> None:
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line.strip())
+            if lines[-1] == wanted:
+                return
+        raise AssertionError(f"the program ended without {wanted!r}: {lines}, {self.end()[1]}")
+
+    def end(self) -> tuple[list[str], str]:
+        """Wait for the end; return the other lines of its output, and its errors."""
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        # Not `communicate`: it would miss what `read_until` has read beyond its line.
+        out, err = self.process.stdout.read().splitlines(), self.process.stderr.read()
+        self.process.wait()
+        return out, err
 
 
 @pytest.mark.parametrize("form", ["app.start()", "with app:"])
@@ -86,17 +113,14 @@ def test_handlers_finish_and_their_messages_are_committed(tmp_path: Path, form: 
     last_line, code = ENDINGS[ending]
     body = dedent(BODY) + last_line
     text = f"{dedent(PROGRAM)}\n{form}\n{indent(body, '    ') if form.startswith('with') else body}\n"
-    process = start_program(text, tmp_path)
-    try:
-        read_until(process, "main")
+    with Program(text, tmp_path) as program:
+        program.read_until("main")
         if ending.startswith("SIG"):
-            process.send_signal(signal.Signals[ending])
-        out, err = process.communicate(timeout=LONG_S)
-    finally:
-        process.kill()
+            program.process.send_signal(signal.Signals[ending])
+        out, err = program.end()
 
-    assert "handled" in out
-    assert process.returncode == code, err
+    assert out == ["handled"]
+    assert program.process.returncode == code, err
     assert ("RuntimeError: main" in err) == (ending == "raises")
     with EmbeddedBroker(tmp_path) as broker:
         assert broker.committed_offset("billing", MessageQueue("orders", broker.name, 0)) == 1
@@ -106,18 +130,14 @@ def test_a_second_sigterm_ends_the_process_at_once(tmp_path: Path) -> None:
     """A handler that hangs does not keep the process alive."""
     hanging = dedent(PROGRAM).replace("stopping.wait()", "threading.Event().wait()")
     hanging = hanging.replace("stopping.set()", 'show("stopping")')
-    process = start_program(f"{hanging}\napp.start()\n{dedent(BODY)}\nthreading.Event().wait()\n", tmp_path)
-    try:
-        read_until(process, "main")
-        process.send_signal(signal.SIGTERM)
-        read_until(process, "stopping")
+    with Program(f"{hanging}\napp.start()\n{dedent(BODY)}\nthreading.Event().wait()\n", tmp_path) as program:
+        program.read_until("main")
+        program.process.send_signal(signal.SIGTERM)
+        program.read_until("stopping")
 
-        process.send_signal(signal.SIGTERM)
+        program.process.send_signal(signal.SIGTERM)
 
-        assert process.wait(LONG_S) == -signal.SIGTERM
-    finally:
-        process.kill()
-        process.communicate()
+        assert program.process.wait(LONG_S) == -signal.SIGTERM
 
 
 def test_a_handler_of_the_program_for_sigterm_stays(tmp_path: Path) -> None:
@@ -129,15 +149,12 @@ def test_a_handler_of_the_program_for_sigterm_stays(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, on_term)
         app.start()
         """)
-    process = start_program(f"{text}\n{dedent(BODY)}\nthreading.Event().wait()\n", tmp_path)
-    try:
-        read_until(process, "main")
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=LONG_S)
-    finally:
-        process.kill()
+    with Program(f"{text}\n{dedent(BODY)}\nthreading.Event().wait()\n", tmp_path) as program:
+        program.read_until("main")
+        program.process.send_signal(signal.SIGTERM)
+        out, _ = program.end()
 
-    assert (out.split(), process.returncode) == (["own", "handler", "handled"], 0)
+    assert (out, program.process.returncode) == (["own handler", "handled"], 0)
 
 
 def test_a_stopped_application_leaves_the_default_for_sigterm(tmp_path: Path) -> None:
@@ -146,11 +163,10 @@ def test_a_stopped_application_leaves_the_default_for_sigterm(tmp_path: Path) ->
             show("handler" if callable(signal.getsignal(signal.SIGTERM)) else "default")
         show("handler" if callable(signal.getsignal(signal.SIGTERM)) else "default")
         """)
-    process = start_program(text, tmp_path)
+    with Program(text, tmp_path) as program:
+        out, err = program.end()
 
-    out, err = process.communicate(timeout=LONG_S)
-
-    assert out.split() == ["handler", "default"], err
+    assert out == ["handler", "default"], err
 
 
 def test_a_forked_child_stops_nothing(tmp_path: Path) -> None:
@@ -162,17 +178,19 @@ def test_a_forked_child_stops_nothing(tmp_path: Path) -> None:
         if child == 0:
             sys.exit(0)
         show(f"exit {os.waitpid(child, 0)[1]}")
+        read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(write_end, b"1")
             threading.Event().wait()
+        os.read(read_end, 1)  # Python drops signals that arrive before the fork is complete
         os.kill(child, signal.SIGTERM)
         show(f"signal {os.waitpid(child, 0)[1]}")
         app.template.sync_send("orders", "1")
         handling.wait()
         """)
-    process = start_program(text, tmp_path)
+    with Program(text, tmp_path) as program:
+        out, err = program.end()
 
-    out, err = process.communicate(timeout=LONG_S)
-
-    assert out.splitlines() == ["exit 0", f"signal {int(signal.SIGTERM)}", "handling", "handled"], err
-    assert process.returncode == 0
+    assert out == ["exit 0", f"signal {int(signal.SIGTERM)}", "handling", "handled"], err
+    assert program.process.returncode == 0
