@@ -53,11 +53,11 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
                 continue
             messages = [message for _, message in running.work]
             blocked_ms = self._clock.now_ms() - running.since_ms
-            decision = self._policy.decide(messages[0], None)
+            decision = self._decide(messages[0], None)
             self._failures.blocked(messages, blocked_ms, running.stack(), decision.next_step.value)
             error = TimeoutError(f"the handler has not returned after {blocked_ms} ms")
             for process, message in running.work:
-                self._finish_failed(process, message, self._policy.decide(message, None), error)
+                self._finish_failed(process, message, self._decide(message, None), error)
 
     def discard_dropped(self) -> None:
         with self._delayed_lock:
@@ -113,7 +113,7 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         """Report and send back the messages that failed. Return their `id`s."""
         processes = {id(message): process for process, message in work}
         for failure in failures:
-            decisions = [self._policy.decide(message, failure.error) for message in failure.messages]
+            decisions = [self._decide(message, failure.error) for message in failure.messages]
             self._failures.failed(failure, decisions[0])
             for message, decision in zip(failure.messages, decisions, strict=True):
                 process = processes[id(message)]

@@ -18,15 +18,18 @@ from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.watchdog import ReplaceThread, Watchdog
-from mqtemplate.listener.failures.failure import Failure
+from mqtemplate.listener.failures.failure import Decision, Failure
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.failures.send_back import SendBack
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, MessageQueue
 
 _Item = TypeVar("_Item")
 _Work = TypeVar("_Work")
+
+
+Decide = Callable[[MessageExt, BaseException | None], Decision]
+"""Function that decides about a message that failed with an exception; see `FailurePolicy.decide`."""
 
 
 class Handling(Protocol):
@@ -55,7 +58,7 @@ class ConsumeContext:
     queues: ProcessQueues
     handling: Handling
     failures: FailureLog
-    policy: FailurePolicy
+    decide: Decide
     clock: Clock
     on_earlier_due: Callable[[], None]
 
@@ -78,7 +81,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._queues = context.queues
         self._handling = context.handling
         self._failures = context.failures
-        self._policy = context.policy
+        self._decide = context.decide
         self._send_back = SendBack(context.settings.id, context.consumer, context.clock)
         self._clock = context.clock
         self._on_earlier_due = context.on_earlier_due

@@ -119,7 +119,9 @@ class ListenerContainer:
             self._queues = ProcessQueues(self._consumer)
             self._policy = FailurePolicy(settings, self._broker)
             self._service = self._make_service()
-            self._repositioning = Repositioning(self._broker, self._consumer, self._queues, self._service)
+            self._repositioning = Repositioning(
+                self._broker, self._consumer, self._queues, self._service.discard_dropped
+            )
             self._requests = PollingRequests(self.name)
             self._next_poll_ms = 0
             self.state = ContainerState.RUNNING
@@ -149,7 +151,7 @@ class ListenerContainer:
             queues=self._queues,
             handling=Invocation(endpoint, self._broker, self._converter, self._loop.run, self._failures),
             failures=self._failures,
-            policy=self._policy,
+            decide=self._policy.decide,
             clock=self._clock,
             on_earlier_due=self._wake_polling,
         )

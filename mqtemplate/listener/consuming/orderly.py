@@ -194,7 +194,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         retried: list[MessageExt] = []
         delays_ms: list[int] = []
         for failure in failures:
-            decisions = [self._policy.decide(message, failure.error) for message in failure.messages]
+            decisions = [self._decide(message, failure.error) for message in failure.messages]
             self._failures.failed(failure, decisions[0])
             for message, decision in zip(failure.messages, decisions, strict=True):
                 if not self._is_sent_to_dead_letters(message, decision, failure.error):

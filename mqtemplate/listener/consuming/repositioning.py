@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 import structlog
 
 from mqtemplate.broker import Broker, Consumer
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.consuming.consume_service import ConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.message import MessageQueue
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -24,15 +23,18 @@ class Repositioning:
 
     Only the thread that fetches may call it, between two fetches. Messages of a queue that were fetched before and that
     no handler has are dropped. The new position is committed, so it holds after a restart too.
+
+    Args:
+        discard_dropped: Discards the messages of queues that were dropped; see `ConsumeService.discard_dropped`.
     """
 
     def __init__(
-        self, broker: Broker, consumer: Consumer, queues: ProcessQueues, service: ConsumeService[object, object]
+        self, broker: Broker, consumer: Consumer, queues: ProcessQueues, discard_dropped: Callable[[], None]
     ) -> None:
         self._broker = broker
         self._consumer = consumer
         self._queues = queues
-        self._service = service
+        self._discard_dropped = discard_dropped
 
     def to_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Continue at these queue offsets; one that does not exist becomes the nearest that does.
@@ -57,7 +59,7 @@ class Repositioning:
             self._consumer.commit(queue, target)
             group = self._consumer.spec.group
             _log.info("listener.repositioned", group=group, topic=queue.topic, queue=queue.queue_id, next_offset=target)
-        self._service.discard_dropped()
+        self._discard_dropped()
 
     def to_time(self, time_ms: int) -> None:
         """Continue with the first message of each queue that was stored at this time (epoch ms) or later.
