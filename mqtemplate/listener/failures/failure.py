@@ -41,6 +41,7 @@ class Decision(NamedTuple):
         attempts: Number of calls after which it is a dead letter; None if it is retried without end.
         delay_ms: Time until the next call; an estimate with *delay_level*, since a cluster may have other levels.
         delay_level: Level to send it back with, 0 for the broker's choice; None to send it back with *delay_ms*.
+        fallback_level: Level if the broker refuses *delay_ms*, for example because its timers are switched off.
     """
 
     next_step: NextStep
@@ -48,6 +49,7 @@ class Decision(NamedTuple):
     attempts: int | None
     delay_ms: int = 0
     delay_level: int | None = None
+    fallback_level: int = 0
 
     @property
     def is_retry(self) -> bool:

@@ -77,9 +77,9 @@ class FailurePolicy:
             delay_ms, level = _item(self._broker.retry_delays_ms, attempt), _BROKERS_CHOICE
         else:
             delay_ms = self._scheduled_ms(attempt, 0) if delay_ms is None else delay_ms
-            if self._is_exact:
-                return Decision(NextStep.REDELIVERY, attempt, attempts, delay_ms)
             level = nearest_level(self._broker.delay_levels_ms, delay_ms)
+            if self._is_exact:
+                return Decision(NextStep.REDELIVERY, attempt, attempts, delay_ms, None, level)
             delay_ms = self._broker.delay_levels_ms[level - 1]
         return Decision(NextStep.REDELIVERY, attempt, attempts, delay_ms, level)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import structlog
+
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
+from mqtemplate.errors import MessageError, SendError, UnsupportedError
 from mqtemplate.listener.failures.dead_letter import FIRST_FAILED_AT, dead_letter_properties, iso_time
 from mqtemplate.listener.failures.failure import Decision, NextStep
 from mqtemplate.message import MessageExt
+
+_log = structlog.stdlib.get_logger("mqtemplate.listener")
 
 _TO_DEAD_LETTERS = -1  # as a delay level
 
@@ -36,5 +41,17 @@ class SendBack:
             self._consumer.send_back(message, decision.delay_level)
         else:
             first_failed_at = message.properties.get(FIRST_FAILED_AT) or iso_time(now_ms)
-            properties = {FIRST_FAILED_AT: first_failed_at}
-            self._consumer.send_back(message, delay_ms=decision.delay_ms, properties=properties)
+            try:
+                self._consumer.send_back(
+                    message, delay_ms=decision.delay_ms, properties={FIRST_FAILED_AT: first_failed_at}
+                )
+            except (MessageError, SendError, UnsupportedError) as refusal:
+                self._consumer.send_back(message, decision.fallback_level)
+                _log.warning(
+                    "listener.retry_delay_refused",
+                    listener=self._listener,
+                    msg_id=message.msg_id,
+                    delay_ms=decision.delay_ms,
+                    delay_level=decision.fallback_level,
+                    reason=str(refusal),
+                )

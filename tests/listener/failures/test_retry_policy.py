@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate import Backoff, DeadLetter, RetryLater, VirtualClock
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.errors import SendError
 from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, message_listener
 from mqtemplate.message import MessageExt
 from tests.listener.conftest import App as ListenerApp
@@ -212,6 +213,35 @@ def test_a_broker_without_timers_uses_the_nearest_longer_levels_and_says_so_once
     [event] = [event for event in logs if event["event"] == "listener.retries_by_level"]
     assert (event["log_level"], event["retry"], event["used"]) == ("info", "3s, 1m, 50m", "5s, 1m, 1h")
     assert "no exact retry delays" in event["reason"]
+
+
+def test_a_broker_that_refuses_an_exact_delay_gets_the_nearest_longer_level(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A RocketMQ 5 cluster may have its timers switched off, or limited to three days."""
+    tries = Tries(app, RuntimeError("no"), fails=1)
+
+    @message_listener(topic="orders", consumer_group="billing", retry=["20s"])
+    def bill(message: str) -> None:
+        tries()
+
+    container = app.listen(bill)
+    send_back = container._consumer.send_back
+
+    def without_timers(message: MessageExt, delay_level: int = 0, **options: Any) -> None:
+        if "delay_ms" in options:
+            raise SendError("timer message is not supported, the timer is disabled")
+        send_back(message, delay_level, **options)
+
+    monkeypatch.setattr(container._consumer, "send_back", without_timers)
+    with capture_logs() as logs:
+        app.send("orders", "bad")
+        app.advance(MINUTE)
+
+    assert tries.at == [0, 30 * SECOND]
+    [event] = [event for event in logs if event["event"] == "listener.retry_delay_refused"]
+    assert (event["delay_ms"], event["delay_level"]) == (20 * SECOND, 4)
+    assert "the timer is disabled" in event["reason"]
 
 
 # --- exceptions that are retried, and that are not ---------------------------------------------------
