@@ -19,7 +19,11 @@ from mqtemplate.message import MessageQueue
 ROOT = Path(__file__).parents[2]
 LONG_S = 60
 
-QUIET = "import structlog; structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))\n"
+QUIET = """
+import signal, structlog
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores SIGINT for its children
+"""
 PROGRAM = """
     import os, signal, sys, threading
     from mqtemplate import MQApplication, message_listener

@@ -78,13 +78,14 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         return True
 
     def _take(self) -> list[_Delivery]:
-        ready = self._ready
+        ready, missing = self._ready, self._take_size
         work: list[_Delivery] = []
         try:
-            while len(work) < self._take_size:
+            while missing:
                 delivery = ready.popleft()
                 if not delivery[0].dropped:
                     work.append(delivery)
+                    missing -= 1
         except IndexError:
             pass  # another thread took the last one
         return work
