@@ -147,7 +147,7 @@ class MQApplication:
                 self._stop_after(exc)
                 raise
             if self._clock is None or not self._clock.is_virtual:
-                self.context.lifecycle.push("process exit", stop_at_exit(self.stop))
+                self.context.lifecycle.push("process exit", stop_at_exit(self._stop_at_exit))
             self.is_ready.set()
         _log.info("application.ready", listeners=len(self.listeners.containers), broker=self.broker.name)
 
@@ -226,6 +226,13 @@ class MQApplication:
         except KeyboardInterrupt:
             _log.info("application.interrupted", main=name_of(main))
             return None, True
+
+    def _stop_at_exit(self) -> None:
+        """Stop because the process ends; wait for a thread that is in `run`."""
+        runner = self._runner
+        self.stop()
+        if runner is not None and runner is not threading.current_thread():
+            runner.join()
 
     def _stop_after(self, error: BaseException) -> None:
         """Stop because of an error. Errors of the stop are added to it as notes."""

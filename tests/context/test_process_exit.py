@@ -130,6 +130,17 @@ def test_handlers_finish_and_their_messages_are_committed(tmp_path: Path, form: 
         assert broker.committed_offset("billing", MessageQueue("orders", broker.name, 0)) == 1
 
 
+def test_the_end_of_the_main_thread_stops_an_application_that_runs_in_a_daemon_thread(tmp_path: Path) -> None:
+    start = "threading.Thread(target=app.run, daemon=True).start()\napp.is_ready.wait()"
+    with Program(f"{dedent(PROGRAM)}\n{start}\n{dedent(BODY)}\n", tmp_path) as program:
+        program.read_until("main")
+        out, err = program.end()
+
+    assert (out, program.process.returncode) == (["handled"], 0), err
+    with EmbeddedBroker(tmp_path) as broker:
+        assert broker.committed_offset("billing", MessageQueue("orders", broker.name, 0)) == 1
+
+
 def test_a_second_sigterm_ends_the_process_at_once(tmp_path: Path) -> None:
     """A handler that hangs does not keep the process alive."""
     hanging = dedent(PROGRAM).replace("stopping.wait()", "threading.Event().wait()")

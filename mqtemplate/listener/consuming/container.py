@@ -132,6 +132,7 @@ class ListenerContainer:
             topics=list(settings.topics),
             selector=settings.selector.expression,
             mode=settings.consume_mode.value,
+            retry=self._policy.describe(),
         )
         if (replaced := self._policy.replaced_delays()) is not None:
             self._log.info(

@@ -83,6 +83,17 @@ class FailurePolicy:
             delay_ms = self._broker.delay_levels_ms[level - 1]
         return Decision(NextStep.REDELIVERY, attempt, attempts, delay_ms, level)
 
+    def describe(self) -> str:
+        """Return the retries for the log: their delays, and who keeps them."""
+        schedule, settings = self._settings.retry, self._settings
+        if settings.is_broadcasting:
+            return "none"
+        if settings.is_orderly:
+            return f"{schedule or show_delay(settings.suspend_current_queue_time_millis)}, in place"
+        if schedule is None:
+            return "by the broker"
+        return f"{schedule}, {'exact' if self._is_exact else 'by level'}"
+
     def replaced_delays(self) -> str | None:
         """Return the delays of a broker that has levels only, for the log; None if those of the schedule are exact."""
         schedule, settings = self._settings.retry, self._settings

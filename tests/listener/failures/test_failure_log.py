@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.listener import message_listener
@@ -102,3 +103,23 @@ def test_each_listener_logs_its_own_stack(app: App) -> None:
         app.run_until_idle()
 
     assert ["exc_info" in event for event in failed_events(logs)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, "by the broker"),
+        ({"retry": ["5s", "90s"]}, "5s, 1m 30s, exact"),
+        ({"consume_mode": "ORDERLY"}, "1s, in place"),
+        ({"message_model": "BROADCASTING"}, "none"),
+    ],
+)
+def test_the_start_of_a_listener_says_how_it_retries(app: App, attributes: Any, expected: str) -> None:
+    @message_listener(topic="orders", consumer_group="billing", **attributes)
+    def bill(message: str) -> None: ...
+
+    with capture_logs() as logs:
+        app.listen(bill)
+
+    [event] = [event for event in logs if event["event"] == "listener.started"]
+    assert event["retry"] == expected
