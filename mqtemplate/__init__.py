@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
     from mqtemplate.errors import MQTemplateError
-    from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
+    from mqtemplate.listener import (
+        Backoff,
+        BatchFailure,
+        ConsumeMode,
+        ConsumeStatus,
+        DeadLetter,
+        RetryLater,
+        current_message,
+        message_listener,
+    )
     from mqtemplate.message import Message, MessageExt, MessageQueue
     from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
     from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
@@ -60,6 +69,9 @@ __all__ = [
     "ConsumeMode",
     "ConsumeStatus",
     "BatchFailure",
+    "Backoff",
+    "RetryLater",
+    "DeadLetter",
     "current_message",
     "ConsumeFromWhere",
     "MessageModel",
@@ -93,7 +105,16 @@ _MODULES = {
     "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
     "converter": ["JsonMessageConverter", "MessageConverter"],
     "errors": ["MQTemplateError"],
-    "listener": ["BatchFailure", "ConsumeMode", "ConsumeStatus", "current_message", "message_listener"],
+    "listener": [
+        "Backoff",
+        "BatchFailure",
+        "ConsumeMode",
+        "ConsumeStatus",
+        "DeadLetter",
+        "RetryLater",
+        "current_message",
+        "message_listener",
+    ],
     "message": ["Message", "MessageExt", "MessageQueue"],
     "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],
     "results": ["SendResult", "SendStatus", "TransactionSendResult", "TransactionState"],

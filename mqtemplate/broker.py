@@ -9,7 +9,7 @@ The template and the listeners use this interface only. There are two implementa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -43,6 +43,7 @@ class Capability(Enum):
 
     DELAY_LEVEL = "delay levels"
     TIMER = "any delay or deliver time"
+    RETRY_DELAY = "exact retry delays"
     BATCH_DELAY = "delays on a batch"
     SCHEDULE_CHANGE = "cancel and reschedule"
     PENDING = "queries for pending messages"
@@ -143,14 +144,26 @@ class Consumer(ABC):
         """Store that all messages before *queue_offset* are consumed."""
 
     @abstractmethod
-    def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
+    def send_back(
+        self,
+        message: MessageExt,
+        delay_level: int = 0,
+        *,
+        delay_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         """Send a message back for a retry: it is delivered again, with ``reconsume_times`` one higher.
 
         The retry goes through ``%RETRY%group``. After ``max_reconsume_times`` the message goes to ``%DLQ%group``.
 
         Args:
-            delay_level: 0 lets the broker choose (3 + reconsume_times), a positive number is a level, and a negative
-                one sends the message to ``%DLQ%group`` now.
+            delay_level: 0 lets the broker choose (`Broker.retry_delays_ms`), a positive number is a level, and a
+                negative one sends the message to ``%DLQ%group`` now.
+            delay_ms: The exact delay, instead of a level.
+            properties: Properties to add to the message in ``%DLQ%group``, and to a retry with *delay_ms*.
+
+        Raises:
+            UnsupportedError: *delay_ms* is given, and the broker does not have `Capability.RETRY_DELAY`.
         """
 
     @abstractmethod
@@ -180,11 +193,22 @@ class Broker(ABC):
         name: Name of the broker, as in `MessageQueue.broker_name`.
         clock: Clock of the broker; delays count by it.
         capabilities: Optional features that this broker has.
+        delay_levels_ms: Delays of the levels, level 1 first. A cluster does not report its own, so these are
+            RocketMQ's defaults.
+        retry_delays_ms: Delays of the first, second, … retry, if `Consumer.send_back` gets none. The last one repeats.
     """
 
     name: str
     clock: Clock
     capabilities: frozenset[Capability]
+
+    @property
+    @abstractmethod
+    def delay_levels_ms(self) -> Sequence[int]: ...
+
+    @property
+    @abstractmethod
+    def retry_delays_ms(self) -> Sequence[int]: ...
 
     @abstractmethod
     def start(self) -> None:
@@ -214,6 +238,12 @@ class Broker(ABC):
     @abstractmethod
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """Create a topic, or add queues to it."""
+
+    def expect_topics(self, topics: Iterable[str]) -> None:  # noqa: B027 (optional: most brokers have nothing to note)
+        """Note topics that listeners of the application will read, before they subscribe.
+
+        A broker that reports or refuses messages to unknown topics takes these for known.
+        """
 
     @abstractmethod
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:

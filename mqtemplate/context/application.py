@@ -17,6 +17,7 @@ from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import collect_components
 from mqtemplate.context.injection.marks import name_of
+from mqtemplate.context.process_exit import stop_at_exit
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import link, open_all, register_components
@@ -43,6 +44,7 @@ class MQApplication:
     The start reads the settings, runs the starters and resolves all dependencies. Then it starts the broker, the
     services in the order of their dependencies (``on_start``), the listeners, and the parts of starters (Spark). The
     stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once.
+    If the process ends before the stop (its main thread ends or raises, SIGTERM), the application is stopped then.
 
     Args:
         components: Classes and ``@service`` functions to build, ``@message_listener`` classes and functions,
@@ -151,6 +153,8 @@ class MQApplication:
             except BaseException as exc:
                 self._stop_after(exc)
                 raise
+            if self._clock is None or not self._clock.is_virtual:
+                self.context.lifecycle.push("process exit", stop_at_exit(self._stop_at_exit))
             self.is_ready.set()
         _log.info("application.ready", listeners=len(self.listeners.containers), broker=self.broker.name)
 
@@ -229,6 +233,13 @@ class MQApplication:
         except KeyboardInterrupt:
             _log.info("application.interrupted", main=name_of(main))
             return None, True
+
+    def _stop_at_exit(self) -> None:
+        """Stop because the process ends; wait for a thread that is in `run`."""
+        runner = self._runner
+        self.stop()
+        if runner is not None and runner is not threading.current_thread():
+            runner.join()
 
     def _stop_after(self, error: BaseException) -> None:
         """Stop because of an error. Errors of the stop are added to it as notes."""

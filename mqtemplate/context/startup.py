@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 
 import structlog
@@ -13,7 +14,8 @@ from mqtemplate.context.injection.components import is_injectable, is_listener, 
 from mqtemplate.context.injection.definitions import Definition, snake_case
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
-from mqtemplate.errors import ConfigurationError, DependencyError
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
+from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
@@ -63,9 +65,17 @@ def _start_broker(context: ApplicationContext) -> None:
     if definition.is_owned:
         context.lifecycle.push("broker", broker.close)
     broker.start()
+    _expect_topics(broker, context)
     definition = context.definition_for(RocketMQTemplate)
     if definition.is_default:
         context.lifecycle.push("template", context.build(definition).close)
+
+
+def _expect_topics(broker: Broker, context: ApplicationContext) -> None:
+    """Report the topics of all listeners to the broker. Services may send to them before the listeners start."""
+    for component in context.components:
+        with contextlib.suppress(ListenerError, ConfigurationError):  # reported when the listener is registered
+            broker.expect_topics(declared_topics(component, context.settings.resolve_text))
 
 
 def _start_object(definition: Definition, context: ApplicationContext) -> None:

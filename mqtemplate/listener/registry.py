@@ -17,13 +17,16 @@ from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.resolution import default_resolve
-from mqtemplate.listener.settings import ListenerSettings
+from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]
 """Function that returns True if the configuration lets a listener run: (group, topic) -> bool."""
 
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
+
+
+_NO_DEFAULTS = RetryDefaults()
 
 
 class ListenerRegistry:
@@ -33,6 +36,7 @@ class ListenerRegistry:
         resolve: Function that replaces the placeholders of the decorators.
         is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
             of several topics loses the disabled one.
+        retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
     """
 
     def __init__(
@@ -42,11 +46,13 @@ class ListenerRegistry:
         *,
         resolve: Resolve = default_resolve,
         is_enabled: IsEnabled = lambda _group, _topic: True,
+        retry_defaults: RetryDefaults = _NO_DEFAULTS,
     ) -> None:
         self._broker = broker
         self._converter = converter
         self._resolve = resolve
         self._is_enabled = is_enabled
+        self._retry_defaults = retry_defaults
         self._loop = PrivateLoop() if broker.clock.is_virtual else LoopThread()
         self._containers: dict[str, ListenerContainer] = {}
 
@@ -100,7 +106,7 @@ class ListenerRegistry:
         if not settings.enabled or not topics:
             _log.info("listener.disabled", listener=endpoint.id, group=settings.group, topics=list(settings.topics))
             return None
-        return endpoint if topics == settings.topics else replace(endpoint, settings=replace(settings, topics=topics))
+        return replace(endpoint, settings=replace(settings, topics=topics).with_defaults(self._retry_defaults))
 
     def start(self) -> None:
         """Check the listeners against each other and start those with ``auto_startup``.
@@ -120,10 +126,15 @@ class ListenerRegistry:
     def stop(self) -> None:
         """Stop all listeners, the last one first.
 
+        All stop fetching at once, so they wait for their handlers at the same time: the longest time for the wait that
+        a listener has is that of all of them.
+
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
         errors: list[Exception] = []
+        for container in reversed(self.containers):
+            container.stop_fetching()
         for stop in [*(container.stop for container in reversed(self.containers)), self._loop.stop]:
             try:
                 stop()

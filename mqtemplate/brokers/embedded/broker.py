@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +25,7 @@ from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers, Tra
 from mqtemplate.brokers.embedded.transactions.service import TransactionService
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
+from mqtemplate.brokers.retry import SentBack
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
@@ -115,7 +116,13 @@ class EmbeddedBroker(Broker):
         )
         self.topics = TopicTable(self._store_files, clock)
         self._groups = ConsumerGroups()
-        self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._groups.rebalance)
+        self.routes = TopicRoutes(
+            self.topics,
+            self.name,
+            settings.default_topic_queue_nums,
+            self._groups.rebalance,
+            auto_create=settings.auto_create_topic_enable,
+        )
         self.reader = QueueReader(self.store, self.name)
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
         self._offsets = CommittedOffsets(self.store, settings.flush_consumer_offset_interval_ms)
@@ -157,10 +164,18 @@ class EmbeddedBroker(Broker):
         )
 
     def _capabilities(self) -> frozenset[Capability]:
-        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER}
+        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER, Capability.RETRY_DELAY}
         if self.path is None:
             missing.add(Capability.LOCAL_FILES)
         return frozenset(Capability) - missing
+
+    @property
+    def delay_levels_ms(self) -> Sequence[int]:
+        return self.levels.delays_ms
+
+    @property
+    def retry_delays_ms(self) -> Sequence[int]:
+        return self.drafts.retry_delays_ms
 
     @property
     def metrics(self) -> Metrics:
@@ -200,6 +215,9 @@ class EmbeddedBroker(Broker):
         self.topics.load()
         self.topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
         self.topics.create(TIMER_TOPIC, 1)
+        self.routes.expect(self.settings.topics)
+        for topic in self.settings.topics:
+            self.routes.queues(topic)
         self.offsets.load()
 
     def _start_threads(self) -> None:
@@ -261,6 +279,9 @@ class EmbeddedBroker(Broker):
         self._check_open()
         return self.routes.queues(topic)
 
+    def expect_topics(self, topics: Iterable[str]) -> None:
+        self.routes.expect(topics)
+
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         self._check_open()
         self.routes.create(topic, queue_count)
@@ -285,10 +306,10 @@ class EmbeddedBroker(Broker):
         self._check_open()
         self._sender.send_one_way(message, queue)
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
-        """Store a message that a member of *group* sends back; see `Consumer.send_back`."""
+    def send_back(self, sent_back: SentBack) -> None:
+        """Store a message that a member of a group sends back; see `Consumer.send_back`."""
         self._check_open()
-        self._sender.send_back(message, group, delay_level, max_reconsume_times)
+        self._sender.send_back(sent_back)
 
     # --- transactions and requests -------------------------------------------------------------
 
@@ -415,6 +436,7 @@ class EmbeddedBroker(Broker):
                 f"group {spec.group!r} is read by remote clients of this broker, which share no queues with listeners "
                 "in its own process; give the listener a group of its own"
             )
+        self.routes.expect(spec.subscriptions)
         return EmbeddedConsumer(self, self._groups.group(spec.group), spec, self._offsets.table(spec))
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:

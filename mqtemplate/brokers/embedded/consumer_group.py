@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -12,7 +12,7 @@ import structlog
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.brokers.rebalance import allocate_averagely
-from mqtemplate.brokers.retry import check_can_send_back
+from mqtemplate.brokers.retry import SentBack, send_back_of
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError
@@ -42,8 +42,8 @@ class ConsumerBackend(Protocol):
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """See `Broker.create_topic`."""
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
-        """Store a message that a member of *group* sends back; see `Consumer.send_back`."""
+    def send_back(self, sent_back: SentBack) -> None:
+        """Store a message that a member of a group sends back; see `Consumer.send_back`."""
 
 
 class ConsumerGroups:
@@ -303,6 +303,12 @@ class EmbeddedConsumer(Consumer):
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         self._offsets.commit(self.spec.group, queue.topic, queue.queue_id, queue_offset)
 
-    def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        check_can_send_back(self.spec)
-        self._broker.send_back(message, self.spec.group, delay_level, self.spec.max_reconsume_times)
+    def send_back(
+        self,
+        message: MessageExt,
+        delay_level: int = 0,
+        *,
+        delay_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._broker.send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))

@@ -28,6 +28,13 @@ class EmbeddedSettings(StoreSettings):
     default_topic_queue_nums: Annotated[int, Ge(1), Le(1_024)] = 4
     """Queues of a topic that its first message creates."""
 
+    auto_create_topic_enable: bool = True
+    """True: the first message to an unknown topic creates it, and that is logged. False: it is refused. Topics that a
+    listener of the application reads, or that ``topics`` names, are known."""
+
+    topics: tuple[str, ...] = ()
+    """Topics that the broker creates when it starts."""
+
     flush_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
     """Milliseconds between two writes of the consumer offsets."""
 

@@ -13,7 +13,9 @@ from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.producing.recall import cancel
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
+from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL
 from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
@@ -24,6 +26,8 @@ from mqtemplate.services import Service, ServiceThread
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
 _ALTERNATIVES = "use the broker's own tools (mqadmin), or the embedded broker or our server"
+
+_LEVELS_MS: Sequence[int] = DelayLevels.parse().delays_ms
 
 
 class RemoteBroker(Broker):
@@ -94,6 +98,14 @@ class RemoteBroker(Broker):
                 f"broker {self.name!r} is not running; call start() first, or use it in a with block"
             )
         return self._started
+
+    @property
+    def delay_levels_ms(self) -> Sequence[int]:
+        return _LEVELS_MS
+
+    @property
+    def retry_delays_ms(self) -> Sequence[int]:
+        return _LEVELS_MS[FIRST_RETRY_LEVEL - 1 :]
 
     # --- sending -------------------------------------------------------------------------------
 

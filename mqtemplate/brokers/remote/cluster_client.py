@@ -9,6 +9,7 @@ from mqtemplate.brokers.remote.client_context import ClientContext, SentOffsets
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.consuming.send_back import has_timers
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
@@ -20,7 +21,7 @@ from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.codes import RequestCode, Version
+from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.services import Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
@@ -97,8 +98,8 @@ class ClusterClient:
             Capability.REQUEST_REPLY,
             Capability.SQL92,
         }
-        if min(self._first.versions.values(), default=int(Version.V5_0_0)) >= Version.V5_0_0:
-            common.add(Capability.TIMER)
+        if has_timers(self._first.versions.values()):
+            common |= {Capability.TIMER, Capability.RETRY_DELAY}
         return frozenset(common)
 
     def leave(self) -> None:

@@ -22,7 +22,7 @@ from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, To
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
-from mqtemplate.topics import AUTO_CREATE_TOPIC
+from mqtemplate.topics import AUTO_CREATE_TOPIC, nearest_topic
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
 
@@ -210,7 +210,13 @@ class RouteTable:
         ]
         route = _route_of(topic, TopicRouteData(queue_datas=limited, broker_datas=data.broker_datas), is_default=True)
         with self._lock:
-            return self._routes.setdefault(topic, route)
+            nearest = nearest_topic(topic, self._routes)
+            is_new = topic not in self._routes
+            route = self._routes.setdefault(topic, route)
+        if is_new:
+            fields = {"nearest": nearest} if nearest else {}
+            _log.info("topic.created", topic=topic, reason="it is not in the cluster", **fields)
+        return route
 
     # --- brokers -------------------------------------------------------------------------------
 

@@ -130,7 +130,13 @@ class ConsumeThreadPool:
                 return
             thread = threading.Thread(target=self._loop, name=f"{self._name}-{len(self._threads) + 1}", daemon=True)
             self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no memory for it, or the interpreter is shutting down
+            with self._lock:
+                self._threads.remove(thread)
+                self._awake -= 1
+            raise
 
     def _loop(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.remote.subscriptions import Subscription
-from mqtemplate.brokers.retry import check_can_send_back
+from mqtemplate.brokers.retry import send_back_of
 from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
@@ -225,9 +225,15 @@ class RemoteConsumer(Consumer):
         elif self.is_clustering and self.locks.holds(queue):  # reassigned, but its new owner cannot lock it yet
             self.offsets.commit_now(queue, queue_offset)
 
-    def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        check_can_send_back(self.spec)
-        self.retry_sender.send_back(message, delay_level)
+    def send_back(
+        self,
+        message: MessageExt,
+        delay_level: int = 0,
+        *,
+        delay_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self.retry_sender.send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))
 
     def reset(self, offsets: dict[MessageQueue, int]) -> None:
         """Continue at other offsets, by request of an administrator."""

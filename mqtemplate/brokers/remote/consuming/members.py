@@ -139,7 +139,7 @@ class Members:
             locks=QueueLocks(requests, clock, settings.lock_live_ms),
             pulls=PullLoop(client.pull, clock, *limits, wake_event.set, self.pull_retries.trigger),
             wake_event=wake_event,
-            retry_sender=RetrySender(context, spec, self.producer),
+            retry_sender=RetrySender(context, self.producer),
             start_offset=partial(_start_offset, spec, offsets, self.queries, clock),
             on_close=self._leave,
         )
