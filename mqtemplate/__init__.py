@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
     from mqtemplate.errors import MQTemplateError
+    from mqtemplate.futures import AwaitableFuture
     from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
     from mqtemplate.message import Message, MessageExt, MessageQueue
     from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
@@ -38,6 +39,7 @@ __all__ = [
     "Message",
     "SendResult",
     "SendStatus",
+    "AwaitableFuture",
     "MessageConverter",
     "JsonMessageConverter",
     # in transactions
@@ -90,6 +92,7 @@ _MODULES = {
     "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
     "converter": ["JsonMessageConverter", "MessageConverter"],
     "errors": ["MQTemplateError"],
+    "futures": ["AwaitableFuture"],
     "listener": ["BatchFailure", "ConsumeMode", "ConsumeStatus", "current_message", "message_listener"],
     "message": ["Message", "MessageExt", "MessageQueue"],
     "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],

@@ -13,6 +13,7 @@ from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
@@ -112,7 +113,7 @@ class RemoteBroker(Broker):
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         return self._client.producer.send_async(messages, queue, timeout_ms)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:

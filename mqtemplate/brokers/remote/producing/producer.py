@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 from mqtemplate.brokers.remote.client_context import ClientContext
@@ -25,6 +24,7 @@ from mqtemplate.errors import (
     SendError,
     UnsupportedError,
 )
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -70,9 +70,9 @@ class Producer:
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         """See `Broker.send_async`."""
-        future: Future[SendResult] = Future()
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         try:
             _AsyncSend(self, self._factory.for_messages(messages), queue, timeout_ms, future).attempt()
@@ -237,7 +237,7 @@ class _AsyncSend:
         request: SendRequest,
         queue: MessageQueue | None,
         timeout_ms: int,
-        future: Future[SendResult],
+        future: AwaitableFuture[SendResult],
     ) -> None:
         self._producer = producer
         self._request = request
