@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 __all__ = ["AdvanceUntil", "Clock", "SystemClock", "VirtualClock"]
 
@@ -55,18 +55,29 @@ class VirtualClock:
 
     Args:
         start_ms: Milliseconds since the epoch; the default is 2026-01-01T00:00:00Z.
+
+    Attributes:
+        services: Each a `mqtemplate.services.Service` that runs on the clock itself, such as an event loop; a harness
+            steps them too.
+        awaited: Number of coroutines inside of `awaiting`.
     """
 
     is_virtual = True
 
     def __init__(self, start_ms: int = 1_767_225_600_000) -> None:
         self._now_ms = start_ms
-        self.awaited = 0  # coroutines inside `awaiting`
+        self.awaited = 0
+        self.services: list[Any] = []
         self._advance_until: AdvanceUntil | None = None
 
     def drive_with(self, advance_until: AdvanceUntil) -> None:
         """Set the function that `wait_for` and `sleep` call; a harness does."""
         self._advance_until = advance_until
+
+    @property
+    def is_driven(self) -> bool:
+        """True if a harness drives the clock."""
+        return self._advance_until is not None
 
     def wait_for(self, condition: Callable[[], bool], until_ms: int | None = None) -> bool:
         """Let time pass until *condition* is true, at most until *until_ms*.

@@ -12,7 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.attributes import Resolve
-from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
+from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
@@ -33,6 +33,9 @@ class ListenerRegistry:
         resolve: Function that replaces the placeholders of the decorators.
         is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
             of several topics loses the disabled one.
+
+    Attributes:
+        loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class ListenerRegistry:
         self._converter = converter
         self._resolve = resolve
         self._is_enabled = is_enabled
-        self._loop = PrivateLoop() if broker.clock.is_virtual else LoopThread()
+        self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
 
     @property
@@ -89,7 +92,7 @@ class ListenerRegistry:
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
             if (enabled := self._enabled_part(endpoint)) is not None:
-                container = ListenerContainer(self._broker, enabled, self._converter, loop=self._loop)
+                container = ListenerContainer(self._broker, enabled, self._converter, loop=self.loop)
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added
@@ -124,7 +127,7 @@ class ListenerRegistry:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
         errors: list[Exception] = []
-        for stop in [*(container.stop for container in reversed(self.containers)), self._loop.stop]:
+        for stop in [*(container.stop for container in reversed(self.containers)), self.loop.stop]:
             try:
                 stop()
             except Exception as error:

@@ -130,7 +130,7 @@ class Harness:
     def _services(self) -> list[Service]:
         """Return all services; a broker or an application may have new ones in each round."""
         containers = self._app.containers if self._app is not None else ()
-        services = [*self.broker.services(), *containers, *self._containers]
+        services = [*self.broker.services(), *containers, *self._containers, *self.clock.services]
         for service in services:
             if id(service) not in self._listened:
                 self._listened[id(service)] = service

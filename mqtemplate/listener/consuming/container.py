@@ -10,16 +10,19 @@ from typing import Any
 import structlog
 
 from mqtemplate.broker import Broker, Consumer
+from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError
-from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
+from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.consuming.failure import FailureLog
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
+from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
 
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
@@ -61,7 +64,7 @@ class ListenerContainer:
         endpoint: Endpoint,
         converter: MessageConverter,
         *,
-        loop: LoopThread | PrivateLoop | None = None,
+        loop: HandlerLoop | None = None,
     ) -> None:
         self.name = f"listener {endpoint.id}"
         self.endpoint = endpoint
@@ -70,7 +73,8 @@ class ListenerContainer:
         self._clock = broker.clock
         self._converter = converter
         self._owns_loop = loop is None
-        self._loop = loop or (PrivateLoop() if broker.clock.is_virtual else LoopThread())
+        self._loop = loop or choose_loop(broker.clock)
+        self._is_async = is_async(endpoint.plan.handler)
         self._failures = FailureLog(endpoint.id, endpoint.settings.group)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._wake: Callable[[], None] = lambda: None
@@ -78,6 +82,7 @@ class ListenerContainer:
         self._wake_event = threading.Event()
         self._thread: threading.Thread | None = None
         self._pool: ConsumeThreadPool | None = None
+        self._virtual_threads: VirtualThreads | None = None
         self._next_poll_ms = 0
         # The container has these from `start` on; each start creates new ones.
         self._consumer: Consumer
@@ -109,8 +114,14 @@ class ListenerContainer:
             self._service = self._make_service()
             self._next_poll_ms = 0
             self.state = ContainerState.RUNNING
+            if self._is_async:
+                self._loop.serve()
             if not self._clock.is_virtual:
                 self._start_threads()
+            elif self._is_async and isinstance(self._clock, VirtualClock):
+                self._virtual_threads = VirtualThreads(
+                    self._service.run_next, settings.thread_number, self._clock, self._freed, self._report
+                )
         self._log.info(
             "listener.started",
             topics=list(settings.topics),
@@ -166,9 +177,15 @@ class ListenerContainer:
         self._wake_polling()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
+        # On the loop of the handlers a wait for them would never end: they are abandoned.
+        wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
+        if self._is_async and self._loop.is_current():
+            wait_ms = 0
         if self._pool is not None:
-            self._pool.stop(self.endpoint.settings.await_termination_millis_when_shutdown / 1_000)
-        self._thread = self._pool = None
+            self._pool.stop(wait_ms / 1_000)
+        if self._virtual_threads is not None:
+            self._virtual_threads.finish(wait_ms)
+        self._thread = self._pool = self._virtual_threads = None
 
     def _commit(self) -> None:
         try:
@@ -217,9 +234,15 @@ class ListenerContainer:
         next_poll_ms = self._next_poll_ms if found or self._next_poll_ms > now_ms else None
         return min((due for due in (next_poll_ms, self._service.next_due()) if due is not None), default=None)
 
+    def _freed(self) -> None:
+        """Handle the next message, since a handler that awaited something has ended."""
+        self._wake()
+
     def _handle_ready(self) -> None:
         # A handler may stop its own container, and the broker may be closed under it.
-        while self.is_running and self._service.run_next():
+        threads = self._virtual_threads
+        run_next = self._service.run_next if threads is None else threads.run_next
+        while self.is_running and run_next():
             pass
 
     # --- on a real clock ---------------------------------------------------------------------------

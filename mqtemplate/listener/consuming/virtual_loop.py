@@ -1,0 +1,227 @@
+"""Event loop on a virtual clock: a handler that sleeps takes no real time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import selectors
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import UnsupportedError
+from mqtemplate.futures import handler_loops, running_loop
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop, cancel_others, without_exit
+from mqtemplate.listener.consuming.virtual_threads import VirtualThread
+
+_Ts = TypeVarTuple("_Ts")
+_T = TypeVar("_T")
+
+_REAL_WAIT_S = 1.0
+
+# asyncio.sleep schedules this function; timeouts schedule others.
+_WAKE_OF_SLEEP = "_set_result_unless_cancelled"
+
+
+class VirtualLoop(HandlerLoop):
+    """Event loop whose time is that of a virtual clock, and a `Service`: the harness steps it.
+
+    ``asyncio.sleep(3)`` in a handler ends when the harness has moved the clock by three seconds.
+
+    A handler may also wait for something real: a socket or a thread. While no coroutine sleeps or awaits a reply, the
+    step waits for that, at most `_REAL_WAIT_S`; for threads of ``asyncio.to_thread`` it waits without a limit.
+    """
+
+    name = "listeners.event_loop"
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._loop: _ClockEventLoop | None = None
+        self._finished: deque[VirtualThread] = deque()
+        self._close_after_step = False
+        self._wake: Callable[[], None] = lambda: None
+
+    # --- coroutines --------------------------------------------------------------------------------
+
+    def run(self, awaitable: Awaitable[object]) -> object:
+        """Run an awaitable to its end. Time passes only if this is no `VirtualThreads` thread."""
+        future = asyncio.run_coroutine_threadsafe(without_exit(awaitable), self._opened())
+        thread = threading.current_thread()
+        if isinstance(thread, VirtualThread):
+            future.add_done_callback(lambda _: self._finished.append(thread))
+            thread.pause()
+        else:
+            self._complete(future)
+        return future.result()
+
+    def _complete(self, future: Future[object]) -> None:
+        """Let time pass until a coroutine has ended: with the harness, or without one only for this loop."""
+        due_ms = self.step()
+        while not future.done() and not self._clock.wait_for(future.done):
+            if due_ms is None or self._clock.is_driven:
+                future.cancel()
+                raise UnsupportedError(
+                    "a coroutine on the virtual clock waits for something that no timer and no service does; make a "
+                    "Harness before, or let the coroutine end"
+                )
+            self._clock.set_ms(max(due_ms, self._clock.now_ms()))
+            due_ms = self.step()
+
+    def is_current(self) -> bool:
+        return self._loop is not None and running_loop() is self._loop
+
+    def serve(self) -> None:
+        self._opened()
+
+    def _opened(self) -> _ClockEventLoop:
+        if self._loop is None:
+            self._loop = _ClockEventLoop(self._clock, self._woken)
+            self._clock.services.append(self)
+            handler_loops.add(self._loop)
+        return self._loop
+
+    def _woken(self) -> None:
+        self._wake()  # of the current harness
+
+    # --- steps -------------------------------------------------------------------------------------
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def step(self) -> int | None:
+        """Run the coroutines, and the consume threads whose coroutine has ended, until all of them wait."""
+        loop = self._loop
+        if loop is None:
+            return None
+        due_ms = loop.run_until_idle()
+        while self._finished:
+            self._finished.popleft().resume()
+            due_ms = loop.run_until_idle()
+        if self._close_after_step:
+            self._close(loop)
+            return None
+        return due_ms
+
+    def stop(self) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        if self.is_current():  # a handler stops the application
+            self._close_after_step = True
+            return
+        self._close(loop)
+
+    def _close(self, loop: _ClockEventLoop) -> None:
+        self._close_after_step = False
+        cancelling = asyncio.run_coroutine_threadsafe(cancel_others(), loop)
+        while not cancelling.done() or self._finished:
+            loop.run_until_idle()
+            while self._finished:
+                self._finished.popleft().resume()
+        loop.close()
+        handler_loops.discard(loop)
+        self._clock.services.remove(self)
+        self._loop = None
+
+
+class _ClockEventLoop(asyncio.SelectorEventLoop):
+    """asyncio's loop with the time of a virtual clock. `run_until_idle` runs it until it would sleep.
+
+    Attributes:
+        clock: The clock; futures of the template compare it with theirs.
+    """
+
+    def __init__(self, clock: VirtualClock, wake: Callable[[], None]) -> None:
+        self.clock = clock
+        self._wake = wake
+        self._start_ms = clock.now_ms()
+        self._idle_selector = _IdleSelector(self._would_sleep)
+        super().__init__(self._idle_selector)
+        self._clock_resolution = 0.0001  # asyncio's tolerance for due timers: floats are not exact to a nanosecond
+        self._sleeps: list[asyncio.TimerHandle] = []
+        self._in_threads = 0
+        self._waited_in_vain = False
+        self._sleep_s: float | None = None
+
+    def time(self) -> float:
+        return (self.clock.now_ms() - self._start_ms) / 1_000
+
+    def run_until_idle(self) -> int | None:
+        """Run all callbacks that are due. Return the time of the next timer, or None."""
+        if running_loop() is None:
+            self.run_forever()
+        else:  # An async test moves the clock. A thread can run one loop only, so a second thread runs this one.
+            with ThreadPoolExecutor(max_workers=1) as helper:
+                helper.submit(self.run_forever).result()
+        if self._sleep_s is None:
+            return None
+        return self._start_ms + math.ceil(round((self.time() + self._sleep_s) * 1_000, 2))
+
+    def _would_sleep(self, seconds: float | None) -> float:
+        """Stop the loop, unless a coroutine waits for something real. Return how long to wait for that."""
+        self._sleep_s = seconds
+        if self._in_threads:
+            return math.inf
+        if not self._waited_in_vain and self._waits_for_something_real():
+            self._waited_in_vain = True
+            return _REAL_WAIT_S
+        self.stop()
+        return 0
+
+    def _waits_for_something_real(self) -> bool:
+        self._sleeps = [sleep for sleep in self._sleeps if not sleep.cancelled() and sleep.when() > self.time()]
+        return not self._sleeps and not self.clock.awaited and bool(asyncio.all_tasks(self))
+
+    def call_at(
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = super().call_at(when, callback, *args, context=context)
+        if getattr(callback, "__name__", "") == _WAKE_OF_SLEEP:
+            self._sleeps.append(timer)
+        return timer
+
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self._waited_in_vain = False
+        return super().call_soon(callback, *args, context=context)
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self._waited_in_vain = False
+        handle = super().call_soon_threadsafe(callback, *args, context=context)
+        self._wake()
+        return handle
+
+    def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
+        future = super().run_in_executor(executor, func, *args)
+        self._in_threads += 1
+        future.add_done_callback(self._left_thread)
+        return future
+
+    def _left_thread(self, _: object) -> None:
+        self._in_threads -= 1
+
+
+class _IdleSelector(selectors.DefaultSelector):
+    """Selector that reports when the loop would sleep.
+
+    Args:
+        would_sleep: Gets the time that the loop would sleep (seconds; None for ever). Returns the real time to wait.
+    """
+
+    def __init__(self, would_sleep: Callable[[float | None], float]) -> None:
+        super().__init__()
+        self._would_sleep = would_sleep
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        wait_s = self._would_sleep(timeout)
+        return super().select(None if wait_s == math.inf else wait_s)
