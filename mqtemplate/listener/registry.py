@@ -121,19 +121,33 @@ class ListenerRegistry:
             undo.pop_all()
 
     def stop(self) -> None:
-        """Stop all listeners, the last one first.
+        """Stop all listeners, the last one first, and their event loop.
 
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
-        errors: list[Exception] = []
-        for stop in [*(container.stop for container in reversed(self.containers)), self.loop.stop]:
-            try:
-                stop()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise ExceptionGroup("listeners could not be stopped cleanly", errors)
+        _stop_each([self.stop_listeners, self.loop.stop])
+
+    def stop_listeners(self) -> None:
+        """Stop all listeners, the last one first. The event loop goes on, for what else runs there.
+
+        Raises:
+            ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
+        """
+        _stop_each([*(container.stop for container in reversed(self.containers)), self.loop.cancel])
+
+
+def _stop_each(stops: Iterable[Callable[[], None]]) -> None:
+    errors: list[Exception] = []
+    for stop in stops:
+        try:
+            stop()
+        except ExceptionGroup as group:
+            errors.extend(group.exceptions)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("listeners could not be stopped cleanly", errors)
 
 
 def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
-from collections.abc import Awaitable
-from concurrent.futures import Future
+from collections.abc import Callable
 
 from mqtemplate.clock import Clock, VirtualClock
-from mqtemplate.errors import EventLoopBlockedError, ListenerError
+from mqtemplate.errors import ListenerError
 from mqtemplate.futures import handler_loops, running_loop
-from mqtemplate.listener.consuming.handler_loop import HandlerLoop, cancel_others, without_exit
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop, cancel_others
 
 
 def choose_loop(clock: Clock) -> HandlerLoop:
@@ -29,34 +27,19 @@ def choose_loop(clock: Clock) -> HandlerLoop:
 
 
 class RunningLoop(HandlerLoop):
-    """Event loop in which the application was started. The application that runs it also ends it."""
+    """Event loop in which the application was started. The program that runs it also ends it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
         self._loop = loop
-        self._handlers: set[Future[object]] = set()
 
-    def run(self, awaitable: Awaitable[object]) -> object:
-        if self.is_current() or self._loop.is_closed():
-            if inspect.iscoroutine(awaitable):
-                awaitable.close()
-            raise self._refusal()
-        future = asyncio.run_coroutine_threadsafe(without_exit(awaitable), self._loop)
-        self._handlers.add(future)
-        try:
-            return future.result()
-        finally:
-            self._handlers.discard(future)
-
-    def _refusal(self) -> Exception:
+    def open(self) -> asyncio.AbstractEventLoop:
         if self._loop.is_closed():
-            return ListenerError(
+            raise ListenerError(
                 "the event loop in which the application was started is closed, and its handlers run there; stop the "
                 "application before the loop ends: 'async with MQApplication(...)', or await app.stop_async()"
             )
-        return EventLoopBlockedError(
-            "a coroutine would have to run on the event loop that this call blocks; await start_async() and "
-            "stop_async() of the application, or use 'async with'"
-        )
+        return self._loop
 
     def is_current(self) -> bool:
         return running_loop() is self._loop
@@ -64,24 +47,24 @@ class RunningLoop(HandlerLoop):
     def serve(self) -> None:
         handler_loops.add(self._loop)
 
+    def call_outside(self, function: Callable[[], object]) -> None:
+        _call_in_thread(function)
+
     def stop(self) -> None:
+        self.cancel()
         handler_loops.discard(self._loop)
-        for future in tuple(self._handlers):
-            future.cancel()
 
 
 class LoopThread(HandlerLoop):
     """Event loop in a thread of its own, started with the first coroutine."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def run(self, awaitable: Awaitable[object]) -> object:
-        return asyncio.run_coroutine_threadsafe(without_exit(awaitable), self._loop or self._start()).result()
-
-    def _start(self) -> asyncio.AbstractEventLoop:
+    def open(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -98,13 +81,16 @@ class LoopThread(HandlerLoop):
     def serve(self) -> None:
         pass  # no other code runs on this loop before its first handler
 
+    def call_outside(self, function: Callable[[], object]) -> None:
+        _call_in_thread(function)
+
     def stop(self) -> None:
-        """Cancel the coroutines that still run, and end the thread. Stop the listeners before."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
+        handler_loops.discard(loop)
         if thread is threading.current_thread():  # a handler stops the application
             loop.call_soon(loop.stop)
             return
@@ -112,3 +98,7 @@ class LoopThread(HandlerLoop):
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def _call_in_thread(function: Callable[[], object]) -> None:
+    threading.Thread(target=function, name="mqtemplate-stop").start()

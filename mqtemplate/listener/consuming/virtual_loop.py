@@ -7,7 +7,7 @@ import math
 import selectors
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import UnsupportedError
 from mqtemplate.futures import handler_loops, running_loop
-from mqtemplate.listener.consuming.handler_loop import HandlerLoop, cancel_others, without_exit
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop, cancel_others
 from mqtemplate.listener.consuming.virtual_threads import VirtualThread
 
 _Ts = TypeVarTuple("_Ts")
@@ -39,17 +39,17 @@ class VirtualLoop(HandlerLoop):
     name = "listeners.event_loop"
 
     def __init__(self, clock: VirtualClock) -> None:
+        super().__init__()
         self._clock = clock
         self._loop: _ClockEventLoop | None = None
         self._finished: deque[VirtualThread] = deque()
-        self._close_after_step = False
+        self._after_step: list[Callable[[], object]] = []
         self._wake: Callable[[], None] = lambda: None
 
     # --- coroutines --------------------------------------------------------------------------------
 
-    def run(self, awaitable: Awaitable[object]) -> object:
-        """Run an awaitable to its end. Time passes only if this is no `VirtualThreads` thread."""
-        future = asyncio.run_coroutine_threadsafe(without_exit(awaitable), self._opened())
+    def wait(self, future: Future[object]) -> object:
+        """Pause a `VirtualThread`. Another thread lets time pass."""
         thread = threading.current_thread()
         if isinstance(thread, VirtualThread):
             future.add_done_callback(lambda _: self._finished.append(thread))
@@ -75,9 +75,9 @@ class VirtualLoop(HandlerLoop):
         return self._loop is not None and running_loop() is self._loop
 
     def serve(self) -> None:
-        self._opened()
+        self.open()
 
-    def _opened(self) -> _ClockEventLoop:
+    def open(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = _ClockEventLoop(self._clock, self._woken)
             self._clock.services.append(self)
@@ -101,22 +101,29 @@ class VirtualLoop(HandlerLoop):
         while self._finished:
             self._finished.popleft().resume()
             due_ms = loop.run_until_idle()
-        if self._close_after_step:
-            self._close(loop)
-            return None
+        while self._after_step:
+            self._after_step.pop(0)()
+            due_ms = None
         return due_ms
+
+    def call_outside(self, function: Callable[[], object]) -> None:
+        self._after_step.append(function)
+
+    def cancel(self) -> None:
+        super().cancel()
+        if not self.is_current():
+            self.step()
 
     def stop(self) -> None:
         loop = self._loop
         if loop is None:
             return
         if self.is_current():  # a handler stops the application
-            self._close_after_step = True
-            return
-        self._close(loop)
+            self.call_outside(lambda: self._close(loop))
+        else:
+            self._close(loop)
 
     def _close(self, loop: _ClockEventLoop) -> None:
-        self._close_after_step = False
         cancelling = asyncio.run_coroutine_threadsafe(cancel_others(), loop)
         while not cancelling.done() or self._finished:
             loop.run_until_idle()
