@@ -129,7 +129,11 @@ class LitePullConsumer:
             receipt.after = _positions(consumer)
             if receipt.was_given_up():
                 return []
-            return [payload for message in messages for payload in self._convert(consumer, message, target_type)]
+            return [
+                payload
+                for message in messages
+                for payload in converted(consumer, message, target_type, self._settings, self._converter)
+            ]
 
     def abandon(self, receipt: Receipt) -> None:
         """Let the next ``receive`` return the messages of this one again; its caller did not get them."""
@@ -169,25 +173,29 @@ class LitePullConsumer:
             elif (begin := last.before.get(queue, consumer.committed(queue))) is not None:
                 consumer.seek(queue, begin)
 
-    def _convert(self, consumer: Consumer, message: MessageExt, target_type: Any) -> list[Any]:
-        if target_type is MessageExt or target_type is Message:
-            return [message]
-        try:
-            return [self._converter.from_body(message.body, target_type, message.properties)]
-        except ConversionError as exc:
-            if self._settings.message_model is MessageModel.CLUSTERING:
-                consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS)
-            _log.error(
-                "receive.conversion_failed",
-                topic=message.topic,
-                tag=message.tags,
-                group=self._settings.group,
-                msg_id=message.msg_id,
-                queue=message.queue_id,
-                offset=message.queue_offset,
-                reason=str(exc),
-            )
-            return []
+
+def converted(
+    consumer: Consumer, message: MessageExt, target_type: Any, settings: PullSettings, converter: MessageConverter
+) -> list[Any]:
+    """Return the message as *target_type*, or nothing if that is impossible: then it goes to the dead-letter topic."""
+    if target_type is MessageExt or target_type is Message:
+        return [message]
+    try:
+        return [converter.from_body(message.body, target_type, message.properties)]
+    except ConversionError as exc:
+        if settings.message_model is MessageModel.CLUSTERING:
+            consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS)
+        _log.error(
+            "receive.conversion_failed",
+            topic=message.topic,
+            tag=message.tags,
+            group=settings.group,
+            msg_id=message.msg_id,
+            queue=message.queue_id,
+            offset=message.queue_offset,
+            reason=str(exc),
+        )
+        return []
 
 
 def _positions(consumer: Consumer) -> dict[MessageQueue, int]:

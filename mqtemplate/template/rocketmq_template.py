@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
@@ -23,6 +24,7 @@ from mqtemplate.template.pending_verbs import PendingVerbs
 from mqtemplate.template.requests import Requests
 from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOptions, SendPlan, unknown_option
 from mqtemplate.template.spring_names import SpringNames
+from mqtemplate.template.subscription import Subscription
 from mqtemplate.template.transactions import Transactions
 
 T = TypeVar("T")
@@ -79,6 +81,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self._background = Background(is_virtual=broker.clock.is_virtual)
         self._requests = Requests(broker, self.converter)
         self._transactions = Transactions(broker, self.converter, producer_group)
+        self._subscriptions: WeakSet[Subscription[Any]] = WeakSet()
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
             settings = PullSettings(
@@ -357,12 +360,53 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             raise MessageError(f"max_count must be a whole number, 1 or more, got {max_count!r}")
         return self._pull
 
+    def subscribe(
+        self,
+        topic: str,
+        target_type: type[T],
+        consumer_group: str,
+        *,
+        selector_type: SelectorType = SelectorType.TAG,
+        selector_expression: str = "*",
+        message_model: MessageModel = MessageModel.CLUSTERING,
+        consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    ) -> Subscription[T]:
+        """Return the messages of a group: ``async for order in template.subscribe("orders", Order, "billing")``.
+
+        A message is committed when the loop takes the next one. See `Subscription`.
+
+        Args:
+            target_type: Type of each payload; `MessageExt` for the whole message.
+            selector_expression: Messages to select: ``*``, tags as ``a || b``, or SQL92.
+            consume_from_where: Start of a new group.
+
+        Raises:
+            SelectorError: *selector_expression* is invalid.
+            DestinationError: *topic* is not a legal name.
+        """
+        settings = PullSettings(
+            group=consumer_group,
+            topic=topic,
+            selector_type=selector_type,
+            selector_expression=selector_expression,
+            message_model=message_model,
+            consume_from_where=consume_from_where,
+        )
+        settings.spec()  # an invalid call raises here, not in the loop
+        subscription = Subscription(
+            self.broker, settings, target_type, self.converter, on_close=self._subscriptions.discard
+        )
+        self._subscriptions.add(subscription)
+        return subscription
+
     def close(self) -> None:
-        """Commit what was received, leave the consumer group, and answer no more transaction checks.
+        """Commit what was received, leave all consumer groups, and answer no more transaction checks.
 
         The broker stays open: its creator closes it.
         """
         self._transactions.close()
+        for subscription in tuple(self._subscriptions):
+            subscription.close()
         if self._pull is not None:
             self._pull.close()
         self._background.close()

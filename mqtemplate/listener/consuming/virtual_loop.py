@@ -22,6 +22,7 @@ _Ts = TypeVarTuple("_Ts")
 _T = TypeVar("_T")
 
 _REAL_WAIT_S = 1.0
+_YEAR_MS = 366 * 86_400_000
 
 # asyncio.sleep schedules this function; timeouts schedule others.
 _WAKE_OF_SLEEP = "_set_result_unless_cancelled"
@@ -61,12 +62,12 @@ class VirtualLoop(HandlerLoop):
     def _complete(self, future: Future[object]) -> None:
         """Let time pass until a coroutine has ended: with the harness, or without one only for this loop."""
         due_ms = self.step()
-        while not future.done() and not self._clock.wait_for(future.done):
+        while not future.done() and not self._clock.wait_for(future.done, self._clock.now_ms() + _YEAR_MS):
             if due_ms is None or self._clock.is_driven:
                 future.cancel()
                 raise UnsupportedError(
-                    "a coroutine on the virtual clock waits for something that no timer and no service does; make a "
-                    "Harness before, or let the coroutine end"
+                    "a coroutine on the virtual clock waits for something that no timer and no service does within a "
+                    "year; make a Harness before, or let the coroutine end"
                 )
             self._clock.set_ms(max(due_ms, self._clock.now_ms()))
             due_ms = self.step()

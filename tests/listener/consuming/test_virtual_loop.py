@@ -320,8 +320,12 @@ def test_without_a_harness_a_coroutine_moves_the_clock() -> None:
     loop.stop()
 
 
-def test_a_coroutine_that_nothing_wakes_is_an_error() -> None:
-    loop = VirtualLoop(VirtualClock())
+@pytest.mark.parametrize("with_harness", [False, True])
+def test_a_coroutine_that_nothing_wakes_is_an_error(app: App, with_harness: bool) -> None:
+    clock = app.broker.clock
+    assert isinstance(clock, VirtualClock)
+    assert not with_harness or app.harness
+    loop = VirtualLoop(clock)
 
     with pytest.raises(UnsupportedError, match="waits for something that no timer and no service does"):
         loop.run(asyncio.Event().wait())
