@@ -90,6 +90,8 @@ class MQApplication:
         self._state = "new"
         self._runner: threading.Thread | None = None
         self._runs_loop = False
+        self._stopper: threading.Thread | None = None
+        self._stopped = threading.Event()
         self._ending: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -181,8 +183,10 @@ class MQApplication:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
             EventLoopBlockedError: An async hook would have to run on the loop that this call blocks: use `stop_async`.
         """
-        if self._requests_stop():
+        if self._requests_stop() or self._stopped.is_set():
             return
+        if self._stopper is not None and self._handler_loop().is_current():
+            return  # another thread stops it, and may need this loop
         caller = self._blocking()
         for name, hook in self.context.lifecycle.hooks():
             caller.check(name, hook)
@@ -198,11 +202,13 @@ class MQApplication:
 
     async def _end(self) -> None:
         """Stop in a task of its own: a handler that requested the stop may be cancelled by it."""
-        loop = self._handler_loop()
-        if loop.is_current() and not isinstance(loop, RunningLoop):  # a handler, on a loop that ends with this stop
-            loop.call_outside(self.stop)
-            return
         if self._ending is None:
+            if self._state == "new" or self._stopped.is_set():
+                return
+            loop = self._handler_loop()
+            if loop.is_current() and not isinstance(loop, RunningLoop):  # a handler, on a loop that ends with this stop
+                loop.call_outside(self.stop)
+                return
             self._ending = asyncio.get_running_loop().create_task(self._stop(self._awaiting()), context=Context())
         if current_group() is None:
             await asyncio.shield(self._ending)
@@ -216,12 +222,23 @@ class MQApplication:
 
     async def _stop(self, caller: HookCaller) -> None:
         with self._lock:
-            if self._state != "started":
-                return
-            self._state = "stopped"
-            self.is_ready.clear()
-            _log.info("application.stopping")
+            is_first = self._state == "started"
+            if is_first:
+                self._state, self._stopper = "stopped", threading.current_thread()
+        if not is_first:
+            await caller.call_blocking(self._wait_for_stop)
+            return
+        self.is_ready.clear()
+        _log.info("application.stopping")
+        try:
             await self.context.lifecycle.stop(caller)
+        finally:
+            self._stopped.set()
+
+    def _wait_for_stop(self) -> None:
+        """Wait until the thread that stops the application has finished."""
+        if self._stopper is not None and self._stopper is not threading.current_thread():
+            self._stopped.wait()
 
     def _blocking(self) -> BlockingCaller:
         return BlockingCaller(self._handler_loop)

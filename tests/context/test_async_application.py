@@ -323,6 +323,35 @@ def test_a_handler_may_await_the_stop(app_of: AppOf, on_the_loop_of_the_program:
     assert returned.is_set()
 
 
+def test_a_plain_handler_stops_an_application_with_async_hooks(app_of: AppOf) -> None:
+    """It stops everything in its own thread, while the program leaves ``async with`` and must not block the hooks."""
+    session = Session()
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        @message_listener("orders", "g")
+        def on_order(text: str) -> None:
+            loop.call_soon_threadsafe(stopping.set)
+            app.stop()
+
+        app = app_of(session, on_order)
+        async with app:
+            await app.template.async_send("orders", "end")
+            await asyncio.wait_for(stopping.wait(), PATIENCE_S)
+
+        assert session.events == ["started", "stopping", "closed"]
+        with pytest.raises(BrokerClosedError):
+            await app.template.async_send("orders", "more")
+
+    run(main)
+
+
+def test_a_stop_of_an_application_that_was_not_started_has_no_effect(app_of: AppOf) -> None:
+    run(lambda: app_of().stop_async())
+
+
 # --- run -------------------------------------------------------------------------------------------
 
 
