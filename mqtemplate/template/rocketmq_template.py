@@ -371,9 +371,10 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         message_model: MessageModel = MessageModel.CLUSTERING,
         consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     ) -> Subscription[T]:
-        """Return the messages of a group: ``async for order in template.subscribe("orders", Order, "billing")``.
+        """Return the messages of a group, for ``async with`` and ``async for``.
 
-        A message is committed when the loop takes the next one. See `Subscription`.
+        A message is committed when the loop takes the next one, or ``async with`` ends without an error. See
+        `Subscription`.
 
         Args:
             target_type: Type of each payload; `MessageExt` for the whole message.

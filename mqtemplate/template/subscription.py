@@ -30,11 +30,12 @@ class Subscription(Generic[T]):
 
     ::
 
-        async for order in template.subscribe("orders", Order, consumer_group="billing"):
-            await bill(order)
+        async with template.subscribe("orders", Order, consumer_group="billing") as orders:
+            async for order in orders:
+                await bill(order)
 
-    - Delivery is at least once: a message is committed when the loop takes the next one, and not before. After
-      ``break`` or an exception the group receives the current message again.
+    - Delivery is at least once: a message is committed when the loop takes the next one, or when ``async with`` ends
+      without an error. After an exception the group receives the current message again.
     - It joins the group with the first message, and leaves it at the end of ``async with``, with `aclose`, or when the
       template is closed. A loop that waits then ends.
     - One loop at a time. To handle messages side by side, or to retry failures later, use a listener.
@@ -87,6 +88,8 @@ class Subscription(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        if error is None:
+            self._commit_current()
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -33,7 +33,7 @@ def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 async def take(template: RocketMQTemplate, count: int, **options: Any) -> list[str]:
-    """Return this many messages of a group, and commit them by taking one more if there is any."""
+    """Return this many messages of a group."""
     taken: list[str] = []
     async with template.subscribe("orders", str, "billing", **options) as orders:
         async for order in orders:
@@ -59,10 +59,24 @@ def test_messages_are_taken_by_async_for(template: RocketMQTemplate) -> None:
     assert run(main) == [1, 2, 3]
 
 
-def test_a_message_is_committed_when_the_loop_takes_the_next_one(template: RocketMQTemplate) -> None:
-    template.sync_send("orders", ["a", "b", "c"])
+def test_messages_are_committed_when_the_block_ends_without_an_error(template: RocketMQTemplate) -> None:
+    template.sync_send("orders", ["a", "b", "c", "d"])
 
     assert run(lambda: take(template, 2)) == ["a", "b"]
+    assert run(lambda: take(template, 2)) == ["c", "d"]
+
+
+def test_a_message_is_committed_when_the_loop_takes_the_next_one(template: RocketMQTemplate) -> None:
+    """Without ``async with`` the loop does not know whether the last message was handled."""
+    template.sync_send("orders", ["a", "b", "c"])
+
+    async def take_two() -> None:
+        orders = template.subscribe("orders", str, "billing")
+        assert [await anext(orders), await anext(orders)] == ["a", "b"]
+        await orders.aclose()
+
+    run(take_two)
+
     assert run(lambda: take(template, 2)) == ["b", "c"]
 
 

@@ -7,9 +7,9 @@ import math
 import selectors
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import Context
+from contextvars import Context, ContextVar
 from typing import Any, TypeVar, TypeVarTuple
 
 from mqtemplate.clock import VirtualClock
@@ -22,10 +22,15 @@ _Ts = TypeVarTuple("_Ts")
 _T = TypeVar("_T")
 
 _REAL_WAIT_S = 1.0
+_THREAD_WAIT_S = 30.0
 _YEAR_MS = 366 * 86_400_000
 
 # asyncio.sleep schedules this function; timeouts schedule others.
 _WAKE_OF_SLEEP = "_set_result_unless_cancelled"
+
+
+_RUN: ContextVar[object] = ContextVar("mqtemplate_virtual_run", default=None)
+"""Identity of the handler or hook to which a task belongs. A task may outlive it."""
 
 
 class VirtualLoop(HandlerLoop):
@@ -33,8 +38,9 @@ class VirtualLoop(HandlerLoop):
 
     ``asyncio.sleep(3)`` in a handler ends when the harness has moved the clock by three seconds.
 
-    A handler may also wait for something real: a socket or a thread. While no coroutine sleeps or awaits a reply, the
-    step waits for that, at most `_REAL_WAIT_S`; for threads of ``asyncio.to_thread`` it waits without a limit.
+    A handler may also wait for something real. While a thread of ``asyncio.to_thread`` works for a handler, the step
+    waits for it, at most `_THREAD_WAIT_S`. While handlers wait, and none of them sleeps or awaits a reply, it may be
+    for a socket: the step waits at most `_REAL_WAIT_S`.
     """
 
     name = "listeners.event_loop"
@@ -43,11 +49,24 @@ class VirtualLoop(HandlerLoop):
         super().__init__()
         self._clock = clock
         self._loop: _ClockEventLoop | None = None
+        self._runs: set[object] = set()  # that have not ended
         self._finished: deque[VirtualThread] = deque()
         self._after_step: list[Callable[[], object]] = []
         self._wake: Callable[[], None] = lambda: None
 
     # --- coroutines --------------------------------------------------------------------------------
+
+    def run(self, awaitable: Awaitable[object]) -> object:
+        return super().run(self._as_run(awaitable))
+
+    async def _as_run(self, awaitable: Awaitable[object]) -> object:
+        run = object()
+        _RUN.set(run)
+        self._runs.add(run)
+        try:
+            return await awaitable
+        finally:
+            self._runs.discard(run)
 
     def wait(self, future: Future[object]) -> object:
         """Pause a `VirtualThread`. Another thread lets time pass."""
@@ -80,7 +99,7 @@ class VirtualLoop(HandlerLoop):
 
     def open(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = _ClockEventLoop(self._clock, self._woken)
+            self._loop = _ClockEventLoop(self._clock, self._woken, self._runs)
             self._clock.services.append(self)
             handler_loops.add(self._loop)
         return self._loop
@@ -141,17 +160,20 @@ class _ClockEventLoop(asyncio.SelectorEventLoop):
 
     Attributes:
         clock: The clock; futures of the template compare it with theirs.
+
+    Args:
+        runs: Handlers and hooks that have not ended.
     """
 
-    def __init__(self, clock: VirtualClock, wake: Callable[[], None]) -> None:
+    def __init__(self, clock: VirtualClock, wake: Callable[[], None], runs: Set[object]) -> None:
         self.clock = clock
         self._wake = wake
+        self._runs = runs
         self._start_ms = clock.now_ms()
-        self._idle_selector = _IdleSelector(self._would_sleep)
-        super().__init__(self._idle_selector)
+        super().__init__(_IdleSelector(self._would_sleep))
         self._clock_resolution = 0.0001  # asyncio's tolerance for due timers: floats are not exact to a nanosecond
-        self._sleeps: list[asyncio.TimerHandle] = []
-        self._in_threads = 0
+        self._sleeps: list[tuple[object, asyncio.TimerHandle]] = []
+        self._in_threads: list[tuple[object, asyncio.Future[Any]]] = []
         self._waited_in_vain = False
         self._sleep_s: float | None = None
 
@@ -170,26 +192,31 @@ class _ClockEventLoop(asyncio.SelectorEventLoop):
         return self._start_ms + math.ceil(round((self.time() + self._sleep_s) * 1_000, 2))
 
     def _would_sleep(self, seconds: float | None) -> float:
-        """Stop the loop, unless a coroutine waits for something real. Return how long to wait for that."""
+        """Stop the loop, unless a handler waits for something real. Return how long to wait for that."""
         self._sleep_s = seconds
-        if self._in_threads:
-            return math.inf
-        if not self._waited_in_vain and self._waits_for_something_real():
-            self._waited_in_vain = True
-            return _REAL_WAIT_S
+        if not self._waited_in_vain:
+            self._waited_in_vain = True  # until something runs
+            if wait_s := self._real_wait_s():
+                return wait_s
         self.stop()
         return 0
 
-    def _waits_for_something_real(self) -> bool:
-        self._sleeps = [sleep for sleep in self._sleeps if not sleep.cancelled() and sleep.when() > self.time()]
-        return not self._sleeps and not self.clock.awaited and bool(asyncio.all_tasks(self))
+    def _real_wait_s(self) -> float:
+        self._in_threads = [each for each in self._in_threads if each[0] in self._runs and not each[1].done()]
+        self._sleeps = [each for each in self._sleeps if each[0] in self._runs and self._is_sleeping(each[1])]
+        if self._in_threads:
+            return _THREAD_WAIT_S
+        return _REAL_WAIT_S if self._runs and not self._sleeps and not self.clock.awaited else 0
+
+    def _is_sleeping(self, timer: asyncio.TimerHandle) -> bool:
+        return not timer.cancelled() and timer.when() > self.time()
 
     def call_at(
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = super().call_at(when, callback, *args, context=context)
-        if getattr(callback, "__name__", "") == _WAKE_OF_SLEEP:
-            self._sleeps.append(timer)
+        if getattr(callback, "__name__", "") == _WAKE_OF_SLEEP and (run := _RUN.get()) is not None:
+            self._sleeps.append((run, timer))
         return timer
 
     def call_soon(
@@ -208,12 +235,9 @@ class _ClockEventLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         future = super().run_in_executor(executor, func, *args)
-        self._in_threads += 1
-        future.add_done_callback(self._left_thread)
+        if (run := _RUN.get()) is not None:
+            self._in_threads.append((run, future))
         return future
-
-    def _left_thread(self, _: object) -> None:
-        self._in_threads -= 1
 
 
 class _IdleSelector(selectors.DefaultSelector):
@@ -231,5 +255,4 @@ class _IdleSelector(selectors.DefaultSelector):
         ready = super().select(0)
         if ready or timeout == 0:
             return ready
-        wait_s = self._would_sleep(timeout)
-        return super().select(None if wait_s == math.inf else wait_s)
+        return super().select(self._would_sleep(timeout))

@@ -240,6 +240,31 @@ def test_a_handler_uses_a_socket(app: App, done: list[str], echo_port: int) -> N
     assert sorted(done) == ["a", "b"]
 
 
+def test_a_handler_uses_a_socket_while_background_tasks_sleep(app: App, done: list[str], echo_port: int) -> None:
+    """A task that outlives the handler or hook that started it does not count as a sleeping handler."""
+    background: list[asyncio.Task[None]] = []
+
+    async def on_start() -> None:
+        background.append(asyncio.ensure_future(virtual_sleep(HOUR_S)))
+        await asyncio.wait(background, timeout=0)
+
+    @message_listener(topic="orders", consumer_group="billing")
+    async def bill(body: str) -> None:
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", echo_port)
+            writer.write(f"{body}\n".encode())
+            done.append((await reader.readline()).decode().strip())
+            writer.close()
+            await writer.wait_closed()
+
+    app.registry.loop.run(on_start())
+    app.listen(bill)
+    app.send("orders", "a")
+    app.run_until_idle()
+
+    assert done == ["a"]
+
+
 def test_a_handler_uses_a_thread(app: App, done: list[str]) -> None:
     proceed = threading.Event()
 
