@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
     from mqtemplate.errors import MQTemplateError
+    from mqtemplate.futures import AwaitableFuture
     from mqtemplate.listener import (
         Backoff,
         BatchFailure,
@@ -50,6 +51,7 @@ __all__ = [
     "Message",
     "SendResult",
     "SendStatus",
+    "AwaitableFuture",
     "MessageConverter",
     "JsonMessageConverter",
     # in transactions
@@ -105,6 +107,7 @@ _MODULES = {
     "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
     "converter": ["JsonMessageConverter", "MessageConverter"],
     "errors": ["MQTemplateError"],
+    "futures": ["AwaitableFuture"],
     "listener": [
         "Backoff",
         "BatchFailure",

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
 from mqtemplate.clock import Clock
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
@@ -270,7 +271,7 @@ class Broker(ABC):
     @abstractmethod
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         """Do `send` (one message) or `send_batch` (several) without waiting for the result."""
 
     @abstractmethod

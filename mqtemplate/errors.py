@@ -28,6 +28,7 @@
     │   └── SelectorError              an SQL92 expression is invalid; it names the column
     ├── ConfigurationError         application.yml, an environment variable or a setting is invalid
     ├── DependencyError            an object of the application cannot be created
+    ├── EventLoopBlockedError      a blocking call on an event loop that would wait for this very loop
     └── SparkError                 Spark, its Java, or the state of a query cannot be used
 """
 
@@ -46,6 +47,7 @@ __all__ = [
     "DeletedRecordError",
     "DependencyError",
     "DestinationError",
+    "EventLoopBlockedError",
     "ForkedError",
     "ListenerError",
     "MQTemplateError",
@@ -239,6 +241,13 @@ class DependencyError(MQTemplateError):
     """An object of the application cannot be created.
 
     The message names the class, the parameter and the available objects.
+    """
+
+
+class EventLoopBlockedError(MQTemplateError, RuntimeError):
+    """A blocking call in the thread of an event loop would wait for something that runs on this loop.
+
+    The message names the call to await instead.
     """
 
 

@@ -22,6 +22,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.clock": 0,
     "mqtemplate.errors": 0,
     "mqtemplate.exports": 0,
+    "mqtemplate.futures": 0,
     "mqtemplate.java_hash": 0,
     "mqtemplate.metrics": 0,
     "mqtemplate.services": 0,

@@ -9,6 +9,7 @@ import structlog
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
+from mqtemplate.context.hooks import HookCaller
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition, snake_case
@@ -43,15 +44,19 @@ def link(context: ApplicationContext) -> None:
     context.link()
 
 
-def open_all(context: ApplicationContext) -> None:
+async def open_all(context: ApplicationContext, caller: HookCaller) -> None:
     """Start the broker, the template, the services, the listeners, and the parts of starters.
+
+    Args:
+        caller: Calls the hooks of services. It suspends only if it awaits them.
 
     Raises:
         MQTemplateError: Something cannot start. The caller then stops what is open: ``context.lifecycle``.
     """
     _start_broker(context)
+    context.lifecycle.push("event loop", context.get(ListenerRegistry).loop.stop)
     for definition in context.in_order():
-        _start_object(definition, context)
+        await _start_object(definition, context, caller)
     _add_transaction_listeners(context)
     _start_listeners(context)
     for part in context.parts:
@@ -78,21 +83,25 @@ def _expect_topics(broker: Broker, context: ApplicationContext) -> None:
             broker.expect_topics(declared_topics(component, context.settings.resolve_text))
 
 
-def _start_object(definition: Definition, context: ApplicationContext) -> None:
+async def _start_object(definition: Definition, context: ApplicationContext, caller: HookCaller) -> None:
     """Build one object and call its ``on_start``. ``close`` undoes the first, ``on_stop`` the second."""
     instance = context.build(definition)
     if not definition.is_owned or definition is context.definition_for(Broker):
         return
     name = definition.title
     if (close := closing_of(instance)) is not None:
-        context.lifecycle.push(name, close)
+        caller.check(f"{name}.{getattr(close, '__name__', 'close')}", close)
+        context.lifecycle.push(name, close, is_hook=True)
     if isinstance(instance, Broker):  # a second broker, beside the application's own
         instance.start()
     on_start, on_stop = hook_of(instance, "on_start"), hook_of(instance, "on_stop")
+    for title, hook in (("on_start", on_start), ("on_stop", on_stop)):
+        if hook is not None:
+            caller.check(f"{name}.{title}", hook)
     if on_start is not None:
-        on_start()
+        await caller.call(on_start)
     if on_stop is not None:
-        context.lifecycle.push(f"{name}.on_stop", on_stop)
+        context.lifecycle.push(f"{name}.on_stop", on_stop, is_hook=True)
 
 
 def _add_transaction_listeners(context: ApplicationContext) -> None:
@@ -126,7 +135,7 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
 
 def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
-    context.lifecycle.push("listeners", registry.stop)
+    context.lifecycle.push("listeners", registry.stop_listeners)
     for component in context.components:
         target = _listener_of(component, context)
         if target is None or not is_listener(target):

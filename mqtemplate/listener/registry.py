@@ -12,7 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.attributes import Resolve
-from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
+from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
@@ -37,6 +37,9 @@ class ListenerRegistry:
         is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
             of several topics loses the disabled one.
         retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
+
+    Attributes:
+        loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class ListenerRegistry:
         self._resolve = resolve
         self._is_enabled = is_enabled
         self._retry_defaults = retry_defaults
-        self._loop = PrivateLoop() if broker.clock.is_virtual else LoopThread()
+        self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
 
     @property
@@ -95,7 +98,7 @@ class ListenerRegistry:
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
             if (enabled := self._enabled_part(endpoint)) is not None:
-                container = ListenerContainer(self._broker, enabled, self._converter, loop=self._loop)
+                container = ListenerContainer(self._broker, enabled, self._converter, loop=self.loop)
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added
@@ -124,7 +127,7 @@ class ListenerRegistry:
             undo.pop_all()
 
     def stop(self) -> None:
-        """Stop all listeners, the last one first.
+        """Stop all listeners, the last one first, and their event loop.
 
         All stop fetching at once, so they wait for their handlers at the same time: the longest time for the wait that
         a listener has is that of all of them.
@@ -132,16 +135,31 @@ class ListenerRegistry:
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
-        errors: list[Exception] = []
-        for container in reversed(self.containers):
+        _stop_each([self.stop_listeners, self.loop.stop])
+
+    def stop_listeners(self) -> None:
+        """Stop all listeners, the last one first. The event loop goes on, for what else runs there.
+
+        Raises:
+            ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
+        """
+        containers = list(reversed(self.containers))
+        for container in containers:
             container.stop_fetching()
-        for stop in [*(container.stop for container in reversed(self.containers)), self._loop.stop]:
-            try:
-                stop()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise ExceptionGroup("listeners could not be stopped cleanly", errors)
+        _stop_each([*(container.stop for container in containers), self.loop.cancel])
+
+
+def _stop_each(stops: Iterable[Callable[[], None]]) -> None:
+    errors: list[Exception] = []
+    for stop in stops:
+        try:
+            stop()
+        except ExceptionGroup as group:
+            errors.extend(group.exceptions)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("listeners could not be stopped cleanly", errors)
 
 
 def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:

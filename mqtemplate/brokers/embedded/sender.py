@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from mqtemplate.brokers.embedded.draft import DraftMaker, batch_topic
@@ -11,6 +10,7 @@ from mqtemplate.brokers.embedded.message_writer import MessageWriter, StoredBatc
 from mqtemplate.brokers.embedded.routing import TopicRoutes
 from mqtemplate.brokers.retry import SentBack
 from mqtemplate.errors import MessageError, SendError, StoreError
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.results import SendResult, SendStatus
@@ -58,9 +58,9 @@ class Sender:
         target, batch = self._put_batch(messages, queue)
         return _batch_result(target, batch, is_safe=self.store.confirm(batch.end, batch.topics, timeout_ms))
 
-    def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> Future[SendResult]:
+    def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> AwaitableFuture[SendResult]:
         """See `Broker.send_async`."""
-        future: Future[SendResult] = Future()
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
         future.set_running_or_notify_cancel()  # the messages are stored when this method returns
         try:
             target, batch = self._put_batch(messages, queue)

@@ -17,6 +17,7 @@ from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
@@ -126,7 +127,7 @@ class RemoteBroker(Broker):
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         return self._client.producer.send_async(messages, queue, timeout_ms)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:

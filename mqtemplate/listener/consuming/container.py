@@ -12,17 +12,20 @@ from typing import Any
 import structlog
 
 from mqtemplate.broker import Broker, Consumer
+from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError
-from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
+from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
 from mqtemplate.listener.consuming.polling_requests import PollingRequests
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.repositioning import Repositioning, epoch_ms
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
+from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.delays import Delay, read_delay_ms
 from mqtemplate.listener.failures.failure_log import FailureLog
@@ -68,7 +71,7 @@ class ListenerContainer:
         endpoint: Endpoint,
         converter: MessageConverter,
         *,
-        loop: LoopThread | PrivateLoop | None = None,
+        loop: HandlerLoop | None = None,
     ) -> None:
         self.name = f"listener {endpoint.id}"
         self.endpoint = endpoint
@@ -77,7 +80,8 @@ class ListenerContainer:
         self._clock = broker.clock
         self._converter = converter
         self._owns_loop = loop is None
-        self._loop = loop or (PrivateLoop() if broker.clock.is_virtual else LoopThread())
+        self._loop = loop or choose_loop(broker.clock)
+        self._is_async = is_async(endpoint.plan.handler)
         self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._wake: Callable[[], None] = lambda: None
@@ -85,6 +89,7 @@ class ListenerContainer:
         self._wake_event = threading.Event()
         self._thread: threading.Thread | None = None
         self._pool: ConsumeThreadPool | None = None
+        self._virtual_threads: VirtualThreads | None = None
         self._next_poll_ms = 0
         self._drained_until = 0.0  # on the monotonic clock
         # The container has these from `start` on; each start creates new ones.
@@ -125,8 +130,14 @@ class ListenerContainer:
             self._requests = PollingRequests(self.name)
             self._next_poll_ms = 0
             self.state = ContainerState.RUNNING
+            if self._is_async:
+                self._loop.serve()
             if not self._clock.is_virtual:
                 self._start_threads()
+            elif self._is_async and isinstance(self._clock, VirtualClock):
+                self._virtual_threads = VirtualThreads(
+                    self._service.run_next, settings.thread_number, self._clock, self._freed, self._report
+                )
         self._log.info(
             "listener.started",
             topics=list(settings.topics),
@@ -199,9 +210,14 @@ class ListenerContainer:
     def _stop_threads(self) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
+        # On the loop of the handlers a wait for them would never end.
+        is_abandoned = self._is_async and self._loop.is_current()
         if self._pool is not None:
-            self._pool.stop(max(0.0, self._drained_until - time.monotonic()))
-        self._thread = self._pool = None
+            self._pool.stop(0.0 if is_abandoned else max(0.0, self._drained_until - time.monotonic()))
+        if self._virtual_threads is not None:
+            wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
+            self._virtual_threads.finish(0 if is_abandoned else wait_ms)
+        self._thread = self._pool = self._virtual_threads = None
 
     def _commit(self) -> None:
         try:
@@ -307,9 +323,15 @@ class ListenerContainer:
         next_poll_ms = self._next_poll_ms if found or self._next_poll_ms > now_ms else None
         return min((due for due in (next_poll_ms, self._service.next_due()) if due is not None), default=None)
 
+    def _freed(self) -> None:
+        """Handle the next message, since a handler that awaited something has ended."""
+        self._wake()
+
     def _handle_ready(self) -> None:
         # A handler may stop its own container, and the broker may be closed under it.
-        while self.is_running and self._service.run_next():
+        threads = self._virtual_threads
+        run_next = self._service.run_next if threads is None else threads.run_next
+        while self.is_running and run_next():
             pass
 
     # --- on a real clock ---------------------------------------------------------------------------

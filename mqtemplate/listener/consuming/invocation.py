@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import MQTemplateError
-from mqtemplate.listener.consuming.async_loop import RunCoroutine
+from mqtemplate.listener.consuming.handler_loop import RunAwaitable
 from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
@@ -25,7 +25,7 @@ class Invocation:
         endpoint: Endpoint,
         broker: Broker,
         converter: MessageConverter,
-        run_coroutine: RunCoroutine,
+        run_awaitable: RunAwaitable,
         log: FailureLog,
     ) -> None:
         self._group = endpoint.settings.group
@@ -35,7 +35,7 @@ class Invocation:
         self._broker = broker
         self._converter = converter
         self._is_batch = endpoint.plan.is_batch
-        self._run_coroutine = run_coroutine
+        self._run_awaitable = run_awaitable
         self._log = log
         self._warned = False
         if self._is_batch:
@@ -115,12 +115,4 @@ class Invocation:
 
     def _awaited(self, result: object) -> object:
         """Return the result of an ``async def`` handler; other results unchanged."""
-        return self._run_coroutine(_without_exit(result)) if inspect.isawaitable(result) else result
-
-
-async def _without_exit(result: Awaitable[object]) -> object:
-    try:
-        return await result
-    except SystemExit as error:
-        # asyncio would end the loop, which runs the handlers of all listeners.
-        raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
+        return self._run_awaitable(result) if inspect.isawaitable(result) else result

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from mqtemplate.errors import (
     SendError,
     UnsupportedError,
 )
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -71,9 +71,9 @@ class Producer:
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         """See `Broker.send_async`."""
-        future: Future[SendResult] = Future()
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         try:
             request = self.factory.for_messages(messages)
@@ -233,7 +233,7 @@ class _AsyncSend:
     queue: MessageQueue | None
     timeout_ms: int
     deadline: float
-    future: Future[SendResult]
+    future: AwaitableFuture[SendResult]
     route: TopicRoute
     target: _Target
     number: int = 0
