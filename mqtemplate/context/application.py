@@ -23,6 +23,7 @@ from mqtemplate.context.startup import link, open_all, register_components
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.services import Service
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -42,7 +43,8 @@ class MQApplication:
 
     The start reads the settings, runs the starters and resolves all dependencies. Then it starts the broker, the
     services in the order of their dependencies (``on_start``), the listeners, and the parts of starters (Spark). The
-    stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once.
+    stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once,
+    in the process that starts it: in one that was forked later each use raises `ForkedError`, and `stop` does nothing.
 
     Args:
         components: Classes and ``@service`` functions to build, ``@message_listener`` classes and functions,
@@ -79,6 +81,7 @@ class MQApplication:
         self._stop_requests = StopRequests()
         self._lock = threading.RLock()
         self._state = "new"
+        self._owner: OwnerProcess | None = None
         self._runner: threading.Thread | None = None
 
     def __repr__(self) -> str:
@@ -113,7 +116,12 @@ class MQApplication:
             raise DependencyError(
                 "the application is not started; use 'with MQApplication(...) as app:', start() or run()"
             )
+        self._check_process()
         return self.context.get(wanted, name)
+
+    def _check_process(self) -> None:
+        if self._owner is not None:
+            self._owner.check()
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:
@@ -132,9 +140,11 @@ class MQApplication:
         Raises:
             MQTemplateError: The application cannot start; the class of the error names the cause.
         """
+        self._check_process()
         with self._lock:
             if self._state != "new":
                 raise DependencyError("an application is started once; create another MQApplication")
+            self._owner = OwnerProcess("this application")
             self._state = "started"
             try:
                 register_components(self.context, self._clock)
@@ -156,6 +166,8 @@ class MQApplication:
         Raises:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
         """
+        if self._owner is not None and not self._owner.is_current:
+            return  # objects and files belong to the parent process
         if self._runner is not None and self._runner is not threading.current_thread():
             self._stop_requests.request("stop()")
             return

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 import structlog
@@ -15,6 +16,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.metrics import Metrics
+from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.record.run import RecordRun
@@ -52,6 +54,8 @@ class MessageStore:
     - A record and its consume queue unit are written under one lock, the record first.
     - ``confirm_offset`` is the end of the readable records: those that are flushed (``SYNC_FLUSH``), or written.
     - All files but the log are derived from it, and rebuilt from it after a crash.
+    - It works in the process that loads it. In a process that was forked later each use raises `ForkedError`; `close`
+      and `release` do nothing there.
 
     Args:
         tags_code_of: Computes the tags code of a record that the recovery reads. The delay services store a deliver
@@ -81,6 +85,7 @@ class MessageStore:
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._open_files: list[CommitLog | StoreCheckpoint] = []
         self._is_open = False
+        self._owner: OwnerProcess | None = None
         self._is_dirty = False
         self._thread: ServiceThread | None = None
         self.group_commit = GroupCommit(self._flush_log)
@@ -108,6 +113,8 @@ class MessageStore:
         """
         self.cleaning.load(pending)
         self.store_files.lock()
+        self._owner = OwnerProcess("this store")
+        call_after_fork(self)
         try:
             self._open(followers)
         except BaseException:
@@ -167,7 +174,7 @@ class MessageStore:
 
     def close(self) -> None:
         """Flush everything, write all progress, and unlock the store."""
-        if not self._is_open:
+        if not self._is_open or (self._owner is not None and not self._owner.is_current):
             return
         if self._thread is not None:
             self._thread.stop()
@@ -189,6 +196,8 @@ class MessageStore:
 
     def release(self) -> None:
         """Close all files without writing progress, and unlock the store. The next `load` recovers."""
+        if self._owner is not None and not self._owner.is_current:
+            return
         self._close_files()
         self.store_files.unlock()
 
@@ -201,6 +210,12 @@ class MessageStore:
         for file in self._open_files:
             file.close()
         self._open_files.clear()
+
+    def after_fork(self) -> None:
+        """Refuse all work: this process was forked from the one that owns the store. See `UsedByOneProcess`."""
+        if self._owner is not None and self._is_open:
+            unusable: Any = Unusable(self._owner)
+            self._lock = self._checkpoint_lock = self._commit_log = self.group_commit = unusable
 
     # --- writing -------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import structlog
 
 from mqtemplate.broker import Broker, Consumer
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
@@ -173,7 +173,7 @@ class ListenerContainer:
     def _commit(self) -> None:
         try:
             self._queues.commit()
-        except BrokerClosedError:
+        except (BrokerClosedError, ForkedError):
             self._log.warning("listener.commit_failed", reason="the broker was closed first")
 
     def pause(self) -> None:
@@ -282,7 +282,7 @@ class ListenerContainer:
 
     def _report(self, error: Exception) -> int | None:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
-        if not isinstance(error, BrokerClosedError):
+        if not isinstance(error, BrokerClosedError | ForkedError):
             self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
             self._next_poll_ms = self._clock.now_ms() + _RETRY_POLL_MS
             return self._next_poll_ms

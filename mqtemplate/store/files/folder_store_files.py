@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from mqtemplate.errors import StoreFormatError, StoreLockedError
+from mqtemplate.processes import OwnerProcess, call_after_fork
 from mqtemplate.store.files.disk import Disk, disk_errors, make_folder
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.mapped_file import MappedFile
@@ -20,12 +21,16 @@ _locked_here: set[Path] = set()
 
 
 class FolderStoreFiles(StoreFiles):
-    """Files in a folder. Its ``lock`` file is locked as RocketMQ locks it, so each of the two respects the other."""
+    """Files in a folder. Its ``lock`` file is locked as RocketMQ locks it, so each of the two respects the other.
+
+    A forked child writes no file and removes none. It does not inherit the lock (man fork), so it cannot release it.
+    """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root = root
         self._disk = disk or Disk()
         self._lock_fd = -1
+        self._owner: OwnerProcess | None = None
 
     def boot_id(self) -> str:
         return self._disk.boot_id()
@@ -49,6 +54,8 @@ class FolderStoreFiles(StoreFiles):
         os.pwrite(fd, b"lock", 0)  # as RocketMQ does; no program reads it
         self._lock_fd = fd
         _locked_here.add(path)
+        self._owner = OwnerProcess(f"the broker of store directory {self.root}")
+        call_after_fork(self)
 
     def _lock_path(self) -> Path:
         return (self.root / "lock").resolve()
@@ -65,11 +72,25 @@ class FolderStoreFiles(StoreFiles):
         if self._lock_fd >= 0:
             _locked_here.discard(self._lock_path())
             self._disk.close(self._lock_fd)
+            self._lock_fd, self._owner = -1, None
+
+    def after_fork(self) -> None:
+        """Forget the lock of the parent process. See `UsedByOneProcess`.
+
+        Its descriptor stays open: closing it would release a lock that this process may get later.
+        """
+        if self._lock_fd >= 0:
+            _locked_here.discard(self._lock_path())
             self._lock_fd = -1
+
+    def _check_owner(self) -> None:
+        if self._owner is not None:
+            self._owner.check()
 
     # --- mapped files --------------------------------------------------------------------------
 
     def open_mapped(self, name: str, size: int) -> MappedFile:
+        self._check_owner()
         return DiskFile(self.root / name, size, self._disk)
 
     def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
@@ -96,6 +117,7 @@ class FolderStoreFiles(StoreFiles):
             return self._disk.read_whole(path)
 
     def write_bytes(self, name: str, data: bytes) -> None:
+        self._check_owner()
         path = self.root / name
         make_folder(path.parent, self._disk)
         with disk_errors("write", path, len(data)):
@@ -122,6 +144,7 @@ class FolderStoreFiles(StoreFiles):
         return (self.root / name).exists()
 
     def delete(self, name: str) -> None:
+        self._check_owner()
         path = self.root / name
         with disk_errors("remove", path):
             self._disk.unlink(path)
