@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from os import getpid
 from pathlib import Path
 from typing import Protocol
 
@@ -267,7 +267,7 @@ class EmbeddedBroker(Broker):
             raise BrokerClosedError(
                 f"broker {self.name!r} is not running; call start() first, or use it in a with block"
             )
-        if os.getpid() != self._owner.pid:  # not `check`: each send comes here
+        if getpid() != self._owner.pid:  # not `check`: each send comes here
             raise self._owner.error()
 
     # --- sending -------------------------------------------------------------------------------

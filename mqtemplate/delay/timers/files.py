@@ -61,7 +61,7 @@ class TimerFiles:
         self.is_condemned = False
         try:
             self._check_precision()
-            wheel_file = store_files.open_mapped(TIMER_WHEEL_FILE, wheel_file_size(settings.slots_total))
+            wheel_file = store_files.open_mapped(TIMER_WHEEL_FILE, wheel_file_size(settings.slots_total), sparse=True)
             is_ours = self.writer is Writer.OURS
             from_ms = self.checkpoint.last_read_time_ms if is_ours else _NEVER_MS
             self.wheel = TimerWheel(wheel_file, settings.slots_total, settings.precision_ms, from_ms)

@@ -94,9 +94,12 @@ class TimerLog:
                 if start != position:
                     file, file_start = self._file_at(position)
                     remaining = self._files.file_size - (position - file_start)
+                    file.allocate(position - file_start + _BLANK_SIZE)
                     file.write(position - file_start, _BLANK.pack(remaining, 0, MAGIC_BLANK))
             taken = min(count, (self._units_end - start % self._files.file_size) // TIMER_UNIT_SIZE)
             position = start + taken * TIMER_UNIT_SIZE
+            file, file_start = self._file_at(start)
+            file.allocate(position - file_start)
             pieces.append(np.arange(start, position, TIMER_UNIT_SIZE))
             count -= taken
         return np.concatenate(pieces)

@@ -106,9 +106,8 @@ class TimerWheel:
             self._load(from_ms // precision_ms)
 
     def _load(self, from_tick: int) -> None:
-        data = self._file.view
         for first in range(0, len(self._sums), _LOADED_PAGES):
-            piece = data[first * _PAGE_SIZE : min((first + _LOADED_PAGES) * _PAGE_SIZE, self._file.size)]
+            piece = self._file.read(first * _PAGE_SIZE, _LOADED_PAGES * _PAGE_SIZE)
             if not piece.strip(b"\0"):
                 continue  # a sum of zeros is 0
             piece += bytes(-len(piece) % _PAGE_SIZE)
@@ -118,7 +117,6 @@ class TimerWheel:
                 at = (first + page) * _PAGE_SIZE
                 self._memory[at : at + _PAGE_SIZE] = piece[page * _PAGE_SIZE : (page + 1) * _PAGE_SIZE]
                 self._pages[first + page] = int(times[page])
-        data.madvise(mmap.MADV_DONTNEED)  # the file is not read again, so its pages need not stay resident
         for page in self._pages:
             times = self._slots(page * _PAGE_SLOTS, min(_PAGE_SLOTS, self._ring - page * _PAGE_SLOTS))["time"]
             self._blocks.update(np.unique(times // _BLOCK_SLOTS).tolist())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections import Counter
@@ -15,6 +14,7 @@ from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.files.system_calls import check_system
 
 _locked_here: set[Path] = set()
 """Lock files that this process has locked."""
@@ -38,6 +38,9 @@ class FolderStoreFiles(StoreFiles):
     # --- the owner -----------------------------------------------------------------------------
 
     def lock(self) -> None:
+        check_system()
+        import fcntl
+
         make_folder(self.root, self._disk)
         path = self._lock_path()
         # A POSIX lock does not exclude its own process, and closing any descriptor of the file releases it (man fcntl).
@@ -89,9 +92,9 @@ class FolderStoreFiles(StoreFiles):
 
     # --- mapped files --------------------------------------------------------------------------
 
-    def open_mapped(self, name: str, size: int) -> MappedFile:
+    def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
         self._check_owner()
-        return DiskFile(self.root / name, size, self._disk)
+        return DiskFile(self.root / name, size, self._disk, first_step=0 if sparse else None)
 
     def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
         if rebuildable:  # the folders below become durable with the first flush, this one must be durable before

@@ -110,7 +110,8 @@ class IndexService:
         )
 
     def _open_file(self, name: str) -> IndexFile:
-        file = self._store_files.open_mapped(f"{_FOLDER}/{name}", index_file_size(self._slots_total, self._units_total))
+        size = index_file_size(self._slots_total, self._units_total)
+        file = self._store_files.open_mapped(f"{_FOLDER}/{name}", size, sparse=True)
         return IndexFile(file, name, self._slots_total, self._units_total)
 
     def _repair(self, durable_timestamp: int, *, was_clean: bool) -> None:
@@ -233,7 +234,11 @@ class IndexService:
             return self._files[-1]
         self._flush()
         file = self._open_file(self._next_name())
-        file.start_after(self._files[-1].header if self._files else IndexHeader())
+        try:
+            file.start_after(self._files[-1].header if self._files else IndexHeader())
+        except BaseException:
+            file.delete()  # else the next attempt leaves another one
+            raise
         self._files = [*self._files, file]
         return file
 

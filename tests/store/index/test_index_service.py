@@ -616,10 +616,10 @@ class FullStoreFiles(FolderStoreFiles):
 
     is_full = True
 
-    def open_mapped(self, name: str, size: int) -> MappedFile:
+    def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
         if self.is_full and name.startswith("index/"):
             raise StoreFullError(f"no room on the disk for {name}")
-        return super().open_mapped(name, size)
+        return super().open_mapped(name, size, sparse=sparse)
 
 
 def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path: Path) -> None:
