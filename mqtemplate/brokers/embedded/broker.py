@@ -172,6 +172,11 @@ class EmbeddedBroker(Broker):
         """Metrics of this broker; docs/metrics.md has their names."""
         return self.store.metrics
 
+    @property
+    def timer_log_file_size(self) -> int:
+        """Bytes of each file of the timer log; ``store.sizes`` has the other sizes."""
+        return self._timer.log_file_size
+
     # --- start and close -----------------------------------------------------------------------
 
     def start(self) -> None:

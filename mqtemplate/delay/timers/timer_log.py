@@ -29,6 +29,9 @@ _BLANK = struct.Struct(">iqi")  # bytes to the end of the file, 0, magic. Source
 _BLANK_SIZE = _BLANK.size
 assert _BLANK_SIZE == 16
 
+MIN_TIMER_LOG_SIZE = TIMER_UNIT_SIZE + _BLANK_SIZE
+"""Bytes of a file that has space for one unit."""
+
 _SCAN_UNITS = 1 << 16  # units in one piece: limits the memory for reading a large part of the log
 _MARK_GAP = 4_096  # bytes between two marked units; up to this, one write of both is cheaper than two (measured)
 _DENSE = 32

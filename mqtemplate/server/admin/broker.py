@@ -137,7 +137,7 @@ class BrokerAdmin:
 
     def config(self) -> dict[str, str]:
         """Return the settings by RocketMQ's names. None of them is secret."""
-        engine, server = self.engine.settings, self.settings
+        engine, server, store = self.engine.settings, self.settings, self.engine.store
         ip, _, port = self.address().rpartition(":")
         values: dict[str, object] = {
             "brokerClusterName": server.cluster_name,
@@ -156,11 +156,11 @@ class BrokerAdmin:
             "storePathRootDir": self.engine.path or "memory",
             "flushDiskType": engine.flush_disk_type.value,
             "flushConsumerOffsetInterval": engine.flush_consumer_offset_interval_ms,
-            "mappedFileSizeCommitLog": engine.mapped_file_size_commit_log,
-            "mappedFileSizeConsumeQueue": engine.mapped_file_size_consume_queue,
-            "mappedFileSizeTimerLog": engine.mapped_file_size_timer_log,
-            "maxHashSlotNum": engine.max_hash_slot_num,
-            "maxIndexNum": engine.max_index_num,
+            "mappedFileSizeCommitLog": store.sizes.commit_log,
+            "mappedFileSizeConsumeQueue": store.sizes.consume_queue,
+            "mappedFileSizeTimerLog": self.engine.timer_log_file_size,
+            "maxHashSlotNum": store.index.geometry.slots,
+            "maxIndexNum": store.index.geometry.units,
             "maxMessageSize": engine.max_message_size,
             _DELAY_LEVELS: self.engine.levels.text,
             "timerWheelEnable": engine.timer_wheel_enable,

@@ -166,8 +166,8 @@ def _open_allocated(
         length = disk.length(fd)
         if length not in (0, size) and not (grows and length < size):
             raise StoreFormatError(
-                f"{path} has {length} bytes, but the settings require {size}; "
-                "open the folder with the sizes that it was created with"
+                f"{path} has {length} bytes, but the settings or the other files say {size}; it was cut, or belongs to "
+                "another folder: restore it"
             )
         if length != size:
             disk.set_length(fd, size)
@@ -274,7 +274,7 @@ class DiskFileQueue(MappedFileQueue):
                 if not self._rebuildable:
                     raise StoreFormatError(
                         f"{self.folder}: a file is missing between {found[index - 1].path.name} and "
-                        f"{each.path.name}; restore it, or open the folder with the sizes that it was created with"
+                        f"{each.path.name}; restore it"
                     )
                 return index
             # The file before shows that the size setting is right, so a shorter file is an unfinished one.

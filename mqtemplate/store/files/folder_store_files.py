@@ -102,14 +102,17 @@ class FolderStoreFiles(StoreFiles):
         try:
             return DiskFileQueue(self.root / folder, size, self._disk, rebuildable=rebuildable)
         except StoreFormatError as exc:
+            hint = ", or delete the folder consumequeue, which is rebuilt from the commit log" if rebuildable else ""
             lengths = Counter(length for length in self.file_sizes(folder).values() if length)
-            if not setting or not lengths or size in lengths:
+            if not lengths or size in lengths:
                 raise
+            if not setting:
+                raise StoreFormatError(f"{exc}{hint}") from exc
             found = lengths.most_common(1)[0][0]
             raise StoreFormatError(
                 f"the files in {folder} have {found} bytes, but {setting} is {size}; a folder keeps the sizes it "
-                f"was created with, so set {setting} to {found}. If {size} is right, a file was cut: restore it"
-                f"{', or delete the folder consumequeue, which is rebuilt from the commit log' if rebuildable else ''}"
+                f"was created with, so leave {setting} out, or set it to {found}. If {size} is right, a file was cut: "
+                f"restore it{hint}"
             ) from exc
 
     # --- small files ---------------------------------------------------------------------------

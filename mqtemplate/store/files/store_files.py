@@ -40,7 +40,7 @@ class StoreFiles(Protocol):
 
         Args:
             size: Bytes of each file.
-            setting: Configuration key of the size, for the error message.
+            setting: Configuration key of the size, for the error message; empty if the size is that of the files.
             rebuildable: The files can be rebuilt from the commit log, so their names become durable with the next
                 flush.
 

@@ -531,9 +531,11 @@ def test_the_error_for_another_file_size_names_the_setting_and_its_value(tmp_pat
 
     with pytest.raises(
         StoreFormatError,
-        match="files have 600 bytes, but mapped-file-size-timer-log is 4194304; open the directory with mapped-file",
+        match="files have 600 bytes, but mapped-file-size-timer-log is 1200; leave mapped-file-size-timer-log out, or",
     ):
-        TimerFiles(FolderStoreFiles(tmp_path), TimerSettings(slots_total=100, roll_window_slots=40))
+        TimerFiles(
+            FolderStoreFiles(tmp_path), TimerSettings(slots_total=100, roll_window_slots=40, log_file_size=1_200)
+        )
 
 
 def test_another_precision_is_refused(tmp_path: Path) -> None:
