@@ -232,7 +232,8 @@ class EmbeddedBroker(Broker):
         return OwnerProcess(f"broker {self.name!r} ({place}), with the templates and consumers that use it,")
 
     def services(self) -> Sequence[Service]:
-        self._owner.check()
+        if self._is_open:
+            self._owner.check()
         store_services = [*self.store.services(), self._offsets.service, self.store.cleaning]
         return [self._schedule, self._timer, *store_services, self.transactions, self.requests]
 
@@ -473,7 +474,8 @@ class EmbeddedBroker(Broker):
         Raises:
             ConfigurationError: *text* is not a level table.
         """
-        self._owner.check()
+        if self._is_open:
+            self._owner.check()
         self.levels = levels = DelayLevels.parse(text)
         self.drafts.change_levels(levels)
 

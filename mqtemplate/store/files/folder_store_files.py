@@ -30,6 +30,7 @@ class FolderStoreFiles(StoreFiles):
         self.root = root
         self._disk = disk or Disk()
         self._lock_fd = -1
+        self._locked_path = root / "lock"
         self._owner: OwnerProcess | None = None
 
     def boot_id(self) -> str:
@@ -42,7 +43,7 @@ class FolderStoreFiles(StoreFiles):
         import fcntl
 
         make_folder(self.root, self._disk)
-        path = self._lock_path()
+        path = (self.root / "lock").resolve()
         # A POSIX lock does not exclude its own process, and closing any descriptor of the file releases it (man fcntl).
         # So a second broker in this process must not open the file.
         if path in _locked_here:
@@ -55,13 +56,10 @@ class FolderStoreFiles(StoreFiles):
             self._disk.close(fd)
             raise self._locked() from exc
         os.pwrite(fd, b"lock", 0)  # as RocketMQ does; no program reads it
-        self._lock_fd = fd
+        self._lock_fd, self._locked_path = fd, path
         _locked_here.add(path)
         self._owner = OwnerProcess(f"the broker of store directory {self.root}")
         call_after_fork(self)
-
-    def _lock_path(self) -> Path:
-        return (self.root / "lock").resolve()
 
     def _locked(self) -> StoreLockedError:
         process_id, _ = self.owner()
@@ -73,7 +71,7 @@ class FolderStoreFiles(StoreFiles):
 
     def unlock(self) -> None:
         if self._lock_fd >= 0:
-            _locked_here.discard(self._lock_path())
+            _locked_here.discard(self._locked_path)
             self._disk.close(self._lock_fd)
             self._lock_fd, self._owner = -1, None
 
@@ -83,7 +81,7 @@ class FolderStoreFiles(StoreFiles):
         Its descriptor stays open: closing it would release a lock that this process may get later.
         """
         if self._lock_fd >= 0:
-            _locked_here.discard(self._lock_path())
+            _locked_here.discard(self._locked_path)
             self._lock_fd = -1
 
     def _check_owner(self) -> None:
