@@ -16,7 +16,7 @@
     │   ├── RemoteProtocolError    the peer violated RocketMQ's protocol
     │   ├── RemoteConnectError     no connection to an address, or the connection was lost
     │   ├── RemoteTimeoutError     no response in time; the broker may have carried out the request
-    │   ├── ForkedError            a client that was created before a fork is used in the child process
+    │   ├── ForkedError            an object that was started before a fork is used in the child process
     │   └── UnsupportedError       this kind of broker does not support the operation
     ├── StoreError                 the broker's files cannot be used as they are
     │   ├── StoreLockedError       another process owns the store directory
@@ -142,7 +142,11 @@ class RemoteTimeoutError(BrokerError, TimeoutError):
 
 
 class ForkedError(BrokerError):
-    """The client was created before a fork. The child process must create its own client."""
+    """A broker, store, consumer, template or application is used in a process that was forked after its start.
+
+    The message names the object, the process that started it, and what to do: start after the fork, or share one broker
+    by running it as a server. The parent process is not affected.
+    """
 
 
 class UnsupportedError(BrokerError):

@@ -25,6 +25,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.futures": 0,
     "mqtemplate.java_hash": 0,
     "mqtemplate.metrics": 0,
+    "mqtemplate.processes": 0,
     "mqtemplate.services": 0,
     "mqtemplate.topics": 0,
     "mqtemplate.message": 1,

@@ -31,6 +31,7 @@ from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
 from mqtemplate.listener.current import current_group
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.services import Service
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -52,7 +53,8 @@ class MQApplication:
 
     The start reads the settings, runs the starters and resolves all dependencies. Then it starts the broker, the
     services in the order of their dependencies (``on_start``), the listeners, and the parts of starters (Spark). The
-    stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once.
+    stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once,
+    in the process that starts it: in one that was forked later each use raises `ForkedError`, and `stop` does nothing.
     If the process ends before the stop (its main thread ends or raises, SIGTERM), the application is stopped then.
 
     Args:
@@ -97,6 +99,7 @@ class MQApplication:
         self._stop_requests = StopRequests()
         self._lock = threading.RLock()
         self._state = "new"
+        self._owner: OwnerProcess | None = None
         self._runner: threading.Thread | None = None
         self._runs_loop = False
         self._stopper: threading.Thread | None = None
@@ -135,7 +138,17 @@ class MQApplication:
             raise DependencyError(
                 "the application is not started; use 'with MQApplication(...) as app:', start() or run()"
             )
+        self._check_process()
         return self.context.get(wanted, name)
+
+    def _check_process(self) -> None:
+        if self._owner is not None:
+            self._owner.check()
+
+    @property
+    def _is_foreign(self) -> bool:
+        """True in a forked child: the objects and files belong to the process that started the application."""
+        return self._owner is not None and not self._owner.is_current
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:
@@ -167,9 +180,11 @@ class MQApplication:
         await self._start(self._awaiting())
 
     async def _start(self, caller: HookCaller) -> None:
+        self._check_process()
         with self._lock:
             if self._state != "new":
                 raise DependencyError("an application is started once; create another MQApplication")
+            self._owner = OwnerProcess("this application")
             self._state = "started"
             try:
                 register_components(self.context, self._clock)
@@ -194,7 +209,7 @@ class MQApplication:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
             EventLoopBlockedError: An async hook would have to run on the loop that this call blocks: use `stop_async`.
         """
-        if self._requests_stop() or self._stopped.is_set():
+        if self._is_foreign or self._requests_stop() or self._stopped.is_set():
             return
         if self._stopper is not None and self._handler_loop().is_current():
             return  # another thread stops it, and may need this loop
@@ -208,7 +223,7 @@ class MQApplication:
 
         In a handler it only requests the stop and returns: the handler does not wait for itself.
         """
-        if not self._requests_stop():
+        if not self._is_foreign and not self._requests_stop():
             await self._end()
 
     async def _end(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, RemoteConnectError
+from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
 from mqtemplate.message import HostAddress
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.connection_pool import ConnectionPool
 from mqtemplate.remoting.io_loop import IoLoop
@@ -64,7 +64,11 @@ class RemotingClient:
         self._workers = ThreadPoolExecutor(settings.request_workers, "mqtemplate-client-worker")
         self._is_started = False
         self._is_closed = False
-        self._pid = os.getpid()
+        self._owner = OwnerProcess(
+            "this client",
+            "Create the client after the fork, for example in the worker's start-up hook (gunicorn: post_fork), or "
+            "start workers by spawn",
+        )
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -148,7 +152,7 @@ class RemotingClient:
 
         In a forked child this does nothing: connections and threads belong to the parent.
         """
-        if self._is_closed or os.getpid() != self._pid:
+        if self._is_closed or not self._owner.is_current:
             return
         self._is_closed = True
         self._pool.close()
@@ -188,12 +192,7 @@ class RemotingClient:
     # --- internals ----------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedError(
-                f"this client was created by process {self._pid}, and this is process {os.getpid()}, forked from it "
-                "without its threads and connections. Create the client after the fork, for example in the worker's "
-                "start-up hook (gunicorn: post_fork), or start workers by spawn"
-            )
+        self._owner.check()
         if self._is_closed:
             raise BrokerClosedError("this client is closed; create another one")
 

@@ -14,6 +14,7 @@ from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, ConversionError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.processes import call_after_fork
 from mqtemplate.selectors.tags import SelectorType, make_selector
 from mqtemplate.topics import check_topic
 
@@ -107,6 +108,12 @@ class LitePullConsumer:
         self._last = Receipt()
         self._lock = threading.Lock()
         self._closed = False
+        call_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Leave the progress to the parent process. See `UsedByOneProcess`."""
+        self._lock = threading.Lock()  # a thread that is missing here may hold the other one
+        self._last = Receipt()
 
     def receive(self, target_type: Any, max_count: int, timeout_ms: int, receipt: Receipt | None = None) -> list[Any]:
         """Return up to *max_count* messages, each as *target_type*; empty if none arrives within *timeout_ms*.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from os import getpid
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +40,7 @@ from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, parse_offset_msg_id
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread, WakeEvent
@@ -71,6 +73,8 @@ class EmbeddedBroker(Broker):
     - In memory the same code uses anonymous memory, for tests and for messages that may be lost.
     - On a virtual clock it starts no thread: a harness steps ``services()``.
     - It is started once. To start again, create another broker.
+    - It works in the process that starts it. In a process that was forked later, each use raises `ForkedError`, and
+      `close` does nothing.
 
     Args:
         path: The store directory, created if missing; None for memory.
@@ -106,6 +110,7 @@ class EmbeddedBroker(Broker):
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
         )
         self._is_open = False
+        self._owner = self._this_process()
         self._threads: list[ServiceThread] = []
         self._remote_clients: RemoteClients | None = None
         self.levels = DelayLevels.parse(settings.message_delay_level)
@@ -183,6 +188,11 @@ class EmbeddedBroker(Broker):
         """Metrics of this broker; docs/metrics.md has their names."""
         return self.store.metrics
 
+    @property
+    def timer_log_file_size(self) -> int:
+        """Bytes of each file of the timer log; ``store.sizes`` has the other sizes."""
+        return self._timer.log_file_size
+
     # --- start and close -----------------------------------------------------------------------
 
     def start(self) -> None:
@@ -191,9 +201,12 @@ class EmbeddedBroker(Broker):
         Raises:
             StoreLockedError: Another process owns the store directory.
             StoreFormatError: The store directory was created with other file sizes.
+            ForkedError: The parent process has started it.
         """
         if self._is_open:
+            self._owner.check()
             return
+        self._owner = self._this_process()
         was_clean = not self._store_files.was_left_open()
         self.store.load([self._schedule, self._timer], self._delay_control)
         try:
@@ -233,12 +246,18 @@ class EmbeddedBroker(Broker):
             self._threads.append(ServiceThread(name, stepped, self.clock, self.store.report))
             self._threads[-1].start()
 
+    def _this_process(self) -> OwnerProcess:
+        place = "in memory" if self.path is None else f"store directory {self.path}"
+        return OwnerProcess(f"broker {self.name!r} ({place}), with the templates and consumers that use it,")
+
     def services(self) -> Sequence[Service]:
+        if self._is_open:
+            self._owner.check()
         store_services = [*self.store.services(), self._offsets.service, self.store.cleaning]
         return [self._schedule, self._timer, *store_services, self.transactions, self.requests]
 
     def close(self) -> None:
-        if not self._is_open:
+        if not self._is_open or not self._owner.is_current:
             return
         self._groups.close()
         self._checkers.close()
@@ -273,6 +292,8 @@ class EmbeddedBroker(Broker):
             raise BrokerClosedError(
                 f"broker {self.name!r} is not running; call start() first, or use it in a with block"
             )
+        if getpid() != self._owner.pid:  # not `check`: each send comes here
+            raise self._owner.error()
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -441,6 +462,7 @@ class EmbeddedBroker(Broker):
         return EmbeddedConsumer(self, self._groups.group(spec.group), spec, self._offsets.table(spec))
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        self._check_open()
         return self.offsets.offset(group, queue.topic, queue.queue_id)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
@@ -475,6 +497,8 @@ class EmbeddedBroker(Broker):
         Raises:
             ConfigurationError: *text* is not a level table.
         """
+        if self._is_open:
+            self._owner.check()
         self.levels = levels = DelayLevels.parse(text)
         self.drafts.change_levels(levels)
 

@@ -17,6 +17,7 @@ from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError
 from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import WakeEvent
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
@@ -135,12 +136,16 @@ class ConsumerGroup:
 
 
 class EmbeddedConsumer(Consumer):
-    """A member of a group in the process of the broker. Its ``poll`` waits until the store wakes it."""
+    """A member of a group in the process of the broker. Its ``poll`` waits until the store wakes it.
+
+    In a process that was forked later each use raises `ForkedError`, and `close` does nothing.
+    """
 
     def __init__(
         self, broker: ConsumerBackend, group: ConsumerGroup, spec: ConsumerSpec, offsets: ConsumerOffsets
     ) -> None:
         self.spec = spec
+        self._owner = OwnerProcess(f"this member of group {spec.group!r}")
         self._broker = broker
         self._group = group
         self._offsets = offsets
@@ -181,13 +186,15 @@ class EmbeddedConsumer(Consumer):
         return self._assignment
 
     def lock(self, queue: MessageQueue) -> bool:
+        self._owner.check()
         return self._group.lock(queue, self)
 
     def unlock(self, queue: MessageQueue) -> None:
+        self._owner.check()
         self._group.unlock(queue, self)
 
     def close(self) -> None:
-        if self._is_closed:
+        if self._is_closed or not self._owner.is_current:
             return
         self._is_closed = True
         for topic in self._selectors:
@@ -219,6 +226,7 @@ class EmbeddedConsumer(Consumer):
     def _read(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
         """Read without waiting. Each call starts with another queue, so that all queues are read."""
         self._has_skipped = False
+        self._owner.check()
         if self._is_closed:
             raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
         messages: list[MessageExt] = []
@@ -286,11 +294,13 @@ class EmbeddedConsumer(Consumer):
         return low if low == 0 and reader.bytes_after(queue, low) <= _YOUNG_QUEUE_BYTES else high
 
     def position(self, queue: MessageQueue) -> int:
+        self._owner.check()
         with self._lock:
             at = self._positions.get(queue)
             return self._first_position(queue) if at is None else at
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        self._owner.check()
         with self._lock:
             self._positions[queue] = queue_offset
         self._wake_event.set()
@@ -301,6 +311,7 @@ class EmbeddedConsumer(Consumer):
         return self._offsets.offset(self.spec.group, queue.topic, queue.queue_id)
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        self._owner.check()
         self._offsets.commit(self.spec.group, queue.topic, queue.queue_id, queue_offset)
 
     def send_back(

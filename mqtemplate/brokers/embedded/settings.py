@@ -19,8 +19,8 @@ class EmbeddedSettings(StoreSettings):
     broker_name: Annotated[str, MinLen(1)] = "broker-a"
     """Name of the broker in queues and results."""
 
-    mapped_file_size_timer_log: Annotated[int, Gt(0)] = 4 << 20
-    """Size of one timer log file."""
+    mapped_file_size_timer_log: Annotated[int, Gt(0)] | None = None
+    """Size of one timer log file. By default that of the store directory; 4194304 in a new one."""
 
     max_message_size: Annotated[int, Gt(0)] = 4 << 20
     """Largest message that the broker accepts, in bytes."""

@@ -20,6 +20,7 @@ from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
@@ -36,7 +37,8 @@ class RemoteBroker(Broker):
 
     - Each object has its own client id and connections, so several of them in one process share nothing.
     - Its reads return all messages that it has sent.
-    - It works in the process that has created it. After a fork, the child needs an object of its own.
+    - It works in the process that starts it. After a fork, the child needs an object of its own; `close` does nothing
+      there.
     - `capabilities` depends on the versions of the cluster's brokers. It is set by `start`.
     """
 
@@ -46,6 +48,7 @@ class RemoteBroker(Broker):
         self.name = "cluster"
         self.capabilities = frozenset[Capability]()
         self._lifecycle = threading.Lock()
+        self._owner = OwnerProcess("this client of a cluster")
         self._started: ClusterClient | None = None
         self._threads: list[ServiceThread] = []
 
@@ -66,6 +69,7 @@ class RemoteBroker(Broker):
             except BaseException:
                 client.close()
                 raise
+            self._owner = OwnerProcess("this client of a cluster")
             self.name, self.capabilities, self._started = client.name, client.capabilities(), client
             if not self.clock.is_virtual:
                 self._threads = [
@@ -77,6 +81,8 @@ class RemoteBroker(Broker):
         _log.info("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
 
     def close(self) -> None:
+        if not self._owner.is_current:
+            return  # connections and threads belong to the parent process
         with self._lifecycle:
             client, self._started = self._started, None
             threads, self._threads = self._threads, []

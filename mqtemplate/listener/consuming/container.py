@@ -14,7 +14,7 @@ import structlog
 from mqtemplate.broker import Broker, Consumer
 from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
@@ -222,7 +222,7 @@ class ListenerContainer:
     def _commit(self) -> None:
         try:
             self._queues.commit()
-        except BrokerClosedError:
+        except (BrokerClosedError, ForkedError):
             self._log.warning("listener.commit_failed", reason="the broker was closed first")
 
     def pause(self) -> None:
@@ -396,7 +396,7 @@ class ListenerContainer:
 
     def _report(self, error: Exception) -> int | None:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
-        if not isinstance(error, BrokerClosedError):
+        if not isinstance(error, BrokerClosedError | ForkedError):
             self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
             self._next_poll_ms = self._clock.now_ms() + _RETRY_POLL_MS
             return self._next_poll_ms

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import structlog
 
+from mqtemplate.processes import call_after_fork
+
 _log = structlog.stdlib.get_logger("mqtemplate.listener")
 
 _TICK_S = 0.001
@@ -63,6 +65,12 @@ class ConsumeThreadPool:
         self._ramp = 1
         self._last_tick = (0.0, 0.0, -1)  # time, processor time of the process, pieces taken
         self._last_help = 0.0
+        call_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Let the thread end that forked in a handler: it handles no further message. See `UsedByOneProcess`."""
+        self._lock = threading.Lock()  # a thread that is missing here may hold the other one
+        self._stopping = self._abandoned = True
 
     def wake(self) -> None:
         """Wake a thread for work that arrived, unless one is awake."""
