@@ -112,6 +112,29 @@ def test_resume_continues_with_the_fetched_messages(threaded_app: App) -> None:
     assert {received.get(timeout=PATIENCE_S) for _ in range(2)} == {"two", "three"}
 
 
+@MODES
+def test_a_pause_at_any_moment_stops_all_threads(threaded_app: App, mode: ConsumeMode) -> None:
+    """Only calls that were noted before `pause` returned may still start; all messages arrive after the last resume."""
+    started: list[int] = []
+    count, rounds = 20, 15
+
+    @message_listener(topic="orders", consumer_group="billing", consume_mode=mode)
+    def bill(message: str) -> None:
+        started.append(threading.get_ident())
+
+    container = threaded_app.listen(bill)
+    texts = [str(number) for number in range(count)]
+    for _ in range(rounds):
+        threaded_app.send("orders", *texts)
+        container.pause()
+        noted, before = len(container._service._watchdog._running), len(started)
+        threaded_app.send("orders", *texts)
+        assert len(started) - before <= noted
+        container.resume()
+
+    eventually(lambda: len(started) == 2 * count * rounds, "all messages are handled")
+
+
 def test_a_failed_message_is_not_retried_while_its_listener_is_paused(app: App) -> None:
     tries: list[int] = []
 
