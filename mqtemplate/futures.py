@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from mqtemplate.clock import VirtualClock
@@ -18,8 +18,13 @@ __all__ = ["AwaitableFuture", "HandlerFuture", "handler_loops", "refuse_on_handl
 
 T = TypeVar("T")
 
-handler_loops: WeakSet[AbstractEventLoop] = WeakSet()
-"""Event loops of ``async def`` handlers. The listeners add and remove them."""
+
+class _HandlerLoop(Protocol):
+    def is_current(self) -> bool: ...
+
+
+handler_loops: WeakSet[_HandlerLoop] = WeakSet()
+"""Event loops of the ``async def`` handlers of applications; several may share one loop. The listeners add them."""
 
 
 class AwaitableFuture(Future[T]):
@@ -89,7 +94,7 @@ def running_loop() -> AbstractEventLoop | None:
 
 def refuse_on_handler_loop(call: str, instead: str) -> None:
     """Raise `EventLoopBlockedError` if this thread runs an event loop of ``async def`` handlers."""
-    if handler_loops and running_loop() in handler_loops:
+    if any(loop.is_current() for loop in tuple(handler_loops)):
         raise EventLoopBlockedError(
             f"{call} would block this event loop, and the handler that it waits for may run on it; write {instead!r}"
         )

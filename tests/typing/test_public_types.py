@@ -143,6 +143,30 @@ def test_an_awaited_verb_returns_the_type_of_the_verb(mqtemplate_broker: Embedde
     asyncio.run(await_each_verb(template))
 
 
+def test_an_application_awaits_an_async_main_and_returns_the_type_of_its_result() -> None:
+    async def main(template: RocketMQTemplate) -> int:
+        async with template.subscribe("orders", Order, consumer_group="billing") as orders:
+            await template.async_send("orders", Order(1))
+            async for order in orders:
+                return assert_type(order, Order).id
+        return 0
+
+    async def start() -> None:
+        async with MQApplication(settings={"rocketmq.name-server": "embedded:memory"}) as app:
+            assert_type(app, MQApplication)
+            assert_type(app.template, RocketMQTemplate)
+
+    def plain_main() -> str:
+        return "done"
+
+    assert assert_type(MQApplication(settings={"rocketmq.name-server": "embedded:memory"}).run(main), int | None) == 1
+    assert (
+        assert_type(MQApplication(settings={"rocketmq.name-server": "embedded:memory"}).run(plain_main), str | None)
+        == "done"
+    )
+    asyncio.run(start())
+
+
 def test_decorators_do_not_change_the_type() -> None:
     """A decorated function is still that function, and a test calls it like any other."""
 

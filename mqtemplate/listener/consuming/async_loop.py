@@ -44,15 +44,12 @@ class RunningLoop(HandlerLoop):
     def is_current(self) -> bool:
         return running_loop() is self._loop
 
-    def serve(self) -> None:
-        handler_loops.add(self._loop)
-
     def call_outside(self, function: Callable[[], object]) -> None:
         _call_in_thread(function)
 
     def stop(self) -> None:
         self.cancel()
-        handler_loops.discard(self._loop)
+        handler_loops.discard(self)
 
 
 class LoopThread(HandlerLoop):
@@ -72,14 +69,10 @@ class LoopThread(HandlerLoop):
                     target=self._loop.run_forever, name="mqtemplate-listener-loop", daemon=True
                 )
                 self._thread.start()
-                handler_loops.add(self._loop)
             return self._loop
 
     def is_current(self) -> bool:
         return self._thread is threading.current_thread()
-
-    def serve(self) -> None:
-        pass  # no other code runs on this loop before its first handler
 
     def call_outside(self, function: Callable[[], object]) -> None:
         _call_in_thread(function)
@@ -90,7 +83,7 @@ class LoopThread(HandlerLoop):
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
-        handler_loops.discard(loop)
+        handler_loops.discard(self)
         if thread is threading.current_thread():  # a handler stops the application
             loop.call_soon(loop.stop)
             return

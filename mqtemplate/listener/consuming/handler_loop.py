@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 
 from mqtemplate.errors import EventLoopBlockedError
+from mqtemplate.futures import handler_loops
 
 RunAwaitable = Callable[[Awaitable[object]], object]
 """Function that runs the result of an ``async def`` handler to its end and returns its result; the calling thread
@@ -65,9 +66,9 @@ class HandlerLoop(ABC):
     def is_current(self) -> bool:
         """Return True if this thread runs the loop: a call that waits for a handler would wait for itself."""
 
-    @abstractmethod
     def serve(self) -> None:
         """Note that handlers run on the loop from now on, until `stop`."""
+        handler_loops.add(self)
 
     @abstractmethod
     def call_outside(self, function: Callable[[], object]) -> None:

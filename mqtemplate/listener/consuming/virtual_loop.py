@@ -94,14 +94,10 @@ class VirtualLoop(HandlerLoop):
     def is_current(self) -> bool:
         return self._loop is not None and running_loop() is self._loop
 
-    def serve(self) -> None:
-        self.open()
-
     def open(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = _ClockEventLoop(self._clock, self._woken, self._runs)
             self._clock.services.append(self)
-            handler_loops.add(self._loop)
         return self._loop
 
     def _woken(self) -> None:
@@ -150,7 +146,7 @@ class VirtualLoop(HandlerLoop):
             while self._finished:
                 self._finished.popleft().resume()
         loop.close()
-        handler_loops.discard(loop)
+        handler_loops.discard(self)
         self._clock.services.remove(self)
         self._loop = None
 

@@ -171,6 +171,23 @@ def test_a_blocking_request_on_the_loop_of_the_handlers_is_refused_before_the_fi
     asyncio.run(main())
 
 
+def test_the_stop_of_one_application_does_not_allow_blocking_requests_beside_another(broker: EmbeddedBroker) -> None:
+    """Both have their handlers on one loop."""
+
+    async def main() -> None:
+        first, second = (ListenerRegistry(broker, JsonMessageConverter()) for _ in range(2))
+        order, price = prices(RocketMQTemplate(broker))
+        for registry, handler in ((first, order), (second, price)):
+            registry.register(handler)
+            registry.start()
+        first.stop()
+        with pytest.raises(EventLoopBlockedError):
+            RocketMQTemplate(broker).send_and_receive("prices", "tea", str)
+        second.stop()
+
+    asyncio.run(main())
+
+
 def test_a_stop_on_the_loop_of_the_handlers_does_not_wait_for_them(broker: EmbeddedBroker) -> None:
     """They could not go on before it returns. Their messages stay uncommitted and are redelivered."""
 
