@@ -30,6 +30,7 @@ __all__ = [
     "ConsumeFromWhere",
     "Consumer",
     "ConsumerSpec",
+    "DelayedMessages",
     "MessageModel",
     "Registration",
 ]
@@ -173,7 +174,47 @@ class Registration(Protocol):
         """End the registration. A second call has no effect."""
 
 
-class Broker(ABC):
+class DelayedMessages(ABC):
+    """Control over pending messages: those that were sent with a delay and are not delivered yet."""
+
+    @abstractmethod
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+        """Cancel a pending message. A message that is reported as cancelled is never delivered.
+
+        Args:
+            handle: `SendResult.handle` of one message or of a batch; a recall handle of RocketMQ works too.
+            key: Instead of a handle: a key or a message id. All pending messages that have it are cancelled.
+            topic: With *key*: only messages for this topic.
+
+        Raises:
+            MessageError: Neither or both of *handle* and *key* are given, or the handle is invalid.
+            UnsupportedError: This broker does not support it.
+        """
+
+    @abstractmethod
+    def reschedule(
+        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+    ) -> ScheduleChange:
+        """Change the deliver time of a pending message; a time in the past means now. Other arguments as in `cancel`.
+
+        Raises:
+            DelayError: The delay is longer than the broker supports.
+        """
+
+    @abstractmethod
+    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+        """Return pending messages, ordered by deliver time.
+
+        Args:
+            cursor: `PendingPage.cursor` of the page before; None for the first page.
+        """
+
+    @abstractmethod
+    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+        """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
+
+
+class Broker(DelayedMessages):
     """A message broker: it stores messages and delivers them to consumers.
 
     Attributes:
@@ -372,44 +413,6 @@ class Broker(ABC):
     @abstractmethod
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Store that a clustering group has consumed all messages before *queue_offset*."""
-
-    # --- pending messages ----------------------------------------------------------------------
-
-    @abstractmethod
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """Cancel a pending message. A message that is reported as cancelled is never delivered.
-
-        Args:
-            handle: `SendResult.handle` of one message or of a batch; a recall handle of RocketMQ works too.
-            key: Instead of a handle: a key or a message id. All pending messages that have it are cancelled.
-            topic: With *key*: only messages for this topic.
-
-        Raises:
-            MessageError: Neither or both of *handle* and *key* are given, or the handle is invalid.
-            UnsupportedError: This broker does not support it.
-        """
-
-    @abstractmethod
-    def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
-    ) -> ScheduleChange:
-        """Change the deliver time of a pending message; a time in the past means now. Other arguments as in `cancel`.
-
-        Raises:
-            DelayError: The delay is longer than the broker supports.
-        """
-
-    @abstractmethod
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        """Return pending messages, ordered by deliver time.
-
-        Args:
-            cursor: `PendingPage.cursor` of the page before; None for the first page.
-        """
-
-    @abstractmethod
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
 
     # --- finding -------------------------------------------------------------------------------
 

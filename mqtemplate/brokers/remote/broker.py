@@ -10,11 +10,10 @@ import structlog
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
-from mqtemplate.brokers.remote.producing.recall import cancel
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
+from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
@@ -22,8 +21,6 @@ from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
-
-_ALTERNATIVES = "use the broker's own tools (mqadmin), or the embedded broker or our server"
 
 
 class RemoteBroker(Broker):
@@ -178,26 +175,18 @@ class RemoteBroker(Broker):
     # --- delayed messages ----------------------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """Cancel a message with a timer, by its handle.
-
-        A RocketMQ broker does not check the message: ``CANCELLED`` means that it will not be delivered if it is still
-        pending.
-        """
-        return cancel(self._client.context, handle, key)
+        return self._client.delayed.cancel(handle, key=key, topic=topic)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
-        raise UnsupportedError(
-            "a RocketMQ cluster cannot reschedule a message; cancel it by its handle and send it again, or use the "
-            "embedded broker or our server"
-        )
+        return self._client.delayed.reschedule(handle, deliver_ms, key=key, topic=topic)
 
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        raise UnsupportedError(f"a RocketMQ cluster does not list pending messages; {_ALTERNATIVES}")
+        return self._client.delayed.pending(query, max_count, cursor)
 
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        raise UnsupportedError(f"a RocketMQ cluster does not count pending messages; {_ALTERNATIVES}")
+        return self._client.delayed.count_pending(query, bucket_ms)
 
     # --- finding -------------------------------------------------------------------------------
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import structlog
 
-from mqtemplate.broker import Capability
+from mqtemplate.broker import Capability, DelayedMessages
 from mqtemplate.brokers.remote.client_context import ClientContext, SentOffsets
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
@@ -56,6 +57,7 @@ class ClusterClient:
         self.queries = Queries(context)
         self.transactions = Transactions(context, self.producer)
         self.requests = Requests(context, self.producer)
+        self._rocketmq_cluster = RocketMQCluster(context)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 
@@ -100,6 +102,11 @@ class ClusterClient:
         if min(self._first.versions.values(), default=int(Version.V5_0_0)) >= Version.V5_0_0:
             common.add(Capability.TIMER)
         return frozenset(common)
+
+    @property
+    def delayed(self) -> DelayedMessages:
+        """Pending messages, in the way that the brokers of the cluster support."""
+        return self._rocketmq_cluster
 
     def leave(self) -> None:
         """Close the members and unregister, while the services still run."""
