@@ -33,7 +33,8 @@ def encode_handle(handle: RecallHandle) -> str:
 
     RocketMQ has no offset, and ignores a sixth word. Source: ``RecallMessageHandle.HandleV1``.
     """
-    return base64.urlsafe_b64encode(" ".join((_VERSION, *map(str, handle))).encode()).decode()
+    words = handle if handle.physical_offset >= 0 else handle[:-1]
+    return base64.urlsafe_b64encode(" ".join((_VERSION, *map(str, words))).encode()).decode()
 
 
 def decode_handle(text: str) -> RecallHandle:

@@ -157,7 +157,7 @@ class EmbeddedBroker(Broker):
         )
 
     def _capabilities(self) -> frozenset[Capability]:
-        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER}
+        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER, Capability.TIMER_CHANGE}
         if self.path is None:
             missing.add(Capability.LOCAL_FILES)
         return frozenset(Capability) - missing

@@ -57,7 +57,7 @@ class ClusterClient:
         self.queries = Queries(context)
         self.transactions = Transactions(context, self.producer)
         self.requests = Requests(context, self.producer)
-        self._rocketmq_cluster = RocketMQCluster(context)
+        self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 
@@ -98,9 +98,12 @@ class ClusterClient:
             Capability.TRANSACTION,
             Capability.REQUEST_REPLY,
             Capability.SQL92,
+            Capability.PENDING,
         }
         if min(self._first.versions.values(), default=int(Version.V5_0_0)) >= Version.V5_0_0:
             common.add(Capability.TIMER)
+            if self._rocketmq_cluster.can_recall():
+                common.add(Capability.TIMER_CHANGE)
         return frozenset(common)
 
     @property

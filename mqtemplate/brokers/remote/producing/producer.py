@@ -31,6 +31,7 @@ from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _STATUS = {
     ResponseCode.SUCCESS: SendStatus.SEND_OK,
@@ -166,7 +167,7 @@ class Producer:
                 f"{', '.join(sorted({each.broker_name for each in route.write_queues}))}, from queue 0 on"
             )
         address = self._routes.address(queue.broker_name)
-        if request.has_timer and not request.has_level and self._instance.is_before_5(address):
+        if request.has_timer and not request.level and self._instance.is_before_5(address):
             raise UnsupportedError(
                 f"{request}: broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
                 "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true"
@@ -211,7 +212,8 @@ class Producer:
             (header.transaction_id or request.msg_id) if request.is_half else None,
             header.recall_handle,
         )
-        self._sent.add_sent(result, len(request.msg_ids), in_queue=request.is_immediate)
+        queue = result.message_queue if request.is_immediate else _delayed_queue(request, result)
+        self._sent.add_sent(result, len(request.msg_ids), queue)
         route = self._routes.cached(request.topic)
         if route is not None and route.is_default:
             self._routes.forget(request.topic)  # the broker has created the topic: look its real queues up
@@ -264,6 +266,15 @@ class _AsyncSend:
         self.producer.avoid(self.target)
         self.target = self.producer.target(self.request, self.route, self.queue, self.target.queue.broker_name)
         self.attempt()
+
+
+def _delayed_queue(request: SendRequest, result: SendResult) -> MessageQueue | None:
+    """Return the queue of a system topic that has a delayed message; None for others, such as half messages."""
+    if result.handle is not None:
+        return MessageQueue(TIMER_TOPIC, result.message_queue.broker_name, 0)
+    if request.level > 0:
+        return MessageQueue(SCHEDULE_TOPIC, result.message_queue.broker_name, request.level - 1)
+    return None
 
 
 def _is_over(deadline: float) -> bool:

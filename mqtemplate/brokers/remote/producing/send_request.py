@@ -35,7 +35,7 @@ class SendRequest:
         topic: The application's name; *wire_topic* is the name on the wire.
         msg_ids: The ids created by this client, one for each message.
         has_timer: The message has a delay that is not a level.
-        has_level: The message has a delay level.
+        level: The delay level of the message; 0 for none.
     """
 
     topic: str
@@ -52,12 +52,12 @@ class SendRequest:
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
     has_timer: bool = False
-    has_level: bool = False
+    level: int = 0
 
     @property
     def is_immediate(self) -> bool:
         """True if the message is in its queue when the broker has acknowledged it."""
-        return not (self.has_timer or self.has_level or self.is_half or self.code == RequestCode.SEND_REPLY_MESSAGE_V2)
+        return not (self.has_timer or self.level or self.is_half or self.code == RequestCode.SEND_REPLY_MESSAGE_V2)
 
     @property
     def is_half(self) -> bool:
@@ -135,7 +135,7 @@ class SendRequestFactory:
             flag=message.flag,
             default_queue_count=self._settings.default_topic_queue_nums,
             born_timestamp=self._clock.now_ms(),
-            has_level=properties.get(Property.DELAY, "0") != "0",
+            level=int(properties.get(Property.DELAY, "0")),
             has_timer=not _TIMER_PROPERTIES.isdisjoint(properties),
         )
 
