@@ -116,6 +116,10 @@ class ClientInstance:
         """Send a request that has no response."""
         self._remoting.invoke_one_way(address, self._with_extra_fields(request))
 
+    def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
+        """Call *work* later in a worker thread, where it may block; see `RemotingClient.call_later`."""
+        self._remoting.call_later(delay_ms, work)
+
     def invoke_all(
         self, requests: Iterable[tuple[str, RemotingCommand]], timeout_ms: int
     ) -> list[tuple[str, RemotingCommand | BrokerError]]:

@@ -122,6 +122,7 @@ class ClusterClient:
     def close(self) -> None:
         """Close the connections; pending requests end with an error."""
         self._is_closing = True
+        self.producer.close()
         self.requests.pending.close()
         for instance in self.members.instances():
             instance.close()

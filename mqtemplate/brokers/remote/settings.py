@@ -16,7 +16,7 @@ from mqtemplate.remoting.tls import ClientTls
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientIntervals:
-    """Intervals of a client's requests to name servers and brokers, and a limit. The ranges apply to ``application.yml``."""
+    """Intervals and limits of the requests of a client. The ranges apply to ``application.yml``."""
 
     poll_name_server_interval_ms: Annotated[int, Gt(0)] = 30_000
     """Milliseconds between two requests for the routes of topics."""

@@ -65,7 +65,7 @@ class Backlog:
                 records = self._queries.by_key(topic, key, _MOST_BY_KEY, 0, None, unique=unique)
                 if len(records) == _MOST_BY_KEY:
                     return None
-                found.update(dict.fromkeys(record.msg_id for record in records))
+                found.update(dict.fromkeys(record.msg_id for record in records if self.is_own(record)))
         return list(found)
 
     def timers_of(self, msg_id: str) -> list[MessageExt]:
@@ -133,11 +133,16 @@ class Backlog:
                 message = self._pending_message(record, due_ms)
                 yield TimerId(record.broker_name, message.msg_id, due_ms), message
 
-    def _matches(self, record: MessageExt, due_ms: int, query: PendingQuery) -> bool:
+    def is_own(self, record: MessageExt) -> bool:
+        """Return True if the message is for a topic of this client's namespace."""
         topic, namespace = record.properties.get(Property.REAL_TOPIC, ""), self._context.namespace
+        return namespace.wrap(namespace.unwrap(topic)) == topic
+
+    def _matches(self, record: MessageExt, due_ms: int, query: PendingQuery) -> bool:
+        topic = self._context.namespace.unwrap(record.properties.get(Property.REAL_TOPIC, ""))
         return (
-            namespace.wrap(namespace.unwrap(topic)) == topic  # else it belongs to another namespace
-            and (query.topic is None or namespace.unwrap(topic) == query.topic)
+            self.is_own(record)
+            and (query.topic is None or topic == query.topic)
             and (query.tag is None or record.tags == query.tag)
             and (query.key is None or query.key in (record.msg_id, *(record.keys or "").split(" ")))
             and (query.after_ms is None or due_ms >= query.after_ms)
