@@ -10,6 +10,7 @@ import structlog
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
 from mqtemplate.clock import Clock, SystemClock
@@ -209,6 +210,6 @@ class RemoteBroker(Broker):
 def _report(service: Service, error: Exception) -> None:
     """Log a failed step; the service repeats it."""
     if isinstance(error, BrokerError):
-        _log.warning("remote.service_failed", service=service.name, reason=str(error))
+        log_failure(_log, "remote.service_failed", error, service=service.name)
     else:
         _log.error("remote.service_failed", service=service.name, exc_info=error)

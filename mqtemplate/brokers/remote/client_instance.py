@@ -16,9 +16,10 @@ from typing import Protocol
 
 import structlog
 
+from mqtemplate.brokers.remote.outages import UNANSWERED, Outages, log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
@@ -71,6 +72,7 @@ class ClientInstance:
 
     Attributes:
         producer_groups: Producer groups as named on the wire.
+        outages: Log of servers that do not answer; all instances of a client share it.
         versions: Address -> version of the broker there, from its last response to a heartbeat.
     """
 
@@ -81,12 +83,15 @@ class ClientInstance:
         members: dict[str, GroupMember],
         handlers: Mapping[int, Handler],
         on_connection_lost: Callable[[str], None],
+        outages: Outages,
     ) -> None:
         self.id = create_client_id(settings.name_servers[0])
         self.members = members
         self.producer_groups: set[str] = set()
         self.versions: dict[str, int] = {}
         self._handlers = handlers
+        self.outages = outages
+        self._is_closed = False
         self._request_timeout_ms = settings.request_timeout_ms
         self._extra_fields = {"nsd": "true", "ns": settings.namespace_v2} if settings.namespace_v2 else {}
         self._registration_lock = threading.Lock()
@@ -100,7 +105,16 @@ class ClientInstance:
 
     def invoke(self, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         """Send a request and wait for the response; see `RemotingClient.invoke`."""
-        return self._remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
+        try:
+            response = self._remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
+        except UNANSWERED as exc:
+            # A caller that waits for a short time only, such as a send with a timeout of its own, proves no outage.
+            if isinstance(exc, RemoteConnectError) or timeout_ms >= self._request_timeout_ms:
+                self.report_failure(address, exc)
+            raise
+        if self.outages.is_open:
+            self.outages.answered(address)
+        return response
 
     def invoke_async(
         self,
@@ -136,7 +150,22 @@ class ClientInstance:
                 self.invoke_async(address, request, timeout_ms, future.set_result)
             except BrokerError as exc:
                 future.set_result(exc)
-        return [(address, future.result()) for address, future in pending]  # each request ends by its time limit
+        results = [(address, future.result()) for address, future in pending]  # each request ends by its time limit
+        for address, result in results:
+            self.report(address, result)
+        return results
+
+    def report(self, address: str, result: RemotingCommand | BrokerError) -> None:
+        """Log the start or the end of an outage after the result of an asynchronous request."""
+        if isinstance(result, UNANSWERED):
+            self.report_failure(address, result)
+        elif self.outages.is_open and isinstance(result, RemotingCommand):
+            self.outages.answered(address)
+
+    def report_failure(self, address: str, error: BrokerError) -> None:
+        """Log the start of an outage, unless the request failed because this instance was closed."""
+        if not self._is_closed:
+            self.outages.failed(address, error)
 
     def _with_extra_fields(self, request: RemotingCommand) -> RemotingCommand:
         if self._extra_fields:
@@ -168,7 +197,7 @@ class ClientInstance:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
             self.versions[address] = response.version
             return True
-        _log.warning("remote.heartbeat_failed", address=address, client_id=self.id, reason=str(response))
+        log_failure(_log, "remote.heartbeat_failed", response, address=address, client_id=self.id)
         return False
 
     def unregister(
@@ -187,6 +216,7 @@ class ClientInstance:
 
     def close(self) -> None:
         """Close the connections; pending requests end with an error."""
+        self._is_closed = True
         self._remoting.close()
 
     def _on_request(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:

@@ -11,6 +11,7 @@ from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
 from mqtemplate.brokers.remote.namespace import Namespace
+from mqtemplate.brokers.remote.outages import Outages, log_failure
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.producing.requests import Requests
@@ -47,6 +48,7 @@ class ClusterClient:
             "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
         )
 
+        self._outages = Outages(clock)
         first = self._first = self._new_instance()
         names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
         self._routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed)
@@ -69,7 +71,7 @@ class ClusterClient:
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: lambda channel, request: self.requests.on_reply(request),
             **AdminRequests(members, self._namespace, self._settings.name_servers).handlers(),
         }
-        return ClientInstance(self._settings, self._clock, members, handlers, self._on_connection_lost)
+        return ClientInstance(self._settings, self._clock, members, handlers, self._on_connection_lost, self._outages)
 
     # --- start and close -----------------------------------------------------------------------
 
@@ -133,7 +135,7 @@ class ClusterClient:
             "remote": [self._refreshes, self._heartbeats],
             "remote-groups": [self.members.rebalances, self.members.lock_renewals],
             "remote-offsets": [self.members.commits],
-            "remote-timers": [self.members.pull_retries, self.requests.pending],
+            "remote-timers": [self.members.pull_retries, self.requests.pending, self._outages],
         }
 
     # --- actions of the services ---------------------------------------------------------------
@@ -142,7 +144,7 @@ class ClusterClient:
         try:
             self._routes.load_cluster()
         except RemoteConnectError as exc:
-            _log.warning("remote.route_refresh_failed", reason=str(exc))
+            log_failure(_log, "remote.route_refresh_failed", exc)
             return _FAILED_REFRESH_MS
         except BrokerError:
             pass  # access control may forbid this request; the routes contain the brokers in use

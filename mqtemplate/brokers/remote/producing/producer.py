@@ -307,6 +307,8 @@ class _AsyncSend:
 
     def _finish_or_retry(self, response: RemotingCommand | BrokerError) -> None:
         producer, target = self.producer, self.target
+        if target is not None and (producer._instance.outages.is_open or not isinstance(response, RemotingCommand)):
+            producer._instance.report(target.address, response)
         if isinstance(response, RemotingCommand):
             if target is not None and not producer.may_retry(response):
                 self.future.set_result(producer.result(self.request, target, response))
