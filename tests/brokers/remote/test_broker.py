@@ -305,8 +305,8 @@ def test_a_wrong_secret_key_is_refused_with_advice(tmp_path: Path) -> None:
 # --- unsupported operations -----------------------------------------------------------------------
 
 
-def test_an_unsupported_operation_raises_an_error_with_the_alternative(cluster: LocalCluster, tmp_path: Path) -> None:
-    with client(cluster.address, tmp_path) as broker:
+def test_an_unsupported_operation_raises_an_error_with_the_alternative() -> None:
+    with ScriptedBroker() as scripted, RemoteBroker(RemoteSettings(name_servers=(scripted.address,))) as broker:
         with pytest.raises(UnsupportedError, match=r"cannot reschedule a message; cancel it by its handle"):
             broker.reschedule("handle", 1)
         with pytest.raises(UnsupportedError, match="does not list pending messages"):

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import RETRY_ELSEWHERE, send_error, unanswered_send_error
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
@@ -37,6 +38,10 @@ _STATUS = {
     ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+_WITHOUT = {
+    Capability.BATCH_DELAY: "send the messages one by one",
+    Capability.TRANSACTION_DELAY: "send it without a delay",
 }
 _SHORTEST_ATTEMPT_S = 0.005
 _NOT_RETRIED = (BrokerClosedError, ForkedError, UnsupportedError)
@@ -77,7 +82,7 @@ class Producer:
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         try:
             request = self.factory.for_messages(messages)
-            deadline, route = time.monotonic() + timeout_ms / 1_000, self.route(request.topic)
+            deadline, route = time.monotonic() + timeout_ms / 1_000, self._route_of(request)
             target = self.target(request, route, queue, None)
             _AsyncSend(self, request, queue, timeout_ms, deadline, future, route, target).attempt()
         except MQTemplateError as exc:
@@ -103,7 +108,7 @@ class Producer:
         """
         deadline = time.monotonic() + timeout_ms / 1_000
         attempts = 1 + (self._settings.retry_times_when_send_failed if queue is None else 0)
-        route = self.route(request.topic)
+        route = self._route_of(request)
         last_broker: str | None = None
         for number in range(1, attempts + 1):
             target = self.target(request, route, queue, last_broker)
@@ -156,7 +161,8 @@ class Producer:
 
         Raises:
             DestinationError: *queue* is not in the route.
-            UnsupportedError: The message has a timer, and the broker is older than 5.0: it would deliver at once.
+            UnsupportedError: The broker would deliver the message at once. It is older than 5.0 and the message has a
+                timer, or it is one of RocketMQ and the message has a delay in a batch or in a transaction.
         """
         if queue is None:
             queue = self._next_queue(route, last_broker)
@@ -171,7 +177,19 @@ class Producer:
                 f"{request}: broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
                 "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true"
             )
+        if request.needs is not None and request.needs not in self._instance.announced.get(address, ()):
+            raise UnsupportedError(
+                f"{request}: broker {queue.broker_name!r} at {address} does not support {request.needs.value} "
+                f"(RocketMQ's brokers do not); {_WITHOUT[request.needs]}"
+            )
         return _Target(queue, address)
+
+    def _route_of(self, request: SendRequest) -> TopicRoute:
+        """Return the route to send by. Its brokers have announced their capabilities if the message needs one."""
+        route = self.route(request.topic)
+        if request.needs is not None:
+            self._instance.register_at(route.masters())
+        return route
 
     def _next_queue(self, route: TopicRoute, last_broker: str | None) -> MessageQueue:
         """Return the queues in turn; queues of brokers that failed recently only if there are no others."""

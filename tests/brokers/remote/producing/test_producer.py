@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.errors import DestinationError, SendError, SendTimeoutError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.codes import Perm
+from mqtemplate.remoting.protocol.headers.delayed import HeartbeatResponseHeader
 from mqtemplate.results import SendStatus
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import Script, ScriptedBroker
 
 SEND = RequestCode.SEND_MESSAGE_V2
 MESSAGE = Message("orders", b"x")
@@ -182,3 +184,46 @@ def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(nam
                 broker.send_one_way(timer)
 
         assert cluster.count(SEND) == 0
+
+
+# --- delays that RocketMQ does not support ----------------------------------------------------------
+
+DELAYED = Message("orders", b"x", {Property.DELAY: "3"})
+
+
+def test_delays_in_a_batch_and_in_a_transaction_are_refused_by_brokers_that_did_not_announce_them(
+    cluster: ScriptedBroker,
+) -> None:
+    """A RocketMQ broker would store the message without an error, and deliver it at once."""
+    with client_of(cluster) as broker:
+        with pytest.raises(UnsupportedError, match=r"does not support delays on a batch.*send the messages one by one"):
+            broker.send_batch([DELAYED, MESSAGE])
+        with pytest.raises(UnsupportedError, match="does not support delays on a batch"):
+            broker.send_async([DELAYED, MESSAGE]).result(10)
+        with pytest.raises(UnsupportedError, match=r"delays on a message in a transaction.*send it without a delay"):
+            broker.send_half(DELAYED, "shop")
+
+    assert cluster.count(SEND) == cluster.count(RequestCode.SEND_BATCH_MESSAGE) == 0
+
+
+def test_a_broker_is_asked_for_its_capabilities_before_the_first_delayed_batch(cluster: ScriptedBroker) -> None:
+    """A route may have a broker that got no heartbeat yet; the periodic heartbeat comes later."""
+    with ScriptedBroker("broker-b") as other, client_of(cluster) as broker:
+        for each in (cluster, other):
+            each.script(RequestCode.HEART_BEAT, announcing("BATCH_DELAY,NEWER_THAN_THIS_CLIENT"))
+            each.script(RequestCode.SEND_BATCH_MESSAGE, each.accept)
+        broker.close()
+        broker.start()
+        cluster.others.append(other)
+        cluster.topic("invoices", queues=1)
+
+        for _ in range(2):
+            broker.send_batch([Message("invoices", b"x", DELAYED.properties)] * 2)
+
+        assert cluster.count(RequestCode.SEND_BATCH_MESSAGE) == other.count(RequestCode.SEND_BATCH_MESSAGE) == 1
+        assert Capability.BATCH_DELAY in broker.capabilities
+
+
+def announcing(names: str) -> Script:
+    header = HeartbeatResponseHeader(capabilities=names)
+    return lambda request: request.response(header=header)
