@@ -55,6 +55,18 @@ def decode_handle(text: str) -> RecallHandle:
         ) from exc
 
 
+def check_selection(handle: str | None, key: str | None) -> None:
+    """Check the arguments that name pending messages.
+
+    Raises:
+        MessageError: Neither or both are given, or *key* is not one word.
+    """
+    if (handle is None) == (key is None):
+        raise MessageError("name the pending message by its handle or by key=..., and by one of them")
+    if key is not None and (not key or " " in key):
+        raise MessageError(f"key must be one word, got {key!r}; call once for each key")
+
+
 def handle_of(topic: str, broker_name: str, properties: bytes, due_ms: int, physical_offset: int) -> str:
     """Return the handle of the delayed message whose record is at *physical_offset*.
 

@@ -16,6 +16,8 @@ from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.errors import BrokerError, UnsupportedError
 from mqtemplate.message import MessageQueue, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest
 from mqtemplate.topics import TIMER_TOPIC
 from tests.waiting import eventually
@@ -220,6 +222,32 @@ def test_a_client_with_a_namespace_lists_only_its_messages(rocketmq_5: str, tmp_
 
 
 # --- cancel and reschedule: recall, and recall after another send -----------------------------------
+
+
+def set_broker_config(under_test: BrokerUnderTest, line: str) -> None:
+    client = under_test.broker._client  # type: ignore[attr-defined]
+    request = RemotingCommand.request(RequestCode.UPDATE_BROKER_CONFIG, body=line.encode())
+    client.context.call(client.context.routes.address("broker-a"), request, "configure the broker")
+
+
+def test_a_broker_that_recalls_nothing_gets_no_second_message(rocketmq_5: str, tmp_path: Path) -> None:
+    """It is RocketMQ's default. The client asks before it sends the message again."""
+    with connected(rocketmq_5, tmp_path) as under_test:
+        topic = under_test.topic()
+        sent = under_test.send(topic, "stays", properties={Property.TIMER_DELAY_SEC: "60"})
+        set_broker_config(under_test, "recallMessageEnable=false")
+        try:
+            with pytest.raises(UnsupportedError, match="set recallMessageEnable=true on the broker"):
+                under_test.broker.reschedule(sent.handle, under_test.now_ms() + 120_000)
+            under_test.reopen()
+            capabilities = under_test.broker.capabilities
+        finally:
+            set_broker_config(under_test, "recallMessageEnable=true")
+
+        assert [message.handle for message in under_test.broker.pending(PendingQuery(topic=topic)).messages] == [
+            sent.handle
+        ]
+        assert Capability.TIMER_CHANGE not in capabilities
 
 
 def test_an_interrupted_reschedule_leaves_both_times_and_the_next_change_ends_that(

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.outages import UNANSWERED, Outages, log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
@@ -25,6 +26,7 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.group import UnregisterClientRequestHeader
 from mqtemplate.remoting.settings import RemotingClientSettings
 
@@ -59,6 +61,12 @@ def _local_ip(address: str) -> str:
         return "127.0.0.1"
 
 
+def _capabilities(names: str | None) -> frozenset[Capability]:
+    """Return the capabilities with these names; a newer server may announce more than this client knows."""
+    known = Capability.__members__
+    return frozenset(known[name] for name in (names or "").split(",") if name in known)
+
+
 class ClientInstance:
     """A client id with its own connections.
 
@@ -74,6 +82,7 @@ class ClientInstance:
         producer_groups: Producer groups as named on the wire.
         outages: Log of servers that do not answer; all instances of a client share it.
         versions: Address -> version of the broker there, from its last response to a heartbeat.
+        announced: Address -> capabilities that the server there announced; one of RocketMQ announces none.
     """
 
     def __init__(
@@ -89,6 +98,7 @@ class ClientInstance:
         self.members = members
         self.producer_groups: set[str] = set()
         self.versions: dict[str, int] = {}
+        self.announced: dict[str, frozenset[Capability]] = {}
         self._handlers = handlers
         self.outages = outages
         self._is_closed = False
@@ -188,14 +198,24 @@ class ClientInstance:
                 producer_data_set=[ProducerData(group_name=group) for group in sorted(self.producer_groups)],
                 consumer_data_set=[member.consumer_data() for member in list(self.members.values())],
             ).encode()
-            requests = [(address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body)) for address in addresses]
+            header = HeartbeatRequestHeader(requests_capabilities=True)
+            requests = [
+                (address, RemotingCommand.request(RequestCode.HEART_BEAT, header, body)) for address in addresses
+            ]
             responses = self.invoke_all(requests, self._request_timeout_ms)
         failed = [address for address, response in responses if not self._is_registered(address, response)]
         return not failed
 
+    def register_at(self, addresses: Iterable[str]) -> None:
+        """Send a heartbeat to those brokers that have answered none yet, so that `announced` has their capabilities."""
+        missing = [address for address in addresses if address not in self.versions]
+        if missing:
+            self.heartbeat(missing)
+
     def _is_registered(self, address: str, response: RemotingCommand | BrokerError) -> bool:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
             self.versions[address] = response.version
+            self.announced[address] = _capabilities(response.header(HeartbeatResponseHeader).capabilities)
             return True
         log_failure(_log, "remote.heartbeat_failed", response, address=address, client_id=self.id)
         return False

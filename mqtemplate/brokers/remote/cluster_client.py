@@ -9,6 +9,7 @@ from mqtemplate.brokers.remote.client_context import ClientContext, SentOffsets
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.outages import Outages, log_failure
@@ -59,6 +60,7 @@ class ClusterClient:
         self.queries = Queries(context)
         self.transactions = Transactions(context, self.producer)
         self.requests = Requests(context, self.producer)
+        self._our_server = OurServer(context)
         self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
@@ -93,25 +95,25 @@ class ClusterClient:
         self._first.heartbeat(self._routes.masters())
 
     def capabilities(self) -> frozenset[Capability]:
-        """Return the capabilities that all brokers have, by the versions in their heartbeat responses."""
-        common = {
-            Capability.DELAY_LEVEL,
-            Capability.QUERY,
-            Capability.TRANSACTION,
-            Capability.REQUEST_REPLY,
-            Capability.SQL92,
-            Capability.PENDING,
-        }
-        if min(self._first.versions.values(), default=int(Version.V5_0_0)) >= Version.V5_0_0:
-            common.add(Capability.TIMER)
-            if self._rocketmq_cluster.can_recall():
-                common.add(Capability.TIMER_CHANGE)
-        return frozenset(common)
+        """Return the capabilities that all brokers have.
+
+        A server of this library announces its own; for one of RocketMQ the version decides, and its answer to a recall.
+        """
+        first = self._first
+        rocketmq = [first.versions[address] for address in first.versions if not first.announced[address]]
+        each = [announced for address in first.versions if (announced := first.announced[address])]
+        if rocketmq or not each:
+            oldest = min(rocketmq, default=int(Version.V5_0_0))
+            each.append(_rocketmq_capabilities(oldest, can_recall=self._rocketmq_cluster.can_recall()))
+        return frozenset.intersection(*each)
 
     @property
     def delayed(self) -> DelayedMessages:
-        """Pending messages, in the way that the brokers of the cluster support."""
-        return self._rocketmq_cluster
+        """Pending messages: by our own requests if all brokers have announced them, else by those of RocketMQ."""
+        masters = self._routes.masters()
+        self._first.register_at(masters)
+        is_ours = all(Capability.PENDING in self._first.announced.get(address, ()) for address in masters)
+        return self._our_server if masters and is_ours else self._rocketmq_cluster
 
     def leave(self) -> None:
         """Close the members and unregister, while the services still run."""
@@ -178,3 +180,20 @@ class ClusterClient:
     def _on_connection_lost(self, address: str) -> None:
         if not self._is_closing:
             self._heartbeats.trigger()
+
+
+def _rocketmq_capabilities(version: int, *, can_recall: bool) -> frozenset[Capability]:
+    """Return the capabilities of a RocketMQ broker."""
+    capabilities = {
+        Capability.DELAY_LEVEL,
+        Capability.QUERY,
+        Capability.TRANSACTION,
+        Capability.REQUEST_REPLY,
+        Capability.SQL92,
+        Capability.PENDING,
+    }
+    if version >= Version.V5_0_0:
+        capabilities.add(Capability.TIMER)
+        if can_recall:
+            capabilities.add(Capability.TIMER_CHANGE)
+    return frozenset(capabilities)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import RETRY_ELSEWHERE, send_error
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
@@ -40,6 +41,10 @@ _STATUS = {
     ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+_WITHOUT = {
+    Capability.BATCH_DELAY: "send the messages one by one",
+    Capability.TRANSACTION_DELAY: "send it without a delay",
 }
 _UNANSWERED = (RemoteConnectError, RemoteTimeoutError)
 _NOT_RETRIED = (BrokerClosedError, ForkedError, UnsupportedError)
@@ -111,7 +116,7 @@ class Producer:
             target: _Target | None = None
             failure: BrokerError | RemotingCommand
             try:
-                target = self.target(request, self.find_route(request.topic), queue, last_broker)
+                target = self.target(request, self.route_of(request), queue, last_broker)
                 left_ms = max(1, int((deadline - time.monotonic()) * 1_000))
                 failure = self._instance.invoke(target.address, request.command(target.queue), left_ms)
                 if not self.may_retry(failure):
@@ -147,11 +152,11 @@ class Producer:
             SendError: The topic has no queue that accepts messages, or no name server answers.
         """
         try:
-            return self.find_route(topic)
+            return self._find_route(topic)
         except RemoteConnectError as exc:
             raise SendError(f"no route for {topic!r}: {exc}") from exc
 
-    def find_route(self, topic: str) -> TopicRoute:
+    def _find_route(self, topic: str) -> TopicRoute:
         """Return the route to send by; raise `RemoteConnectError` if no name server answers, else as `route`."""
         try:
             route = self._routes.publish_route(topic)
@@ -177,7 +182,8 @@ class Producer:
 
         Raises:
             DestinationError: *queue* is not in the route.
-            UnsupportedError: The message has a timer, and the broker is older than 5.0: it would deliver at once.
+            UnsupportedError: The broker would deliver the message at once. It is older than 5.0 and the message has a
+                timer, or it is one of RocketMQ and the message has a delay in a batch or in a transaction.
         """
         if queue is None:
             queue = self._next_queue(route, last_broker)
@@ -187,12 +193,27 @@ class Producer:
                 f"{', '.join(sorted({each.broker_name for each in route.write_queues}))}, from queue 0 on"
             )
         address = self._routes.address(queue.broker_name)
-        if request.has_timer and not request.level and self._instance.is_before_5(address):
+        if request.has_timer and not request.has_level and self._instance.is_before_5(address):
             raise UnsupportedError(
                 f"{request}: broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
                 "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true"
             )
+        if request.needs is not None and request.needs not in self._instance.announced.get(address, ()):
+            raise UnsupportedError(
+                f"{request}: broker {queue.broker_name!r} at {address} does not support {request.needs.value} "
+                f"(RocketMQ's brokers do not); {_WITHOUT[request.needs]}"
+            )
         return _Target(queue, address)
+
+    def route_of(self, request: SendRequest) -> TopicRoute:
+        """Return the route to send by; raise `RemoteConnectError` if no name server answers, else as `route`.
+
+        Its brokers have announced their capabilities if the message needs one.
+        """
+        route = self._find_route(request.topic)
+        if request.needs is not None:
+            self._instance.register_at(route.masters())
+        return route
 
     def _next_queue(self, route: TopicRoute, last_broker: str | None) -> MessageQueue:
         """Return the queues in turn; queues of brokers that failed recently only if there are no others."""
@@ -289,7 +310,7 @@ class _AsyncSend:
         """Send the request. This may block while the topic has no route."""
         last_broker = self.target.queue.broker_name if self.target is not None else None
         try:
-            route = self.producer.find_route(self.request.topic)
+            route = self.producer.route_of(self.request)
             self.target = self.producer.target(self.request, route, self.queue, last_broker)
             left_ms = max(1, int((self.deadline - time.monotonic()) * 1_000))
             command = self.request.command(self.target.queue)

@@ -17,7 +17,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.25
-_SHORTEST_TRY_S = 0.005
+_SHORTEST_TRY_S = 0.05  # in less time, a broker could store the message and answer too late
 _NOT_STORED = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY})
 """Responses of a broker that is overloaded, starts or stops. It has not stored the message."""
 
@@ -66,13 +66,11 @@ class Tries:
         self._add(address, failure)
         if not _stored_nothing(failure):
             self._counted += 1
-        left_s = self.deadline - time.monotonic()
-        if not self.may_repeat or self._counted > self.retries or left_s < _SHORTEST_TRY_S:
+        left_s = self.deadline - time.monotonic() - min(_SHORTEST_TRY_S, self.timeout_ms / 10_000)
+        if not self.may_repeat or self._counted > self.retries or left_s <= 0:
             return None
         pause_s = min(_FIRST_PAUSE_S * (1 << min(self._number - 1, 10)), _LONGEST_PAUSE_S)
-        # Half of the time that is left at most: the last tries are shortly before the timeout. A random part spreads
-        # the producers that lost one broker.
-        return min(pause_s, left_s / 2) * random.uniform(0.5, 1)
+        return min(pause_s * random.uniform(0.5, 1), left_s)  # at random times, since many producers lose one broker
 
     def _add(self, address: str, failure: BrokerError | RemotingCommand) -> None:
         self._number += 1

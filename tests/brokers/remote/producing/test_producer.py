@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.errors import BrokerClosedError, DestinationError, SendError, SendTimeoutError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.codes import Perm
+from mqtemplate.remoting.protocol.headers.delayed import HeartbeatResponseHeader
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import Script, ScriptedBroker
 from tests.waiting import eventually
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -119,20 +121,28 @@ def test_a_busy_broker_is_tried_again_until_it_accepts(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_error_lists_each_try_and_why_it_failed(cluster: ScriptedBroker, kind: str) -> None:
-    def refuse(request: RemotingCommand) -> RemotingCommand:
-        code = ResponseCode.SYSTEM_ERROR if cluster.count(SEND) == 2 else ResponseCode.SYSTEM_BUSY
-        return request.response(code, remark="no")
+    """Three of them are refusals that count; then the send ends, long before its timeout."""
+    error, busy = ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY
+    codes = iter([busy, error, busy, busy, error, error])
+    cluster.script(SEND, lambda request: request.response(next(codes), remark="no"))
 
-    cluster.script(SEND, refuse)
+    with client_of(cluster) as broker, pytest.raises(SendError, match="tried 6 times within 60000 ms") as failed:
+        send(broker, kind, None, 60_000)
 
-    with client_of(cluster) as broker, pytest.raises(SendError, match=r"tried \d+ times within 400 ms") as failed:
-        send(broker, kind, None, 400)
-
-    first, second, others = failed.value.tries
+    first, second, third, last = failed.value.tries
     assert re.fullmatch(r"\(1\) after \d+ ms: 127.0.0.1:\d+ answered 2 SYSTEM_BUSY: no; it is overloaded.*", first)
     assert re.fullmatch(r"\(2\) after \d+ ms: .* answered 1 SYSTEM_ERROR: no", second)
-    assert re.fullmatch(r"\(3-\d+\) after \d+ to \d+ ms: .* SYSTEM_BUSY.*", others)
-    assert all(text in str(failed.value) for text in (first, second, others))
+    assert re.fullmatch(r"\(3-4\) after \d+ to \d+ ms: .* SYSTEM_BUSY.*", third)
+    assert re.fullmatch(r"\(5-6\) after \d+ to \d+ ms: .* SYSTEM_ERROR: no", last)
+    assert all(text in str(failed.value) for text in failed.value.tries)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_timeout_ends_the_tries(cluster: ScriptedBroker, kind: str) -> None:
+    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
+
+    with client_of(cluster) as broker, pytest.raises(SendError, match=r"tried \d+ times within 300 ms: .*SYSTEM_BUSY"):
+        send(broker, kind, None, 300)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -271,3 +281,46 @@ def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(nam
                 broker.send_one_way(timer)
 
         assert cluster.count(SEND) == 0
+
+
+# --- delays that RocketMQ does not support ----------------------------------------------------------
+
+DELAYED = Message("orders", b"x", {Property.DELAY: "3"})
+
+
+def test_delays_in_a_batch_and_in_a_transaction_are_refused_by_brokers_that_did_not_announce_them(
+    cluster: ScriptedBroker,
+) -> None:
+    """A RocketMQ broker would store the message without an error, and deliver it at once."""
+    with client_of(cluster) as broker:
+        with pytest.raises(UnsupportedError, match=r"does not support delays on a batch.*send the messages one by one"):
+            broker.send_batch([DELAYED, MESSAGE])
+        with pytest.raises(UnsupportedError, match="does not support delays on a batch"):
+            broker.send_async([DELAYED, MESSAGE]).result(10)
+        with pytest.raises(UnsupportedError, match=r"delays on a message in a transaction.*send it without a delay"):
+            broker.send_half(DELAYED, "shop")
+
+    assert cluster.count(SEND) == cluster.count(RequestCode.SEND_BATCH_MESSAGE) == 0
+
+
+def test_a_broker_is_asked_for_its_capabilities_before_the_first_delayed_batch(cluster: ScriptedBroker) -> None:
+    """A route may have a broker that got no heartbeat yet; the periodic heartbeat comes later."""
+    with ScriptedBroker("broker-b") as other, client_of(cluster) as broker:
+        for each in (cluster, other):
+            each.script(RequestCode.HEART_BEAT, announcing("BATCH_DELAY,NEWER_THAN_THIS_CLIENT"))
+            each.script(RequestCode.SEND_BATCH_MESSAGE, each.accept)
+        broker.close()
+        broker.start()
+        cluster.others.append(other)
+        cluster.topic("invoices", queues=1)
+
+        for _ in range(2):
+            broker.send_batch([Message("invoices", b"x", DELAYED.properties)] * 2)
+
+        assert cluster.count(RequestCode.SEND_BATCH_MESSAGE) == other.count(RequestCode.SEND_BATCH_MESSAGE) == 1
+        assert Capability.BATCH_DELAY in broker.capabilities
+
+
+def announcing(names: str) -> Script:
+    header = HeartbeatResponseHeader(capabilities=names)
+    return lambda request: request.response(header=header)
