@@ -16,9 +16,12 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
 from mqtemplate.errors import MQTemplateError, SendError, UnsupportedError
 from mqtemplate.message import Message
+from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.brokers.remote.clients import bodies, client, join, take
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.contract.test_remote_server import free_address
 from tests.server.process import BrokerProcess
 from tests.waiting import eventually
@@ -166,3 +169,18 @@ def test_no_send_fails_while_a_server_is_killed_and_started_again(tmp_path: Path
 
     assert [log["event"] for log in logs if log["log_level"] in ("warning", "error")] == ["remote.outage_started"]
     assert [log["event"] for log in logs].count("remote.reconnected") == 1
+
+
+def test_a_group_that_a_restarted_broker_does_not_know_is_no_warning(tmp_path: Path) -> None:
+    """The broker refuses to list its members until the next heartbeat has registered them."""
+    with ScriptedBroker() as scripted:
+        groups = ScriptedGroups(scripted)
+        scripted.topic("orders")
+        with client(scripted.address, tmp_path) as broker, capture_logs() as logs:
+            scripted.refuse(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ResponseCode.SYSTEM_ERROR, "no consumer")
+            member = join(broker, "orders")
+            eventually(lambda: [log for log in logs if log["event"] == "remote.group_unknown"], "it is logged")
+            scripted.script(RequestCode.GET_CONSUMER_LIST_BY_GROUP, groups.list_members)
+            eventually(lambda: len(member.assignment()) == 4, "the member has its queues")
+
+    assert [log for log in logs if log["log_level"] in ("warning", "error")] == []

@@ -49,7 +49,7 @@ class GroupRequests:
         header = ConsumerGroupRequestHeader(consumer_group=self.wire_group)
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         operation = f"get the members of group {self.group!r}"
-        # SYSTEM_ERROR: the broker does not know the group. It was restarted, and the next heartbeat registers the members.
+        # SYSTEM_ERROR: the broker lacks the group, as after a restart. The next heartbeat registers its members.
         accepted = (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR)
         response = self.context.call(address, request, operation, accept=accepted)
         if response.code == ResponseCode.SYSTEM_ERROR:
