@@ -42,7 +42,7 @@ def announced_capabilities(server: ServerParts) -> str:
     """Return the names of the capabilities that remote clients of a server have, joined by commas."""
     missing = {Capability.LOCAL_FILES}
     if not server.settings.recall_message_enable:
-        missing.add(Capability.SCHEDULE_CHANGE)
+        missing |= {Capability.SCHEDULE_CHANGE, Capability.TIMER_CHANGE}
     if not server.settings.enable_property_filter:
         missing.add(Capability.SQL92)
     return ",".join(sorted(capability.name for capability in server.engine.capabilities - missing))
