@@ -10,6 +10,7 @@ import structlog
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
+from mqtemplate.brokers.remote.delayed.levels import change_delay_levels
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
@@ -188,6 +189,17 @@ class RemoteBroker(Broker):
 
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
         return self._client.delayed.count_pending(query, bucket_ms)
+
+    def change_delay_levels(self, text: str) -> None:
+        """Use another level table on each server, such as ``"1s 10s 2h"``, until its next start.
+
+        Pending messages keep their deliver time. With access control this needs an administrator.
+
+        Raises:
+            ConfigurationError: *text* is not a level table.
+            UnsupportedError: A broker of the cluster is one of RocketMQ, which reads its table at start only.
+        """
+        change_delay_levels(self._client.context, text)
 
     # --- finding -------------------------------------------------------------------------------
 
