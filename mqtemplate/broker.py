@@ -31,6 +31,7 @@ __all__ = [
     "ConsumeFromWhere",
     "Consumer",
     "ConsumerSpec",
+    "DelayedMessages",
     "MessageModel",
     "Registration",
 ]
@@ -47,6 +48,7 @@ class Capability(Enum):
     RETRY_DELAY = "exact retry delays"
     BATCH_DELAY = "delays on a batch"
     SCHEDULE_CHANGE = "cancel and reschedule"
+    TIMER_CHANGE = "cancel and reschedule messages with a timer"
     PENDING = "queries for pending messages"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a directory of this machine"
@@ -187,7 +189,47 @@ class Registration(Protocol):
         """End the registration. A second call has no effect."""
 
 
-class Broker(ABC):
+class DelayedMessages(ABC):
+    """Control over pending messages: those that were sent with a delay and are not delivered yet."""
+
+    @abstractmethod
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+        """Cancel a pending message. A message that is reported as cancelled is never delivered.
+
+        Args:
+            handle: `SendResult.handle` of one message or of a batch; a recall handle of RocketMQ works too.
+            key: Instead of a handle: a key or a message id. All pending messages that have it are cancelled.
+            topic: With *key*: only messages for this topic.
+
+        Raises:
+            MessageError: Neither or both of *handle* and *key* are given, or the handle is invalid.
+            UnsupportedError: This broker does not support it.
+        """
+
+    @abstractmethod
+    def reschedule(
+        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+    ) -> ScheduleChange:
+        """Change the deliver time of a pending message; a time in the past means now. Other arguments as in `cancel`.
+
+        Raises:
+            DelayError: The delay is longer than the broker supports.
+        """
+
+    @abstractmethod
+    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+        """Return pending messages, ordered by deliver time.
+
+        Args:
+            cursor: `PendingPage.cursor` of the page before; None for the first page.
+        """
+
+    @abstractmethod
+    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+        """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
+
+
+class Broker(DelayedMessages):
     """A message broker: it stores messages and delivers them to consumers.
 
     Attributes:
@@ -240,7 +282,7 @@ class Broker(ABC):
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """Create a topic, or add queues to it."""
 
-    def expect_topics(self, topics: Iterable[str]) -> None:  # noqa: B027 (optional: most brokers have nothing to note)
+    def expect_topics(self, topics: Iterable[str]) -> None:
         """Note topics that listeners of the application will read, before they subscribe.
 
         A broker that reports or refuses messages to unknown topics takes these for known.
@@ -403,44 +445,6 @@ class Broker(ABC):
     @abstractmethod
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Store that a clustering group has consumed all messages before *queue_offset*."""
-
-    # --- pending messages ----------------------------------------------------------------------
-
-    @abstractmethod
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """Cancel a pending message. A message that is reported as cancelled is never delivered.
-
-        Args:
-            handle: `SendResult.handle` of one message or of a batch; a recall handle of RocketMQ works too.
-            key: Instead of a handle: a key or a message id. All pending messages that have it are cancelled.
-            topic: With *key*: only messages for this topic.
-
-        Raises:
-            MessageError: Neither or both of *handle* and *key* are given, or the handle is invalid.
-            UnsupportedError: This broker does not support it.
-        """
-
-    @abstractmethod
-    def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
-    ) -> ScheduleChange:
-        """Change the deliver time of a pending message; a time in the past means now. Other arguments as in `cancel`.
-
-        Raises:
-            DelayError: The delay is longer than the broker supports.
-        """
-
-    @abstractmethod
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        """Return pending messages, ordered by deliver time.
-
-        Args:
-            cursor: `PendingPage.cursor` of the page before; None for the first page.
-        """
-
-    @abstractmethod
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
 
     # --- finding -------------------------------------------------------------------------------
 

@@ -90,7 +90,13 @@ class DelayError(MessageError):
 
 
 class SendError(MQTemplateError):
-    """The broker did not accept the message. A retry may help."""
+    """The broker did not accept the message. A retry may help.
+
+    Attributes:
+        tries: Each try of a remote broker and why it failed; equal ones in a row are one entry.
+    """
+
+    tries: tuple[str, ...] = ()
 
 
 class SendTimeoutError(SendError, TimeoutError):
@@ -134,7 +140,14 @@ class RemoteConnectError(BrokerError):
 
     A retry may help; with another broker or name server it may help at once. If the connection was lost, the peer may
     have carried out the request.
+
+    Attributes:
+        was_sent: The connection was lost after the request was sent, or while it was.
     """
+
+    def __init__(self, message: str, *, was_sent: bool = False) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
 
 
 class RemoteTimeoutError(BrokerError, TimeoutError):

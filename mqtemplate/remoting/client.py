@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -142,6 +143,15 @@ class RemotingClient:
             self._connect_and(address, None, lambda opened: opened.send_one_way(request), _log_lost)
         else:
             self._pool.get(address, None).send_one_way(request)
+
+    def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
+        """Call *work* after *delay_ms* in a worker thread, where it may block; drop it if the client is closed."""
+
+        def submit() -> None:
+            with contextlib.suppress(RuntimeError):  # the client was closed at this moment
+                self._connectors.submit(work)
+
+        self.loop.call_later(delay_ms, submit)
 
     def on_close(self, callback: Callable[[str], None]) -> None:
         """Call *callback* in the I/O thread with the address of each connection that has ended."""

@@ -170,7 +170,8 @@ class EmbeddedBroker(Broker):
         )
 
     def _capabilities(self) -> frozenset[Capability]:
-        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER, Capability.RETRY_DELAY}
+        timers = {Capability.TIMER, Capability.TIMER_CHANGE, Capability.RETRY_DELAY}
+        missing = set() if self.settings.timer_wheel_enable else timers
         if self.path is None:
             missing.add(Capability.LOCAL_FILES)
         return frozenset(Capability) - missing
@@ -485,9 +486,19 @@ class EmbeddedBroker(Broker):
         self._check_open()
         return self._pending.page(query, max_count, cursor)
 
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+    def count_pending(
+        self, query: PendingQuery, bucket_ms: int = 60_000, *, max_buckets: int | None = None
+    ) -> PendingCounts:
+        """See `Broker.count_pending`.
+
+        Args:
+            max_buckets: Most time spans in the result.
+
+        Raises:
+            MessageError: There are more spans, or *bucket_ms* is below 1.
+        """
         self._check_open()
-        return self._pending.count(query, bucket_ms)
+        return self._pending.count(query, bucket_ms, max_buckets)
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table, such as ``"1s 10s 2h"``, until the next start.

@@ -10,13 +10,14 @@ import structlog
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
-from mqtemplate.brokers.remote.producing.recall import cancel
+from mqtemplate.brokers.remote.delayed.levels import change_delay_levels
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
 from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels
-from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
+from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
@@ -26,8 +27,6 @@ from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
 
 _log = structlog.stdlib.get_logger("mqtemplate.remote")
-
-_ALTERNATIVES = "use the broker's own tools (mqadmin), or the embedded broker or our server"
 
 _LEVELS_MS: Sequence[int] = DelayLevels.parse().delays_ms
 
@@ -197,26 +196,29 @@ class RemoteBroker(Broker):
     # --- delayed messages ----------------------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """Cancel a message with a timer, by its handle.
-
-        A RocketMQ broker does not check the message: ``CANCELLED`` means that it will not be delivered if it is still
-        pending.
-        """
-        return cancel(self._client.context, handle, key)
+        return self._client.delayed.cancel(handle, key=key, topic=topic)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
-        raise UnsupportedError(
-            "a RocketMQ cluster cannot reschedule a message; cancel it by its handle and send it again, or use the "
-            "embedded broker or our server"
-        )
+        return self._client.delayed.reschedule(handle, deliver_ms, key=key, topic=topic)
 
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        raise UnsupportedError(f"a RocketMQ cluster does not list pending messages; {_ALTERNATIVES}")
+        return self._client.delayed.pending(query, max_count, cursor)
 
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        raise UnsupportedError(f"a RocketMQ cluster does not count pending messages; {_ALTERNATIVES}")
+        return self._client.delayed.count_pending(query, bucket_ms)
+
+    def change_delay_levels(self, text: str) -> None:
+        """Use another level table on each server, such as ``"1s 10s 2h"``, until its next start.
+
+        Pending messages keep their deliver time. With access control this needs an administrator.
+
+        Raises:
+            ConfigurationError: *text* is not a level table.
+            UnsupportedError: A broker of the cluster is one of RocketMQ, which reads its table at start only.
+        """
+        change_delay_levels(self._client.context, text)
 
     # --- finding -------------------------------------------------------------------------------
 
@@ -239,6 +241,6 @@ class RemoteBroker(Broker):
 def _report(service: Service, error: Exception) -> None:
     """Log a failed step; the service repeats it."""
     if isinstance(error, BrokerError):
-        _log.warning("remote.service_failed", service=service.name, reason=str(error))
+        log_failure(_log, "remote.service_failed", error, service=service.name)
     else:
         _log.error("remote.service_failed", service=service.name, exc_info=error)

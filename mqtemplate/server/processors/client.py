@@ -17,10 +17,12 @@ from mqtemplate.remoting.protocol.bodies.group import (
 )
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.group_table import mixed_group_error
 from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.processors.delayed import announced_capabilities
 from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -68,7 +70,10 @@ class ClientProcessor:
             clients.forget(connection)
         if refusals:
             raise refusals[0]
-        return request.response()
+        # A client of RocketMQ does not request the capabilities, and gets the response of RocketMQ's broker.
+        if not request.header(HeartbeatRequestHeader).requests_capabilities:
+            return request.response()
+        return request.response(header=HeartbeatResponseHeader(capabilities=announced_capabilities(self.server)))
 
     def _register_consumer(self, consumer: ConsumerData, channel: ClientChannel, *, without_sub: bool) -> None:
         """Register a consumer.

@@ -20,6 +20,7 @@ from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.subscriptions import Subscription
 from mqtemplate.brokers.retry import send_back_of
 from mqtemplate.errors import BrokerClosedError, BrokerError
@@ -146,7 +147,7 @@ class RemoteConsumer(Consumer):
                 return set(route.read_queues)
             ids = self.requests.list_members(topic)
         except BrokerError as exc:
-            _log.warning("remote.rebalance_failed", group=self.spec.group, topic=topic, reason=str(exc))
+            log_failure(_log, "remote.rebalance_failed", exc, group=self.spec.group, topic=topic)
             return None
         if self.context.instance.id not in ids:  # the broker has no heartbeat with this member yet
             return None
@@ -163,7 +164,7 @@ class RemoteConsumer(Consumer):
             try:
                 queue_offset = self.start_offset(queue)
             except BrokerError as exc:
-                _log.warning("remote.queue_start_failed", group=self.spec.group, queue=str(queue), reason=str(exc))
+                log_failure(_log, "remote.queue_start_failed", exc, group=self.spec.group, queue=str(queue))
                 is_complete = False
                 continue
             self._assignment |= {queue}  # before its messages can be polled: commits of other queues are ignored

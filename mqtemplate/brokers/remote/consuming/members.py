@@ -25,6 +25,7 @@ from mqtemplate.brokers.remote.consuming.pull_client import PullClient
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
@@ -233,7 +234,7 @@ class Members:
         return None if due_ms is None else max(0, due_ms - self.context.clock.now_ms())
 
     def _flush_offsets(self) -> None:
-        self._for_each(lambda member: member.offsets.flush(), "remote.commit_failed")
+        self._for_each(lambda member: member.offsets.flush(is_last=False), "remote.commit_failed")
 
     def _renew_locks(self) -> None:
         self._for_each(RemoteConsumer.renew_locks, "remote.lock_renewal_failed")
@@ -243,7 +244,7 @@ class Members:
             try:
                 action(member)
             except MQTemplateError as exc:
-                _log.warning(failure_event, group=member.spec.group, reason=str(exc))
+                log_failure(_log, failure_event, exc, group=member.spec.group)
 
 
 def _start_offset(spec: ConsumerSpec, offsets: OffsetStore, queries: Queries, clock: Clock, queue: MessageQueue) -> int:
