@@ -2,9 +2,9 @@
 
 A server in its own process, with `ASYNC_FLUSH`: no race waits for the disk. Client processes send batches of timers,
 each message with its own deliver time, and cancel every message at about the moment at which it is due: by its handle
-or, each second one, by its key. Each thread shifts its cancels so that about half of them win. Afterwards the bench reads
-the whole topic. A message counts as "both" if its cancel was reported and it was delivered, as "neither" if its cancel
-was refused and it was not delivered, and as "twice" if it was delivered more than once.
+or, each second one, by its key. Each thread shifts its cancels so that about half of them win. Afterwards the bench
+reads the whole topic. A message counts as "both" if its cancel was reported and it was delivered, as "neither" if its
+cancel was refused and it was not delivered, and as "twice" if it was delivered more than once.
 
     python -m bench.cancel_race [RACES]
 """
