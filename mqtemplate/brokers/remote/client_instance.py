@@ -36,6 +36,7 @@ Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Handles a broker's request; returns the response, or None if there is none."""
 
 _numbers = itertools.count()
+_MAX_WARNINGS = 100
 
 
 class GroupMember(Protocol):
@@ -83,6 +84,7 @@ class ClientInstance:
         outages: Log of servers that do not answer; all instances of a client share it.
         versions: Address -> version of the broker there, from its last response to a heartbeat.
         announced: Address -> capabilities that the server there announced; one of RocketMQ announces none.
+        refusal: Why a strict server refused a member of a group, at the last heartbeat that it refused.
     """
 
     def __init__(
@@ -99,6 +101,8 @@ class ClientInstance:
         self.producer_groups: set[str] = set()
         self.versions: dict[str, int] = {}
         self.announced: dict[str, frozenset[Capability]] = {}
+        self.refusal: str | None = None
+        self._logged: set[str] = set()
         self._handlers = handlers
         self.outages = outages
         self._is_closed = False
@@ -202,6 +206,7 @@ class ClientInstance:
             requests = [
                 (address, RemotingCommand.request(RequestCode.HEART_BEAT, header, body)) for address in addresses
             ]
+            self.refusal = None
             responses = self.invoke_all(requests, self._request_timeout_ms)
         failed = [address for address, response in responses if not self._is_registered(address, response)]
         return not failed
@@ -215,10 +220,21 @@ class ClientInstance:
     def _is_registered(self, address: str, response: RemotingCommand | BrokerError) -> bool:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
             self.versions[address] = response.version
-            self.announced[address] = _capabilities(response.header(HeartbeatResponseHeader).capabilities)
+            header = response.header(HeartbeatResponseHeader)
+            self.announced[address] = _capabilities(header.capabilities)
+            self._log_warnings(address, header.warnings)
             return True
+        if isinstance(response, RemotingCommand) and response.code == ResponseCode.ILLEGAL_OPERATION:
+            self.refusal = response.remark
         log_failure(_log, "remote.heartbeat_failed", response, address=address, client_id=self.id)
         return False
+
+    def _log_warnings(self, address: str, warnings: str | None) -> None:
+        """Log each warning of a server once: it repeats them with each heartbeat."""
+        for warning in (warnings or "").splitlines()[:_MAX_WARNINGS]:
+            if warning not in self._logged and len(self._logged) < _MAX_WARNINGS:
+                self._logged.add(warning)
+                _log.warning("remote.subscriptions_differ", address=address, reason=warning)
 
     def unregister(
         self, addresses: Iterable[str], *, producer_group: str | None = None, consumer_group: str | None = None

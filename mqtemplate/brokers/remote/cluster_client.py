@@ -25,6 +25,7 @@ from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
 from mqtemplate.services import Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
@@ -164,7 +165,8 @@ class ClusterClient:
     # --- events --------------------------------------------------------------------------------
 
     def _on_group_changed(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        self.members.rebalance_all()
+        self._routes.look_up_missing()  # our server also sends this request when a topic was created
+        self.members.rebalance_group(request.header(ConsumerGroupRequestHeader).consumer_group)
         return None if request.is_one_way else request.response()
 
     def _on_transaction_check(self, channel: Connection, request: RemotingCommand) -> None:
@@ -174,8 +176,7 @@ class ClusterClient:
         route = self._routes.cached(topic)
         if route is not None and not self._first.versions.keys() >= set(route.masters()):
             self._heartbeats.trigger()  # the route has a broker at which this client is not registered
-        if self.members.all():
-            self.members.rebalance_all()
+        self.members.rebalance_topic(topic)
 
     def _on_connection_lost(self, address: str) -> None:
         if not self._is_closing:

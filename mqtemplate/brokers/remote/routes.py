@@ -165,6 +165,10 @@ class RouteTable:
             self._routes.pop(topic, None)
             self._looked_up_ms.pop(topic, None)
 
+    def look_up_missing(self) -> None:
+        """Have missing topics looked up at their next use, even within a second."""
+        self._looked_up_ms = {}
+
     def add_cluster_topic(self, topic: str) -> None:
         """Declare a topic of the cluster itself: no namespace is added to its name."""
         self._cluster_topics.add(topic)
@@ -178,8 +182,13 @@ class RouteTable:
         return self.clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
 
     def _fetch(self, topic: str) -> TopicRoute | None:
-        data = self.name_servers.topic_route(topic, in_namespace=topic not in self._cluster_topics)
-        self._looked_up_ms[topic] = self.clock.now_ms()
+        looked_up_ms = self._looked_up_ms
+        looked_up_ms[topic] = self.clock.now_ms()  # before the request: `look_up_missing` may be called while it runs
+        try:
+            data = self.name_servers.topic_route(topic, in_namespace=topic not in self._cluster_topics)
+        except BrokerError:
+            looked_up_ms.pop(topic, None)
+            raise
         if data is None:
             return None
         route = _route_of(topic, data)

@@ -23,7 +23,7 @@ from mqtemplate.brokers.remote.consuming.send_back import RetrySender
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.subscriptions import Subscription
 from mqtemplate.brokers.retry import check_can_send_back
-from mqtemplate.errors import BrokerClosedError, BrokerError
+from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.services import WakeEvent
@@ -99,7 +99,9 @@ class RemoteConsumer(Consumer):
             routes.existing(topic)  # its route has the addresses for the heartbeat
         for topic, subscription in self.subscriptions.items():
             self.requests.check_subscription(topic, subscription.data)
-        self.context.instance.heartbeat(routes.addresses())
+        instance, group = self.context.instance, self.requests.wire_group
+        if not instance.heartbeat(routes.addresses()) and f"group {group!r} has members" in (instance.refusal or ""):
+            raise ListenerError(instance.refusal)
         self._has_joined = True
         self.rebalance()
 

@@ -74,7 +74,7 @@ class Members:
         )
         self.lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
         self.pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
-        self._all_members_due = False
+        self._due_members: set[RemoteConsumer] = set()
         self._rebalanced_ms = clock.now_ms()
         self._offsets = BrokerOffsets(self.context)
         self._lock = threading.Lock()
@@ -210,20 +210,32 @@ class Members:
         failed = [each for each in self.instances() if not each.heartbeat(addresses if each.members else masters)]
         return not failed
 
-    def rebalance_all(self) -> None:
-        """Have all members rebalanced at once."""
-        self._all_members_due = True
-        self.rebalances.trigger()
+    def rebalance_group(self, wire_group: str) -> None:
+        """Have the members of a group rebalanced at once."""
+        self._rebalance_soon(lambda member: member.requests.wire_group == wire_group)
+
+    def rebalance_topic(self, topic: str) -> None:
+        """Have the members that subscribe to *topic* rebalanced at once."""
+        self._rebalance_soon(lambda member: topic in member.subscriptions)
+
+    def _rebalance_soon(self, is_concerned: Callable[[RemoteConsumer], bool]) -> None:
+        concerned = {member for member in self.all() if is_concerned(member)}
+        if concerned:
+            with self._lock:
+                self._due_members |= concerned
+            self.rebalances.trigger()
 
     def _rebalance(self) -> int | None:
-        """Rebalance all members if that is due, or those that need it."""
+        """Rebalance all members if that is due, or those that it is requested for or that need it."""
         now_ms = self.context.clock.now_ms()
         interval_ms = self.context.settings.rebalance_interval_ms
-        all_members = self._all_members_due or now_ms - self._rebalanced_ms >= interval_ms
+        all_members = now_ms - self._rebalanced_ms >= interval_ms
         if all_members:
-            self._all_members_due, self._rebalanced_ms = False, now_ms
+            self._rebalanced_ms = now_ms
+        with self._lock:
+            due, self._due_members = self._due_members, set()
         for member in self.all():
-            if all_members or member.needs_rebalance():
+            if all_members or member in due or member.needs_rebalance():
                 member.rebalance()
         return _INCOMPLETE_REBALANCE_MS if any(member.is_incomplete for member in self.all()) else None
 

@@ -26,9 +26,11 @@ class HeartbeatResponseHeader(CommandHeader):
 
     Attributes:
         capabilities: Names of `mqtemplate.broker.Capability`, joined by commas; None from a broker of RocketMQ.
+        warnings: Texts for the log of the client, one in a line: members of its groups have other subscriptions.
     """
 
     capabilities: str | None = wire(_CAPABILITIES, default=None)
+    warnings: str | None = wire("mqtemplateWarnings", default=None)
 
 
 class CancelDelayedMessageRequestHeader(RpcRequestHeader):
