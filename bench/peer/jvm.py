@@ -118,6 +118,7 @@ def command_line(
         f"-Xmx{heap_mib}m",
         f"-XX:MaxDirectMemorySize={2 * heap_mib}m",
         f"-Duser.home={home}",
+        f"-Djava.io.tmpdir={home}",  # a killed process leaves unpacked libraries there
         f"-Drocketmq.home.dir={home}",
         # With TLS a server generates a key and a certificate when it starts: half of the CPU time of its start.
         f"-Dtls.server.mode={'permissive' if tls else 'disabled'}",

@@ -13,27 +13,27 @@ from tests.conformance.java_clients import Case
 from tests.conformance.servers import BrokerProcess, Server, rocketmq_server, server_names
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def rocketmq() -> None:
     """Skip the test if RocketMQ cannot run here."""
     if reason := unavailable_reason():
         pytest.skip(reason)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def name_server(rocketmq: None) -> Iterator[NameServer]:
     with NameServer() as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def java(name_server: NameServer) -> Iterator[JavaClient]:
     """RocketMQ's client and tools. A test connects it to the broker that it started."""
     with JavaClient(name_server) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def port(rocketmq: None) -> int:
     """Port of RocketMQ's broker. The embedded broker uses it in IDs: an offset message ID has the broker's address."""
     return free_port()
@@ -42,7 +42,7 @@ def port(rocketmq: None) -> int:
 # --- RocketMQ's clients with both servers --------------------------------------------------------------
 
 
-@pytest.fixture(scope="session", params=server_names())
+@pytest.fixture(scope="package", params=server_names())
 def server(
     request: pytest.FixtureRequest, rocketmq: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
@@ -51,7 +51,7 @@ def server(
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tools(server: Server) -> Iterator[JavaClient]:
     """The client 5.5.0 with RocketMQ's tools."""
     with JavaClient(server) as client:
@@ -59,13 +59,13 @@ def tools(server: Server) -> Iterator[JavaClient]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def newest(server: Server, tools: JavaClient) -> Case:
     """The client 5.5.0, which has more features than 4.9.8."""
     return Case(server=server, version="5.5.0", client=tools, tools=tools)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def older(server: Server, tools: JavaClient) -> Iterator[Case]:
     with JavaClient(server, "4.9.8") as client:
         client.connect()

@@ -32,7 +32,7 @@ final class Extra {
 
     Extra(String nameServer) {
         this.nameServer = nameServer;
-        Guarded.interruptWaits();
+        Guarded.interruptWaits(250);
     }
 
     void connect(String instanceName) throws Exception {

@@ -8,7 +8,7 @@ import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 /** Differences of the client 4.9.8 from 5.5.0. Maven has no tools of this version. */
 final class Extra {
     Extra(String nameServer) {
-        Guarded.interruptWaits();
+        Guarded.interruptWaits(250);
     }
 
     void connect(String instanceName) {

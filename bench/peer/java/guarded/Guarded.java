@@ -31,7 +31,7 @@ public final class Guarded {
             while (System.in.read() >= 0) { } // discards the input
             System.exit(0);
         });
-        Runtime.getRuntime().addShutdownHook(new Thread(Guarded::interruptWaits));
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> interruptWaits(20)));
         Class.forName(args[0]).getMethod("main", String[].class).invoke(null, (Object) Arrays.copyOfRange(args, 1, args.length));
     }
 
@@ -51,8 +51,8 @@ public final class Guarded {
         thread.start();
     }
 
-    /** Interrupt needless waits from now on, in a daemon thread. */
-    static void interruptWaits() {
+    /** Interrupt needless waits from now on, in a daemon thread. Each look at all threads takes a millisecond or two. */
+    static void interruptWaits(long intervalMs) {
         startDaemon(() -> {
             while (true) {
                 Set<Integer> joined = joinedThreads();
@@ -62,7 +62,7 @@ public final class Guarded {
                     if (isSleeping(frames)) thread.interrupt();
                     if (isService(frames) && joined.contains(System.identityHashCode(thread))) end(thread);
                 }
-                Thread.sleep(20);
+                Thread.sleep(intervalMs);
             }
         });
     }
