@@ -99,7 +99,7 @@ class PendingView:
 
     # --- counts --------------------------------------------------------------------------------
 
-    def count(self, query: PendingQuery, bucket_ms: int, max_buckets: int | None) -> PendingCounts:
+    def count(self, query: PendingQuery, bucket_ms: int, max_buckets: int | None = None) -> PendingCounts:
         """See `EmbeddedBroker.count_pending`."""
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")

@@ -117,7 +117,11 @@ _BOTH = {
 
 def test_a_cluster_of_5_has_timers(rocketmq_5: str, tmp_path: Path) -> None:
     with connected(rocketmq_5, tmp_path) as under_test:
-        assert under_test.broker.capabilities == _BOTH | {Capability.TIMER, Capability.TIMER_CHANGE}
+        assert under_test.broker.capabilities == _BOTH | {
+            Capability.TIMER,
+            Capability.TIMER_CHANGE,
+            Capability.RETRY_DELAY,
+        }
 
 
 def test_a_cluster_of_4_has_no_timers(rocketmq_4: str, tmp_path: Path) -> None:

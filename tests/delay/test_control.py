@@ -281,6 +281,8 @@ def test_changes_are_counted(engine: DelayEngine) -> None:
 # --- races --------------------------------------------------------------------------------------
 
 ROUNDS = 50
+MAX_ROUNDS = 500
+LEAST_WINS = 1_000  # on a busy machine one side wins most races, so there may be more rounds
 GROUPS = 40
 MESSAGES_OF_A_GROUP = 25
 
@@ -320,13 +322,15 @@ class Group:
 @pytest.mark.usefixtures("frequent_thread_switches", "unformatted_log")
 @pytest.mark.parametrize("kind", ["level", "timer"])
 def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
-    """50,000 messages are changed and released at the same time: each has one winner, never both, never neither."""
+    """At least 50,000 messages are changed and released at once: each has one winner, never both, never neither."""
     engine = DelayEngine(levels="2s", log_file_size=1 << 22)
     service: DelayStore = engine.schedule if kind == "level" else engine.timer
     delay = {"DELAY": 1} if kind == "level" else {"TIMER_DELAY_MS": 2_000}
     chance = Random(4)
     groups: list[Group] = []
-    for number in range(ROUNDS):
+    for number in range(MAX_ROUNDS):
+        if number >= ROUNDS and LEAST_WINS <= len(markers_of(engine)) <= messages_of(groups) - LEAST_WINS:
+            break
         sent = [send_group(engine, delay, f"{number}-{group}", chance) for group in range(GROUPS)]
         engine.release_due()
         engine.clock.move_ms(2_000 - GROUPS - 1)  # the first group is due a millisecond later
@@ -336,17 +340,21 @@ def test_a_race_against_delivery_has_one_winner(kind: str) -> None:
 
     delivered = [message.record for message in engine.arrived()]
     markers = markers_of(engine)
-    message_count = len(groups) * MESSAGES_OF_A_GROUP
+    message_count = messages_of(groups)
     cancelled_count = sum(group.changed_count for group in groups if group.is_cancelled)
     moved_count = sum(group.changed_count for group in groups if not group.is_cancelled)
-    assert message_count == 50_000
+    assert message_count >= 50_000
     assert len(delivered) == len({record.body for record in delivered}) == message_count - cancelled_count
     assert len(markers) == cancelled_count + moved_count
     # One record replaces each message: its copy in the real topic, or a marker. A moved message is released later, too.
     replaced = Counter(map(released_source, [*delivered, *markers]))
     assert set(replaced.values()) == {1}, "one message is released and changed, or changed twice"
     assert len(replaced) == message_count + moved_count
-    assert 0.02 * message_count < len(markers) < 0.98 * message_count, "no race: one side was always first"
+    assert LEAST_WINS <= len(markers) <= message_count - LEAST_WINS, "no race: one side was always first"
+
+
+def messages_of(groups: list[Group]) -> int:
+    return len(groups) * MESSAGES_OF_A_GROUP
 
 
 def send_group(engine: DelayEngine, delay: dict[str, int], key: str, chance: Random) -> Group:
