@@ -6,13 +6,14 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import structlog
 
 _log = structlog.stdlib.get_logger("mqtemplate.context")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LONGEST_WAIT_S = 0.25
 
 
 def _interrupt_main_thread() -> None:
@@ -38,7 +39,11 @@ class StopRequests:
 
     def wait(self) -> str:
         """Wait for the first request and return its reason."""
-        return self._reasons.get()
+        while True:
+            # Python handles a signal between two instructions: one that arrives just before a wait blocks is handled
+            # when the wait ends.
+            with suppress(queue.Empty):
+                return self._reasons.get(timeout=_LONGEST_WAIT_S)
 
     @contextmanager
     def from_signals(self) -> Iterator[None]:
