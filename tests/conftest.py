@@ -1,7 +1,8 @@
-"""What holds for every test: no foreign settings, no deadlines, and Spark is skipped with a reason."""
+"""What holds for every test: no foreign settings, no deadlines, all log events, and Spark is skipped with a reason."""
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -16,6 +17,8 @@ def pytest_configure() -> None:
     """Settings of the developer's shell must not reach the applications that tests start."""
     for name in [name for name in os.environ if name.startswith(("MQTEMPLATE_", "ROCKETMQ_"))]:
         del os.environ[name]
+    # Every event of the library reaches pytest, which shows them for a test that fails.
+    logging.getLogger("mqtemplate").setLevel(logging.DEBUG)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

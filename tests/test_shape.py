@@ -21,6 +21,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.checksum": 0,
     "mqtemplate.clock": 0,
     "mqtemplate.errors": 0,
+    "mqtemplate.event_log": 0,
     "mqtemplate.exports": 0,
     "mqtemplate.java_hash": 0,
     "mqtemplate.metrics": 0,

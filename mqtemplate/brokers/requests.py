@@ -15,16 +15,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
-import structlog
-
 from mqtemplate.checksum import crc32
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import DELAY_PROPERTIES, HostAddress, Message, MessageExt, Property, create_unique_id
 from mqtemplate.metrics import Metrics
 from mqtemplate.topics import reply_topic
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 
 def create_request(message: Message, client_id: str, timeout_ms: int) -> Message:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
-
-import structlog
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
@@ -19,14 +18,15 @@ from mqtemplate.context.injection.components import collect_components
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
-from mqtemplate.context.startup import link, open_all, register_components
+from mqtemplate.context.startup import link, log_ready, open_all, register_components
 from mqtemplate.errors import ConfigurationError, DependencyError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.services import Service
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
-_log = structlog.stdlib.get_logger("mqtemplate.context")
+_log = get_logger("mqtemplate.context")
 
 T = TypeVar("T")
 
@@ -139,6 +139,7 @@ class MQApplication:
         Raises:
             MQTemplateError: The application cannot start; the class of the error names the cause.
         """
+        begin = time.monotonic()
         with self._lock:
             if self._state != "new":
                 raise DependencyError("an application is started once; create another MQApplication")
@@ -152,7 +153,7 @@ class MQApplication:
                 self._stop_after(exc)
                 raise
             self.is_ready.set()
-        _log.info("application.ready", listeners=len(self.listeners.containers), broker=self.broker.name)
+        log_ready(self.context, round((time.monotonic() - begin) * 1_000))
 
     def stop(self) -> None:
         """Stop everything: the listeners first, the broker last. Stopping twice has no effect.
@@ -171,7 +172,7 @@ class MQApplication:
                 return
             self._state = "stopped"
             self.is_ready.clear()
-            _log.info("application.stopping")
+            _log.debug("application.stopping")
             self.context.lifecycle.stop()
 
     def run(self, main: Callable[..., T] | None = None, *, keep_running: bool = False) -> T | None:
@@ -197,6 +198,7 @@ class MQApplication:
                 "and a harness that steps the application"
             )
         self._runner = threading.current_thread()
+        self.context.owns_process = True
         result: T | None = None
         with self._stop_requests.from_signals():
             try:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-import structlog
-
 from mqtemplate.errors import DependencyError
+from mqtemplate.event_log import get_logger
 
-_log = structlog.stdlib.get_logger("mqtemplate.context")
+_log = get_logger("mqtemplate.context")
 
 
 class Lifecycle:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-import structlog
-
 from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
@@ -14,11 +13,12 @@ from mqtemplate.context.injection.definitions import Definition, snake_case
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
 from mqtemplate.errors import ConfigurationError, DependencyError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
 
-_log = structlog.stdlib.get_logger("mqtemplate.context")
+_log = get_logger("mqtemplate.context")
 
 
 def register_components(context: ApplicationContext, clock: Clock | None) -> None:
@@ -55,6 +55,25 @@ def open_all(context: ApplicationContext) -> None:
     for part in context.parts:
         context.lifecycle.push(part.name, part.stop)
         part.start()
+
+
+def log_ready(context: ApplicationContext, took_ms: int) -> None:
+    """Log the one line of a normal start: the broker and its files, the configuration, and what runs."""
+    settings, broker = context.settings, context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
+    fields: dict[str, object] = {"broker": broker.name}
+    if isinstance(broker, EmbeddedBroker):
+        fields["files"] = "memory" if broker.path is None else str(broker.path.absolute())
+    else:
+        fields["name_server"] = settings.rocketmq.name_server
+    _log.info(
+        "application.ready",
+        **fields,
+        listeners=len(context.get(ListenerRegistry).containers),
+        starters=",".join(outcome.starter for outcome in context.conditions if outcome.applied) or "none",
+        profiles=",".join(settings.origins.profiles) or "none",
+        config=",".join(settings.origins.files) or f"no application.yml in {settings.origins.folder}",
+        took_ms=took_ms,
+    )
 
 
 def _start_broker(context: ApplicationContext) -> None:
@@ -155,7 +174,7 @@ def _check_spark_listeners(context: ApplicationContext) -> None:
 def _log_sources(context: ApplicationContext) -> None:
     """Log the files that were read and the outcome of each starter. A starter may have configured logging by now."""
     origins = context.settings.origins
-    _log.info("config.loaded", files=list(origins.files), profiles=list(origins.profiles))
+    _log.debug("config.loaded", files=list(origins.files), profiles=list(origins.profiles))
     for profile in origins.unmatched_profiles:
         _log.warning("config.profile_unmatched", profile=profile, hint="no file and no document is for it")
     for variable, meant in origins.unused_variables.items():
@@ -163,4 +182,4 @@ def _log_sources(context: ApplicationContext) -> None:
         _log.warning("config.variable_unused", variable=variable, hint=hint)
     for outcome in context.conditions:
         event = "starter.applied" if outcome.applied else "starter.skipped"
-        _log.info(event, starter=outcome.starter, reason=outcome.reason)
+        _log.debug(event, starter=outcome.starter, reason=outcome.reason)

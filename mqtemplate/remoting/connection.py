@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-import structlog
-
 from mqtemplate.errors import MessageError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.limits import ConnectionLimits, MemoryLimit
@@ -21,7 +20,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.streams import OutboundBuffer, Stream, TlsStream, reason_of
 from mqtemplate.remoting.timers import Timer
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 _JOIN_BYTES = 8_192
 """A body up to this size is copied into one part with its header: one part is sent faster than two."""

@@ -6,14 +6,13 @@ import socket
 import ssl
 from collections.abc import Callable
 
-import structlog
-
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream
 from mqtemplate.remoting.tls import FIRST_TLS_BYTE, TlsMode
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 
 class Handshake:

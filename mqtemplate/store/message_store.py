@@ -8,11 +8,11 @@ from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.event_log import get_logger
 from mqtemplate.java_hash import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.record.codec import RecordDraft, StoredRecord
@@ -39,7 +39,7 @@ A nearly full disk of a terabyte has space for months.
 """
 _FLUSH_TIMEOUT_MS = 60_000
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 
 def _tags_code_of(topic: str, properties: bytes, store_timestamp: int) -> int:

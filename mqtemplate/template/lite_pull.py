@@ -6,16 +6,15 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, ConversionError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import SelectorType, make_selector
 from mqtemplate.topics import check_topic
 
-_log = structlog.stdlib.get_logger("mqtemplate.template")
+_log = get_logger("mqtemplate.template")
 
 _STRAIGHT_TO_DEAD_LETTERS = -1  # see `Consumer.send_back`
 

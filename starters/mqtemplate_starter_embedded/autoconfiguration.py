@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import structlog
-
 from mqtemplate import Broker, Clock, EmbeddedBroker
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, check_embedded_support, unneeded_keys
+from mqtemplate.event_log import get_logger
 
-_log = structlog.stdlib.get_logger("mqtemplate.starter.embedded")
+_log = get_logger("mqtemplate.starter.embedded")
 
 
 class EmbeddedAutoConfiguration(AutoConfiguration):
@@ -29,7 +28,7 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
         if not context.has(Broker):
             check_embedded_support(context.settings)
             for key, reason in unneeded_keys(context.settings):
-                _log.info("config.key_unneeded", key=key, reason=reason)
+                _log.debug("config.key_unneeded", key=key, reason=reason)
         context.register(embedded_broker, name="broker")
 
 

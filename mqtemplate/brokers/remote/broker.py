@@ -6,8 +6,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
-import structlog
-
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.producing.recall import cancel
@@ -15,13 +13,14 @@ from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _ALTERNATIVES = "use the broker's own tools (mqadmin), or the embedded broker or our server"
 
@@ -69,7 +68,7 @@ class RemoteBroker(Broker):
                 ]
                 for thread in self._threads:
                     thread.start()
-        _log.info("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
+        _log.debug("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
 
     def close(self) -> None:
         with self._lifecycle:
@@ -81,7 +80,7 @@ class RemoteBroker(Broker):
             for thread in threads:
                 thread.stop()
             client.close()
-        _log.info("broker.stopped", broker=self.name)
+        _log.debug("broker.stopped", broker=self.name)
 
     def services(self) -> Sequence[Service]:
         client = self._started

@@ -61,6 +61,7 @@ def load_settings(
         unmatched_profiles=tuple(name for name in active if name not in files.mentioned_profiles),
         unused_variables=bound.unused,
         root=root,
+        folder=files.folder,
     )
     return _settings(Configuration(root, variables, origins))
 
@@ -76,9 +77,14 @@ def _settings(configuration: Configuration) -> AppSettings:
 
 
 class _Files:
-    """The files of a folder; each is read once."""
+    """The files of a folder; each is read once.
+
+    Attributes:
+        folder: The folder with its full path, for messages.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
         self._folder = folder
         self.read: list[str] = []
         self.mentioned_profiles: set[str] = set()

@@ -85,6 +85,7 @@ class ApplicationContext:
         parts: Components that starters added to run beside the listeners.
         conditions: The outcome of each starter.
         lifecycle: Stops of everything that is open; the last one added runs first.
+        owns_process: True while ``run()`` has the process to itself: starters may then write to standard error.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ApplicationContext:
         self.parts: list[Part] = []
         self.conditions: list[ConditionOutcome] = []
         self.lifecycle = Lifecycle()
+        self.owns_process = False
         self._definitions = Definitions()
         self._wiring = Wiring(self._definitions, settings)
         self._linked = False

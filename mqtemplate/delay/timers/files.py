@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import structlog
 
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_checkpoint import (
@@ -19,10 +18,11 @@ from mqtemplate.delay.timers.timer_log import TimerLog, TimerLogDamageError
 from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_SIZE, Magic, are_valid, slots_of
 from mqtemplate.delay.timers.timer_wheel import SLOT_DTYPE, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import StoreError, StoreFormatError
+from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
+_log = get_logger("mqtemplate.delay")
 
 TIMER_WHEEL_FILE = "timerwheel"
 TIMER_LOG_FOLDER = "timerlog"

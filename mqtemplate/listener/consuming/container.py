@@ -7,11 +7,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-import structlog
-
 from mqtemplate.broker import Broker, Consumer
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
@@ -22,7 +21,7 @@ from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
 from mqtemplate.listener.endpoint import Endpoint
 
-_log = structlog.stdlib.get_logger("mqtemplate.listener")
+_log = get_logger("mqtemplate.listener")
 
 _LONGEST_WAIT_MS = 5_000
 _WAIT_WHILE_HANDLING_MS = 500  # finished messages are committed at least this often
@@ -111,7 +110,7 @@ class ListenerContainer:
             self.state = ContainerState.RUNNING
             if not self._clock.is_virtual:
                 self._start_threads()
-        self._log.info(
+        self._log.debug(
             "listener.started",
             topics=list(settings.topics),
             selector=settings.selector.expression,
@@ -159,7 +158,7 @@ class ListenerContainer:
                 self.state = ContainerState.STOPPED
                 if self._owns_loop:
                     self._loop.stop()
-        write = self._log.warning if unfinished else self._log.info
+        write = self._log.warning if unfinished else self._log.debug
         write("listener.stopped", unfinished=unfinished)
 
     def _stop_threads(self) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-import structlog
-
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
 
 HANDLER_ERRORS = (Exception, asyncio.CancelledError, SystemExit)
@@ -16,7 +15,7 @@ HANDLER_ERRORS = (Exception, asyncio.CancelledError, SystemExit)
 
 _MAX_LOGGED_IDS = 10
 
-_log = structlog.stdlib.get_logger("mqtemplate.listener")
+_log = get_logger("mqtemplate.listener")
 
 
 class Failure(NamedTuple):

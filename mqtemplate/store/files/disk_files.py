@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from mqtemplate.errors import StoreFormatError
+from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, sync_folder
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.layout import file_name
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 
 class DiskFile(MappedFile):

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _TIMEOUT_MS = 5_000
 
