@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
     from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
+    from mqtemplate.delay_level import DelayLevel
     from mqtemplate.errors import MQTemplateError
     from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
     from mqtemplate.message import Message, MessageExt, MessageQueue
@@ -45,6 +46,7 @@ __all__ = [
     "TransactionState",
     "TransactionSendResult",
     # delayed messages
+    "DelayLevel",
     "ScheduleChange",
     "ScheduleChangeStatus",
     "PendingPage",
@@ -89,6 +91,7 @@ _MODULES = {
     "clock": ["Clock", "SystemClock", "VirtualClock"],
     "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
     "converter": ["JsonMessageConverter", "MessageConverter"],
+    "delay_level": ["DelayLevel"],
     "errors": ["MQTemplateError"],
     "listener": ["BatchFailure", "ConsumeMode", "ConsumeStatus", "current_message", "message_listener"],
     "message": ["Message", "MessageExt", "MessageQueue"],

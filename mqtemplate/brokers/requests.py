@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from mqtemplate.checksum import crc32
 from mqtemplate.clock import Clock
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import DELAY_PROPERTIES, HostAddress, Message, MessageExt, Property, create_unique_id
@@ -180,5 +181,5 @@ def _timeout_error(request: _PendingRequest) -> RequestTimeoutError:
         "give a longer timeout"
     )
     return RequestTimeoutError(
-        f"no reply to the request to {request.topic!r} arrived within {request.timeout_ms} ms; {advice}"
+        f"no reply to the request to {request.topic!r} arrived within {format_ms(request.timeout_ms)}; {advice}"
     )

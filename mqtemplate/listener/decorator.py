@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import Annotated, TypedDict, TypeVar, Unpack
 
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
+from mqtemplate.durations import Duration
 from mqtemplate.listener.attributes import (
     Attribute,
     ListenerDecorator,
     ListenerSpec,
     as_written,
     choice,
+    duration,
     flag,
     number,
     text,
@@ -63,8 +65,8 @@ class ListenerAttributes(TypedDict, total=False):
 
     pull_batch_size: Annotated[int | str, number(32, 1, 1_024)]
     """Maximum number of messages in one fetch."""
-    pull_interval: Annotated[int | str, number(0, 0, 65_535)]
-    """Milliseconds between two fetches."""
+    pull_interval: Annotated[Duration, duration(0, 0, 65_535)]
+    """Milliseconds, or a duration such as ``"1s"``, between two fetches."""
 
     consume_mode: Annotated[ConsumeMode | str, choice(ConsumeMode.CONCURRENTLY)]
     """``CONCURRENTLY``, or ``ORDERLY``: one message of each queue after the other."""
@@ -72,14 +74,15 @@ class ListenerAttributes(TypedDict, total=False):
     """Maximum number of handlers that run at the same time."""
     consume_thread_max: Annotated[int | str, number(64, 1, 1_000)]
     """Maximum number of threads. Above *consume_thread_number*, a thread starts only to replace a hanging one."""
-    consume_timeout: Annotated[int | str, number(15, 1, 60 * 24 * 7)]
-    """Minutes after which a handler counts as hanging. Its concurrent messages are sent back to the broker."""
+    consume_timeout: Annotated[Duration, duration(15, 1, 60 * 24 * 7, unit_ms=60_000)]
+    """Minutes, or a duration such as ``"90s"``, after which a handler counts as hanging. Its concurrent messages
+    are sent back to the broker."""
     consume_message_batch_max_size: Annotated[int | str, number(1, 1, 1_024)]
     """Maximum number of messages that a thread takes at a time. A batch handler (``list[T]``) gets them in one call,
     and 1 means *pull_batch_size* there. Any other handler is called for each of them."""
-    reply_timeout: Annotated[int | str, number(3_000, 1)]
-    """Milliseconds for sending one reply. A handler of single messages that returns a value replies with it to a
-    message that was sent by ``send_and_receive``."""
+    reply_timeout: Annotated[Duration, duration(3_000, 1)]
+    """Milliseconds, or a duration, for sending one reply. A handler of single messages that returns a value
+    replies with it to a message that was sent by ``send_and_receive``."""
     batch: Annotated[bool | None, as_written(None)]
     """True: a ``list[...]`` payload means several messages. False: it means one message with a JSON list as its body.
     None: several messages, if the annotation names the type of the items."""
@@ -88,8 +91,8 @@ class ListenerAttributes(TypedDict, total=False):
     """Number of retries before the dead letter topic; -1 means 16, or unlimited if ``ORDERLY``."""
     delay_level_when_next_consume: Annotated[int | str, number(0, -1, 1_000)]
     """Delay level of a retry; 0: the broker's sequence, -1: no retry but the dead letter topic."""
-    suspend_current_queue_time_millis: Annotated[int | str, number(1_000, 10, 30_000)]
-    """Milliseconds before an ``ORDERLY`` queue is retried after a failure."""
+    suspend_current_queue_time_millis: Annotated[Duration, duration(1_000, 10, 30_000)]
+    """Milliseconds, or a duration, before an ``ORDERLY`` queue is retried after a failure."""
 
     id: Annotated[str, text("")]
     """Name in logs and errors; by default that of the class or function."""
@@ -97,8 +100,8 @@ class ListenerAttributes(TypedDict, total=False):
     """False: the listener is left out."""
     auto_startup: Annotated[bool | str, flag(True)]
     """False: the application must call ``start()`` of the listener's container."""
-    await_termination_millis_when_shutdown: Annotated[int | str, number(1_000, 0, 3_600_000)]
-    """Milliseconds for which a stop waits for running handlers."""
+    await_termination_millis_when_shutdown: Annotated[Duration, duration(1_000, 0, 3_600_000)]
+    """Milliseconds, or a duration, for which a stop waits for running handlers."""
 
     # The embedded broker refuses these with a reason; on a cluster they must equal those of the application.
     access_key: Annotated[str, text("${rocketmq.consumer.access-key:}")]

@@ -37,7 +37,7 @@ class ListenerSettings:
     consume_thread_number: int
     consume_thread_max: int
     max_reconsume_times: int
-    consume_timeout: int
+    consume_timeout: float
     delay_level_when_next_consume: int
     suspend_current_queue_time_millis: int
     await_termination_millis_when_shutdown: int
@@ -70,7 +70,7 @@ class ListenerSettings:
     @property
     def consume_timeout_ms(self) -> int:
         """Time after which a handler counts as hanging."""
-        return self.consume_timeout * 60_000
+        return round(self.consume_timeout * 60_000)
 
     @property
     def retry_limit(self) -> int:

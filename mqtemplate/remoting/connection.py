@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
@@ -180,8 +181,8 @@ class Connection:
     def timeout_error(self, request: RemotingCommand, timeout_ms: int) -> RemoteTimeoutError:
         """Return the error for a request without a response in time."""
         return RemoteTimeoutError(
-            f"{self.remote} did not answer request {RequestCode.text(request.code)} within {timeout_ms} ms; it may "
-            "have been carried out all the same. Is the broker overloaded? Try again, or give it more time"
+            f"{self.remote} did not answer request {RequestCode.text(request.code)} within {format_ms(timeout_ms)}; "
+            "it may have been carried out all the same. Is the broker overloaded? Try again, or give it more time"
         )
 
     def close(self, reason: str) -> None:

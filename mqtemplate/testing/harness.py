@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
+from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.services import Service
 
 if TYPE_CHECKING:
     from mqtemplate.context.application import MQApplication
-
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SPAN = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))+\s*")
-_SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 _MAX_ROUNDS = 100_000
 
@@ -140,14 +136,9 @@ def span_ms(span: str | timedelta | int) -> int:
     Raises:
         ValueError: The span is negative, or a text of another form.
     """
-    if isinstance(span, timedelta):
-        milliseconds = span // timedelta(milliseconds=1)
-    elif isinstance(span, int):
-        milliseconds = span
-    elif _SPAN.fullmatch(span):
-        milliseconds = round(sum(float(number) * _UNITS_MS[unit] for number, unit in _SPAN_PART.findall(span)))
-    else:
-        raise ValueError(f"{span!r} is no span of time; write '3h', '1h 30m', '250ms', with the units ms s m h d")
-    if milliseconds < 0:
-        raise ValueError(f"time passes forward only, got {span!r}; VirtualClock.move_ms sets a clock back")
-    return milliseconds
+    try:
+        if isinstance(span, str) and not is_duration_text(span):
+            raise ValueError(f"a duration with units, such as '3h', '1h 30m', '250ms', got {span!r}")
+        return duration_ms(span)
+    except ValueError as exc:
+        raise ValueError(f"a span of time must be {exc}; VirtualClock.move_ms sets a clock back") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import (
     BrokerError,
     DelayError,
@@ -96,7 +97,7 @@ def unanswered_send_error(operation: str, cause: BrokerError, attempts: int, tim
     """Return the error for a send whose last attempt got no response."""
     kind = SendTimeoutError if isinstance(cause, TimeoutError) else SendError
     times = "once" if attempts == 1 else f"{attempts} times"
-    return kind(f"{operation}: tried {times} within {timeout_ms} ms, the last time: {cause}")
+    return kind(f"{operation}: tried {times} within {format_ms(timeout_ms)}, the last time: {cause}")
 
 
 def _describe(response: RemotingCommand, operation: str, address: str) -> str:

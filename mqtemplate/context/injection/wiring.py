@@ -6,11 +6,13 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from dependency_injector import providers
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
+from mqtemplate.context.config.binding import with_durations
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits
 from mqtemplate.context.injection.marks import Parameter, Section, Value, name_of, read_parameters
 from mqtemplate.context.settings.app import AppSettings
@@ -157,7 +159,8 @@ class Wiring:
         if value == "" and parameter.is_optional and parameter.wanted is not str and not parameter.has_default:
             return None
         try:
-            return TypeAdapter(parameter.wanted).validate_python(value)
+            wanted = parameter.wanted
+            return TypeAdapter(wanted).validate_python(with_durations(value) if wanted is timedelta else value)
         except (ValidationError, PydanticSchemaGenerationError) as exc:
             reason = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else "text cannot be read as this type"
             raise DependencyError(

@@ -11,8 +11,8 @@ from mqtemplate.context.settings.properties import CommaList, OptionalText, Prop
 
 
 class LoggingSettings(Properties):
-    """The logging starter: the library's events on standard error, for ``run()`` and the command line. It does nothing in
-    a program that has configured `logging`; see [logging](logging.md)."""
+    """The logging starter: the library's events on standard error, for ``run()`` and the command line. It does
+    nothing in a program that has configured `logging`; see [logging](logging.md)."""
 
     enabled: bool = True
     """True: the starter may show events."""

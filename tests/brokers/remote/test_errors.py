@@ -79,5 +79,5 @@ def test_the_error_for_an_unanswered_send_has_the_number_of_attempts() -> None:
     lost = unanswered_send_error("send", RemoteConnectError("refused"), 1, 500)
 
     assert isinstance(late, SendTimeoutError)
-    assert str(late) == "send: tried 3 times within 500 ms, the last time: no answer"
-    assert (type(lost), str(lost)) == (SendError, "send: tried once within 500 ms, the last time: refused")
+    assert str(late) == "send: tried 3 times within 500ms, the last time: no answer"
+    assert (type(lost), str(lost)) == (SendError, "send: tried once within 500ms, the last time: refused")

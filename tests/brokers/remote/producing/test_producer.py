@@ -115,7 +115,7 @@ def test_the_timeout_error_has_the_number_of_attempts(cluster: ScriptedBroker) -
 
     with (
         client_of(cluster) as broker,
-        pytest.raises(SendTimeoutError, match=r"send message \w+ to 'orders': tried once within 200 ms"),
+        pytest.raises(SendTimeoutError, match=r"send message \w+ to 'orders': tried once within 200ms"),
     ):
         broker.send(MESSAGE, timeout_ms=200)
 
