@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.autoconfigure import StarterSource, apply_starters, find_starters
 from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.failure_report import reported_failures
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import collect_components
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import link, log_ready, open_all, register_components
-from mqtemplate.errors import ConfigurationError, DependencyError
+from mqtemplate.errors import ConfigurationError, DependencyError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.registry import ListenerRegistry
@@ -56,8 +58,7 @@ class MQApplication:
         clock: The clock of all components. With a `VirtualClock` nothing starts a thread: a harness steps `services`.
         starters: Starters, instead of those that are installed.
 
-    Raises:
-        ConfigurationError: The configuration is invalid.
+    An invalid configuration or component is raised by the first use: `start`, ``with``, `settings`. `run` reports it.
     """
 
     def __init__(
@@ -71,24 +72,38 @@ class MQApplication:
         clock: Clock | None = None,
         starters: Iterable[StarterSource] | None = None,
     ) -> None:
-        if not isinstance(settings, AppSettings):
-            settings = load_settings(config_folder, profiles, environment, settings)
-        elif config_folder is not None or profiles or environment is not None:
-            raise ConfigurationError(
-                "finished settings were given, so config_folder, profiles and environment would not be read; "
-                "pass them to load_settings instead"
-            )
-        self.settings = settings
-        self.context = ApplicationContext(self.settings, overrides, collect_components(components))
+        self._invalid: MQTemplateError | None = None
+        given: tuple[object, ...] = ()
+        try:
+            if not isinstance(settings, AppSettings):
+                settings = load_settings(config_folder, profiles, environment, settings)
+            elif config_folder is not None or profiles or environment is not None:
+                raise ConfigurationError(
+                    "finished settings were given, so config_folder, profiles and environment would not be read; "
+                    "pass them to load_settings instead"
+                )
+            self.settings = settings
+            given = collect_components(components)
+            self.context = ApplicationContext(self.settings, overrides, given)
+        except MQTemplateError as exc:
+            self._invalid = exc  # raised by the first use, so that `run` can report it
         self.is_ready = threading.Event()
-        self._clock = clock or _clock_of_broker((*self.context.components, *(overrides or {}).values()))
+        self._clock = clock or _clock_of_broker((*given, *(overrides or {}).values()))
         self._starters = starters
         self._stop_requests = StopRequests()
         self._lock = threading.RLock()
         self._state = "new"
         self._runner: threading.Thread | None = None
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise the error of an invalid application for ``settings`` and ``context``, which it does not have."""
+        if name in ("settings", "context") and self.__dict__.get("_invalid") is not None:
+            raise self._invalid  # type: ignore[misc]  # checked in the line above
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     def __repr__(self) -> str:
+        if self._invalid is not None:
+            return f"<{type(self).__name__}: invalid: {self._invalid}>"
         components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
         names = ", ".join(map(name_of, components))
         return f"<{type(self).__name__}({names}): {self._state}, broker {self.settings.rocketmq.name_server}>"
@@ -140,6 +155,8 @@ class MQApplication:
             MQTemplateError: The application cannot start; the class of the error names the cause.
         """
         begin = time.monotonic()
+        if self._invalid is not None:
+            raise self._invalid
         with self._lock:
             if self._state != "new":
                 raise DependencyError("an application is started once; create another MQApplication")
@@ -189,7 +206,8 @@ class MQApplication:
             The result of *main*.
 
         Raises:
-            MQTemplateError: The application cannot start.
+            SystemExit: The application cannot start. Standard error has a report: what, where, what to do. With the
+                option ``--debug`` or ``MQTEMPLATE_DEBUG=1`` the error itself is raised.
             Exception: The exception of *main*, after the stop.
         """
         if self._clock is not None and self._clock.is_virtual:
@@ -198,17 +216,26 @@ class MQApplication:
                 "and a harness that steps the application"
             )
         self._runner = threading.current_thread()
-        self.context.owns_process = True
+        if self._invalid is None:
+            self.context.owns_process = True
         result: T | None = None
         with self._stop_requests.from_signals():
             try:
-                with self:
+                with self._started():
                     result, interrupted = self._call(main)
                     if main is None or (keep_running and not interrupted):
                         _log.info("application.stop_requested", by=self._stop_requests.wait())
             finally:
                 self._runner = None
         return result
+
+    def _started(self) -> ExitStack:
+        """Start, and return the context that stops; if the start fails, print a report and end the process."""
+        with reported_failures():
+            self.start()
+        running = ExitStack()
+        running.push(self)
+        return running
 
     def __enter__(self) -> Self:
         self.start()

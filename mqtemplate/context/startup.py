@@ -7,6 +7,7 @@ import inspect
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
+from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition, snake_case
@@ -140,10 +141,11 @@ def _start_listeners(context: ApplicationContext) -> None:
         target = _listener_of(component, context)
         if target is None or not is_listener(target):
             continue
-        try:
-            registry.register(target)
-        except ConfigurationError as exc:
-            raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
+        with pointing_to(component):
+            try:
+                registry.register(target)
+            except ConfigurationError as exc:
+                raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
     registry.start()
 
 

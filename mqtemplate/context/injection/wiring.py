@@ -13,6 +13,7 @@ from dependency_injector import providers
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from mqtemplate.context.config.binding import with_durations
+from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits
 from mqtemplate.context.injection.marks import Parameter, Section, Value, name_of, read_parameters
 from mqtemplate.context.settings.app import AppSettings
@@ -101,7 +102,8 @@ class Wiring:
             return
         uses = self._built_in_uses.get(definition, [])
         if definition.target is not None:
-            arguments = self.arguments(definition.target)
+            with pointing_to(definition.target):
+                arguments = self.arguments(definition.target)
             assert isinstance(definition.provider, providers.BaseSingleton)
             definition.provider.set_args(*arguments.positional).set_kwargs(**arguments.named)
             uses = arguments.uses
