@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
     from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
-    from mqtemplate.delay_level import DelayLevel
+    from mqtemplate.durations import DelayLevel
     from mqtemplate.errors import MQTemplateError
     from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
     from mqtemplate.message import Message, MessageExt, MessageQueue
@@ -91,7 +91,7 @@ _MODULES = {
     "clock": ["Clock", "SystemClock", "VirtualClock"],
     "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
     "converter": ["JsonMessageConverter", "MessageConverter"],
-    "delay_level": ["DelayLevel"],
+    "durations": ["DelayLevel"],
     "errors": ["MQTemplateError"],
     "listener": ["BatchFailure", "ConsumeMode", "ConsumeStatus", "current_message", "message_listener"],
     "message": ["Message", "MessageExt", "MessageQueue"],

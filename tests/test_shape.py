@@ -20,7 +20,6 @@ LEVELS: dict[str, int] = {
     # package or module -> level, as docs/architecture/README.md shows them; a package imports from lower levels only
     "mqtemplate.checksum": 0,
     "mqtemplate.clock": 0,
-    "mqtemplate.delay_level": 0,
     "mqtemplate.durations": 0,
     "mqtemplate.errors": 0,
     "mqtemplate.event_log": 0,

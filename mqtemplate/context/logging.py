@@ -1,4 +1,4 @@
-"""Formats of log events, for a process that the application owns and for programs that ask for them.
+"""Formats of log events, for a process that the application owns and for programs that want them.
 
 The library writes events to `logging` and configures nothing (`mqtemplate.event_log`). Three functions may be called:
 

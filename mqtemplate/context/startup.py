@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
@@ -13,8 +14,10 @@ from mqtemplate.context.injection.components import is_injectable, is_listener, 
 from mqtemplate.context.injection.definitions import Definition, snake_case
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
-from mqtemplate.errors import ConfigurationError, DependencyError
+from mqtemplate.converter import MessageConverter
+from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
+from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
@@ -143,10 +146,27 @@ def _start_listeners(context: ApplicationContext) -> None:
             continue
         with pointing_to(component):
             try:
-                registry.register(target)
+                _check_types(registry.register(target), context.get(MessageConverter))  # type: ignore[type-abstract]
             except ConfigurationError as exc:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
     registry.start()
+
+
+def _check_types(containers: Iterable[ListenerContainer], converter: MessageConverter) -> None:
+    """Refuse a handler whose parameter has a type that no body can become.
+
+    Raises:
+        ListenerError: It names the listener and the types that are allowed.
+    """
+    check = getattr(converter, "check_type", None)
+    for container in containers:
+        plan = container.endpoint.plan
+        if plan.is_raw or check is None:
+            continue
+        try:
+            check(plan.payload_type)
+        except ConversionError as exc:
+            raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
 
 
 def _listener_of(component: object, context: ApplicationContext) -> object | None:

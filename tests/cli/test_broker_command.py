@@ -161,7 +161,7 @@ def test_the_error_for_a_used_port_names_its_owner(tmp_path: Path) -> None:
     assert second.returncode == 1
     assert f"{used}" in second.stderr
     owner = f"process {first.process.pid} ("
-    assert f"; {used} is used by {owner}" in second.stderr
+    assert f"What to do  {used} is used by {owner}" in second.stderr
     assert "): stop it, or choose another address with --listen" in second.stderr
     assert second.stdout == ""
 

@@ -32,7 +32,7 @@ def run_program(folder: Path, text: str, *options: str, **variables: str) -> sub
 
 
 def test_run_reports_a_wrong_configuration_with_file_and_line(tmp_path: Path) -> None:
-    (tmp_path / "application.yml").write_text("rocketmq:\n  name-server: embedded:memory\n  nmae: x\n")
+    (tmp_path / "application.yml").write_text("rocketmq:\n  name-server: embedded:memory\n  name-servre: x\n")
 
     ended = run_program(tmp_path, "from mqtemplate import MQApplication\nMQApplication().run()\n")
 
@@ -44,7 +44,7 @@ def test_run_reports_a_wrong_configuration_with_file_and_line(tmp_path: Path) ->
         "***************************",
         "",
         "What        ConfigurationError: configuration is not usable: 1 problem",
-        "              application.yml:3: rocketmq.nmae: no such key; did you mean 'rocketmq.name-server'?",
+        "              application.yml:3: rocketmq.name-servre: no such key; did you mean 'rocketmq.name-server'?",
         f"Where       {tmp_path / 'application.yml'}, line 3",
         "What to do  correct it there; docs/configuration.md lists every key",
         "",
@@ -67,7 +67,7 @@ def test_run_reports_a_wrong_listener_with_the_place_of_its_definition(tmp_path:
     ended = run_program(tmp_path, LISTENER)
 
     assert ended.returncode == 1
-    assert "What        ListenerError: on_order: parameter 'order' has no type\n" in ended.stderr
+    assert "on_order: parameter 'order' has no type\nWhere" in ended.stderr
     assert f"Where       {tmp_path / 'app.py'}, line 4\n" in ended.stderr
     assert "What to do  annotate it with the type to convert the body to" in ended.stderr
     assert "Traceback" not in ended.stderr

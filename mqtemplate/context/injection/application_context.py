@@ -37,6 +37,10 @@ _SLOTS: dict[str, type] = {
 }
 
 
+_TEMPLATE_NAMES = frozenset({"template", "rocketmq_template", snake_case("RocketMQTemplate")})
+"""Names by which a template of the application becomes its template; one of another name stands beside it."""
+
+
 class Part(Protocol):
     """A component that a starter adds and that runs beside the listeners."""
 
@@ -264,7 +268,10 @@ class ApplicationContext:
 
     def _add_default(self, name: str, kind: type, provider: providers.Provider[Any]) -> None:
         """Add a built-in object. Its name contains a dot, so no class and no parameter can have the same name."""
-        self._definitions.add(Definition(f"mqtemplate.{name}", kind, provider, _BUILT_IN, is_default=True))
+        replaced_by = _TEMPLATE_NAMES if kind is RocketMQTemplate else frozenset()
+        self._definitions.add(
+            Definition(f"mqtemplate.{name}", kind, provider, _BUILT_IN, is_default=True, replaced_by=replaced_by)
+        )
 
     def _add_override(self, kind: type, replacement: object) -> None:
         target: Any = replacement if inspect.isclass(replacement) else None

@@ -65,6 +65,7 @@ class Wiring:
         if len(fitting) <= 1:
             return fitting[0] if fitting else None
         named = [definition for definition in fitting if definition.name == name]
+        named = named or [definition for definition in fitting if definition.is_default]
         if named:
             return named[0]
         raise DependencyError(
