@@ -16,6 +16,7 @@ from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.consuming.failure import FailureLog
 from mqtemplate.listener.consuming.invocation import Invocation
+from mqtemplate.listener.consuming.observed import ObservedInvocation, Observer
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
@@ -72,6 +73,7 @@ class ListenerContainer:
         self._loop = loop or (PrivateLoop() if broker.clock.is_virtual else LoopThread())
         self._failures = FailureLog(endpoint.id, endpoint.settings.group)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
+        self._observers: list[Observer] = []
         self._wake: Callable[[], None] = lambda: None
         self._state_lock = threading.Lock()
         self._wake_event = threading.Event()
@@ -125,12 +127,22 @@ class ListenerContainer:
             is_batch=endpoint.plan.is_batch,
             consumer=self._consumer,
             queues=self._queues,
-            handling=Invocation(endpoint, self._broker, self._converter, self._loop.run, self._failures),
+            handling=self._make_invocation(),
             failures=self._failures,
             clock=self._clock,
             on_earlier_due=self._wake_polling,
         )
         return OrderlyConsumeService(context) if settings.is_orderly else ConcurrentConsumeService(context)
+
+    def _make_invocation(self) -> Invocation:
+        arguments = (self.endpoint, self._broker, self._converter, self._loop.run, self._failures)
+        if self._clock.is_virtual:  # a test; a real clock has no observers, which would cost time for each message
+            return ObservedInvocation(*arguments, observers=self._observers)
+        return Invocation(*arguments)
+
+    def observe(self, observer: Observer) -> None:
+        """Report each call of the handler to a function, on a virtual clock only."""
+        self._observers.append(observer)
 
     def _start_threads(self) -> None:
         settings, name = self.endpoint.settings, f"mqtemplate-{self.endpoint.id}"
