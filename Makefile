@@ -74,7 +74,7 @@ lint: $(READY) ## Check format, lint and types
 	@$(VENV)/bin/mypy
 
 test: setup lint ## Lint, then run all tests
-	@$(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(VENV)/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 bench: setup ## Run every bench; each prints its figures
 	@for bench in $$(grep -l "^if __name__ ==" bench/*.py); do \

@@ -11,13 +11,26 @@ from mqtemplate.exports import load_export
 
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
-    from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+    from mqtemplate.brokers.remote.broker import RemoteBroker
+    from mqtemplate.brokers.remote.settings import RemoteSettings
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
     from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
     from mqtemplate.durations import DelayLevel
     from mqtemplate.errors import MQTemplateError
-    from mqtemplate.listener import BatchFailure, ConsumeMode, ConsumeStatus, current_message, message_listener
+    from mqtemplate.futures import AwaitableFuture
+    from mqtemplate.listener import (
+        Backoff,
+        BatchFailure,
+        ConsumeMode,
+        ConsumeStatus,
+        DeadLetter,
+        RetryLater,
+        current_message,
+        message_listener,
+    )
     from mqtemplate.message import Message, MessageExt, MessageQueue
     from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
     from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
@@ -39,6 +52,7 @@ __all__ = [
     "Message",
     "SendResult",
     "SendStatus",
+    "AwaitableFuture",
     "MessageConverter",
     "JsonMessageConverter",
     # in transactions
@@ -59,6 +73,9 @@ __all__ = [
     "ConsumeMode",
     "ConsumeStatus",
     "BatchFailure",
+    "Backoff",
+    "RetryLater",
+    "DeadLetter",
     "current_message",
     "ConsumeFromWhere",
     "MessageModel",
@@ -93,7 +110,17 @@ _MODULES = {
     "converter": ["JsonMessageConverter", "MessageConverter"],
     "durations": ["DelayLevel"],
     "errors": ["MQTemplateError"],
-    "listener": ["BatchFailure", "ConsumeMode", "ConsumeStatus", "current_message", "message_listener"],
+    "futures": ["AwaitableFuture"],
+    "listener": [
+        "Backoff",
+        "BatchFailure",
+        "ConsumeMode",
+        "ConsumeStatus",
+        "DeadLetter",
+        "RetryLater",
+        "current_message",
+        "message_listener",
+    ],
     "message": ["Message", "MessageExt", "MessageQueue"],
     "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],
     "results": ["SendResult", "SendStatus", "TransactionSendResult", "TransactionState"],

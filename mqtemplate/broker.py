@@ -9,7 +9,7 @@ The template and the listeners use this interface only. There are two implementa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
 from mqtemplate.clock import Clock
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
@@ -30,6 +31,7 @@ __all__ = [
     "ConsumeFromWhere",
     "Consumer",
     "ConsumerSpec",
+    "DelayedMessages",
     "MessageModel",
     "Registration",
 ]
@@ -43,8 +45,10 @@ class Capability(Enum):
 
     DELAY_LEVEL = "delay levels"
     TIMER = "any delay or deliver time"
+    RETRY_DELAY = "exact retry delays"
     BATCH_DELAY = "delays on a batch"
     SCHEDULE_CHANGE = "cancel and reschedule"
+    TIMER_CHANGE = "cancel and reschedule messages with a timer"
     PENDING = "queries for pending messages"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a directory of this machine"
@@ -143,14 +147,26 @@ class Consumer(ABC):
         """Store that all messages before *queue_offset* are consumed."""
 
     @abstractmethod
-    def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
+    def send_back(
+        self,
+        message: MessageExt,
+        delay_level: int = 0,
+        *,
+        delay_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         """Send a message back for a retry: it is delivered again, with ``reconsume_times`` one higher.
 
         The retry goes through ``%RETRY%group``. After ``max_reconsume_times`` the message goes to ``%DLQ%group``.
 
         Args:
-            delay_level: 0 lets the broker choose (3 + reconsume_times), a positive number is a level, and a negative
-                one sends the message to ``%DLQ%group`` now.
+            delay_level: 0 lets the broker choose (`Broker.retry_delays_ms`), a positive number is a level, and a
+                negative one sends the message to ``%DLQ%group`` now.
+            delay_ms: The exact delay, instead of a level.
+            properties: Properties to add to the message in ``%DLQ%group``, and to a retry with *delay_ms*.
+
+        Raises:
+            UnsupportedError: *delay_ms* is given, and the broker does not have `Capability.RETRY_DELAY`.
         """
 
     @abstractmethod
@@ -173,18 +189,69 @@ class Registration(Protocol):
         """End the registration. A second call has no effect."""
 
 
-class Broker(ABC):
+class DelayedMessages(ABC):
+    """Control over pending messages: those that were sent with a delay and are not delivered yet."""
+
+    @abstractmethod
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+        """Cancel a pending message. A message that is reported as cancelled is never delivered.
+
+        Args:
+            handle: `SendResult.handle` of one message or of a batch; a recall handle of RocketMQ works too.
+            key: Instead of a handle: a key or a message id. All pending messages that have it are cancelled.
+            topic: With *key*: only messages for this topic.
+
+        Raises:
+            MessageError: Neither or both of *handle* and *key* are given, or the handle is invalid.
+            UnsupportedError: This broker does not support it.
+        """
+
+    @abstractmethod
+    def reschedule(
+        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+    ) -> ScheduleChange:
+        """Change the deliver time of a pending message; a time in the past means now. Other arguments as in `cancel`.
+
+        Raises:
+            DelayError: The delay is longer than the broker supports.
+        """
+
+    @abstractmethod
+    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+        """Return pending messages, ordered by deliver time.
+
+        Args:
+            cursor: `PendingPage.cursor` of the page before; None for the first page.
+        """
+
+    @abstractmethod
+    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+        """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
+
+
+class Broker(DelayedMessages):
     """A message broker: it stores messages and delivers them to consumers.
 
     Attributes:
         name: Name of the broker, as in `MessageQueue.broker_name`.
         clock: Clock of the broker; delays count by it.
         capabilities: Optional features that this broker has.
+        delay_levels_ms: Delays of the levels, level 1 first. A cluster does not report its own, so these are
+            RocketMQ's defaults.
+        retry_delays_ms: Delays of the first, second, … retry, if `Consumer.send_back` gets none. The last one repeats.
     """
 
     name: str
     clock: Clock
     capabilities: frozenset[Capability]
+
+    @property
+    @abstractmethod
+    def delay_levels_ms(self) -> Sequence[int]: ...
+
+    @property
+    @abstractmethod
+    def retry_delays_ms(self) -> Sequence[int]: ...
 
     @abstractmethod
     def start(self) -> None:
@@ -215,6 +282,12 @@ class Broker(ABC):
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """Create a topic, or add queues to it."""
 
+    def expect_topics(self, topics: Iterable[str]) -> None:
+        """Note topics that listeners of the application will read, before they subscribe.
+
+        A broker that reports or refuses messages to unknown topics takes these for known.
+        """
+
     @abstractmethod
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         """Store a message; deliver it later if its properties request a delay. *message* is not changed.
@@ -240,7 +313,7 @@ class Broker(ABC):
     @abstractmethod
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         """Do `send` (one message) or `send_batch` (several) without waiting for the result."""
 
     @abstractmethod
@@ -372,44 +445,6 @@ class Broker(ABC):
     @abstractmethod
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Store that a clustering group has consumed all messages before *queue_offset*."""
-
-    # --- pending messages ----------------------------------------------------------------------
-
-    @abstractmethod
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """Cancel a pending message. A message that is reported as cancelled is never delivered.
-
-        Args:
-            handle: `SendResult.handle` of one message or of a batch; a recall handle of RocketMQ works too.
-            key: Instead of a handle: a key or a message id. All pending messages that have it are cancelled.
-            topic: With *key*: only messages for this topic.
-
-        Raises:
-            MessageError: Neither or both of *handle* and *key* are given, or the handle is invalid.
-            UnsupportedError: This broker does not support it.
-        """
-
-    @abstractmethod
-    def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
-    ) -> ScheduleChange:
-        """Change the deliver time of a pending message; a time in the past means now. Other arguments as in `cancel`.
-
-        Raises:
-            DelayError: The delay is longer than the broker supports.
-        """
-
-    @abstractmethod
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        """Return pending messages, ordered by deliver time.
-
-        Args:
-            cursor: `PendingPage.cursor` of the page before; None for the first page.
-        """
-
-    @abstractmethod
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
 
     # --- finding -------------------------------------------------------------------------------
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Clock", "SystemClock", "VirtualClock"]
+__all__ = ["AdvanceUntil", "Clock", "SystemClock", "VirtualClock"]
+
+
+AdvanceUntil: TypeAlias = Callable[[Callable[[], bool], int | None], None]
+"""Function (condition, until_ms) that moves a virtual clock and steps services until the condition is true, or nothing
+is due before *until_ms*; then it moves the clock there."""
 
 
 class Clock(Protocol):
@@ -22,6 +29,9 @@ class Clock(Protocol):
     def seconds_until(self, due_ms: int) -> float:
         """Return the time from now to *due_ms*, with a resolution below a millisecond; negative if it has passed."""
 
+    def sleep(self, seconds: float) -> None:
+        """Wait in this thread. On a virtual clock it takes no real time."""
+
 
 class SystemClock:
     """The wall clock of the machine."""
@@ -34,6 +44,9 @@ class SystemClock:
     def seconds_until(self, due_ms: int) -> float:
         return due_ms / 1_000 - time.time()
 
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
 
 class VirtualClock:
     """A clock that moves only when a method moves it.
@@ -42,31 +55,56 @@ class VirtualClock:
 
     Args:
         start_ms: Milliseconds since the epoch; the default is 2026-01-01T00:00:00Z.
+
+    Attributes:
+        services: Each a `mqtemplate.services.Service` that runs on the clock itself, such as an event loop; a harness
+            steps them too.
+        awaited: Number of coroutines inside of `awaiting`.
     """
 
     is_virtual = True
 
     def __init__(self, start_ms: int = 1_767_225_600_000) -> None:
         self._now_ms = start_ms
-        self._advance_until: Callable[[Callable[[], bool]], None] | None = None
+        self.awaited = 0
+        self.services: list[Any] = []
+        self._advance_until: AdvanceUntil | None = None
 
-    def drive_with(self, advance_until: Callable[[Callable[[], bool]], None]) -> None:
-        """Set the function that `wait_for` calls.
-
-        Args:
-            advance_until: Moves this clock and steps services until its argument returns True, or nothing is due.
-        """
+    def drive_with(self, advance_until: AdvanceUntil) -> None:
+        """Set the function that `wait_for` and `sleep` call; a harness does."""
         self._advance_until = advance_until
 
-    def wait_for(self, condition: Callable[[], bool]) -> bool:
-        """Let time pass until *condition* is true.
+    @property
+    def is_driven(self) -> bool:
+        """True if a harness drives the clock."""
+        return self._advance_until is not None
+
+    def wait_for(self, condition: Callable[[], bool], until_ms: int | None = None) -> bool:
+        """Let time pass until *condition* is true, at most until *until_ms*.
 
         Returns:
             False if it is still not true: no harness drives the clock, or no service has work left.
         """
         if self._advance_until is not None and not condition():
-            self._advance_until(condition)
+            self._advance_until(condition, until_ms)
         return condition()
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass: a harness does all work that is due meanwhile, and without a harness the clock is moved."""
+        if seconds < 0:
+            raise ValueError(f"sleep length must not be negative, got {seconds}")
+        due_ms = self._now_ms + math.ceil(round(seconds * 1_000, 6))
+        self.wait_for(lambda: self._now_ms >= due_ms, due_ms)
+        self._now_ms = max(self._now_ms, due_ms)
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """Count a coroutine on this clock that waits for work of services: it is not blocked by something real."""
+        self.awaited += 1
+        try:
+            yield
+        finally:
+            self.awaited -= 1
 
     def now_ms(self) -> int:
         return self._now_ms

@@ -16,7 +16,7 @@
     │   ├── RemoteProtocolError    the peer violated RocketMQ's protocol
     │   ├── RemoteConnectError     no connection to an address, or the connection was lost
     │   ├── RemoteTimeoutError     no response in time; the broker may have carried out the request
-    │   ├── ForkedError            a client that was created before a fork is used in the child process
+    │   ├── ForkedError            an object that was started before a fork is used in the child process
     │   └── UnsupportedError       this kind of broker does not support the operation
     ├── StoreError                 the broker's files cannot be used as they are
     │   ├── StoreLockedError       another process owns the store directory
@@ -28,6 +28,7 @@
     │   └── SelectorError              an SQL92 expression is invalid; it names the column
     ├── ConfigurationError         application.yml, an environment variable or a setting is invalid
     ├── DependencyError            an object of the application cannot be created
+    ├── EventLoopBlockedError      a blocking call on an event loop that would wait for this very loop
     └── SparkError                 Spark, its Java, or the state of a query cannot be used
 """
 
@@ -46,6 +47,7 @@ __all__ = [
     "DeletedRecordError",
     "DependencyError",
     "DestinationError",
+    "EventLoopBlockedError",
     "ForkedError",
     "ListenerError",
     "MQTemplateError",
@@ -94,7 +96,13 @@ class DelayError(MessageError):
 
 
 class SendError(MQTemplateError):
-    """The broker did not accept the message. A retry may help."""
+    """The broker did not accept the message. A retry may help.
+
+    Attributes:
+        tries: Each try of a remote broker and why it failed; equal ones in a row are one entry.
+    """
+
+    tries: tuple[str, ...] = ()
 
 
 class SendTimeoutError(SendError, TimeoutError):
@@ -138,7 +146,14 @@ class RemoteConnectError(BrokerError):
 
     A retry may help; with another broker or name server it may help at once. If the connection was lost, the peer may
     have carried out the request.
+
+    Attributes:
+        was_sent: The connection was lost after the request was sent, or while it was.
     """
+
+    def __init__(self, message: str, *, was_sent: bool = False) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
 
 
 class RemoteTimeoutError(BrokerError, TimeoutError):
@@ -146,7 +161,11 @@ class RemoteTimeoutError(BrokerError, TimeoutError):
 
 
 class ForkedError(BrokerError):
-    """The client was created before a fork. The child process must create its own client."""
+    """A broker, store, consumer, template or application is used in a process that was forked after its start.
+
+    The message names the object, the process that started it, and what to do: start after the fork, or share one broker
+    by running it as a server. The parent process is not affected.
+    """
 
 
 class UnsupportedError(BrokerError):
@@ -245,6 +264,13 @@ class DependencyError(MQTemplateError):
     """An object of the application cannot be created.
 
     The message names the class, the parameter and the available objects.
+    """
+
+
+class EventLoopBlockedError(MQTemplateError, RuntimeError):
+    """A blocking call in the thread of an event loop would wait for something that runs on this loop.
+
+    The message names the call to await instead.
     """
 
 

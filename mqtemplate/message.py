@@ -316,7 +316,8 @@ class _UniqueIds:
 
 
 _unique_ids = _UniqueIds()
-os.register_at_fork(after_in_child=_unique_ids.restart)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_unique_ids.restart)
 create_unique_id = _unique_ids.next
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -97,7 +98,7 @@ class ServiceThread:
     """A thread that steps services: it sleeps until the first one is due and wakes when work arrives.
 
     If a step raises, the thread passes the error to *on_error* and repeats the step a second later. The other services
-    are not affected.
+    are not affected. In a process that is forked by a step the thread ends.
     """
 
     _RETRY_MS = 1_000
@@ -131,7 +132,8 @@ class ServiceThread:
             self._thread.join(timeout_s)
 
     def _loop(self) -> None:
-        while not self._stopping:
+        pid = os.getpid()
+        while not self._stopping and os.getpid() == pid:
             next_steps = [due_ms for service in self._services if (due_ms := self._step(service)) is not None]
             due_ms = min(next_steps, default=None)
             sleep_s = self._LONGEST_SLEEP_S if due_ms is None else self._clock.seconds_until(due_ms)

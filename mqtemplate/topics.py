@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from mqtemplate.errors import DestinationError
@@ -24,6 +26,7 @@ __all__ = [
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "check_send_topic",
     "check_topic",
+    "nearest_topic",
     "reply_topic",
 ]
 
@@ -71,6 +74,7 @@ SYSTEM_TOPICS = frozenset(
 Source: ``TopicValidator.SYSTEM_TOPIC_SET``.
 """
 
+_BROKERS_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _MAX_LENGTH = 127
 _MAX_LENGTH_WITH_PREFIX = 255
@@ -107,6 +111,12 @@ def check_send_topic(topic: str) -> str:
             f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
         )
     return topic
+
+
+def nearest_topic(topic: str, known: Iterable[str]) -> str | None:
+    """Return the known topic of an application whose name is most similar to *topic*; None if none is similar."""
+    names = [name for name in known if not name.startswith(_BROKERS_PREFIXES) and name not in SYSTEM_TOPICS]
+    return next(iter(difflib.get_close_matches(topic, names, n=1)), None)
 
 
 def reply_topic(cluster_name: str) -> str:

@@ -1,4 +1,4 @@
-"""What holds for every test: no foreign settings, no deadlines, all log events, and Spark is skipped with a reason."""
+"""Rules for every test: no foreign settings, no deadlines, all log events, long files first, reasons for skips."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ settings.register_profile("mqtemplate", deadline=None)
 settings.load_profile("mqtemplate")
 
 
+_LONG = ("conformance", "spark", "slow")
+
+
 def pytest_configure() -> None:
     """Settings of the developer's shell must not reach the applications that tests start."""
     for name in [name for name in os.environ if name.startswith(("MQTEMPLATE_", "ROCKETMQ_"))]:
@@ -21,8 +24,15 @@ def pytest_configure() -> None:
     logging.getLogger("mqtemplate").setLevel(logging.DEBUG)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one worker more than there are processors: tests that wait for other processes need none."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs Spark where Spark cannot run, and say why."""
+    """Move files with long tests to the front, for an even end. Skip tests of Spark where it cannot run."""
+    long_files = {item.path for item in items if any(map(item.get_closest_marker, _LONG))}
+    items.sort(key=lambda item: item.path not in long_files)
     spark_tests = [item for item in items if item.get_closest_marker("spark")]
     reason = _why_not_spark() if spark_tests else None
     if reason:

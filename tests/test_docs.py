@@ -85,7 +85,7 @@ def test_the_quickstart_test_passes(quickstart: Path) -> None:
     assert "1 passed" in run_pytest(quickstart)
 
 
-@pytest.mark.parametrize("page", ["transactions.md", "request-reply.md", "selectors.md"])
+@pytest.mark.parametrize("page", ["transactions.md", "request-reply.md", "selectors.md", "failures.md", "async.md"])
 def test_the_example_of_a_page_prints_the_shown_text(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text("utf-8")
     [program, shown] = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", text, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -98,6 +98,14 @@ def test_the_test_of_the_page_on_requests_passes(tmp_path: Path) -> None:
     program, test = blocks(ROOT / "docs" / "request-reply.md", "python")
     declarations = program.partition("with MQApplication")[0]
     (tmp_path / "test_prices.py").write_text(declarations + test, "utf-8")
+
+    assert "1 passed" in run_pytest(tmp_path)
+
+
+def test_the_test_of_the_page_on_asyncio_passes(tmp_path: Path) -> None:
+    *_, test = blocks(ROOT / "docs" / "async.md", "python")
+    imports = "import asyncio\n\nfrom mqtemplate import message_listener\n\nbills: list[str] = []\n\n\n"
+    (tmp_path / "test_bills.py").write_text(imports + test, "utf-8")
 
     assert "1 passed" in run_pytest(tmp_path)
 

@@ -18,6 +18,8 @@ from typing import Self
 
 from bench.peer.jvm import QUICK_START, PeerError, PeerProcess, command_line
 from mqtemplate.brokers import EmbeddedSettings
+from mqtemplate.store.file_sizes import NEW_TIMER_LOG_SIZE, file_sizes
+from mqtemplate.store.index.geometry import NEW_GEOMETRY
 
 _LOGGING = Path(__file__).with_name("logging")
 _START_SECONDS = 60
@@ -94,15 +96,19 @@ class NameServer:
 
 
 def broker_options(settings: EmbeddedSettings) -> dict[str, object]:
-    """Return the options with which RocketMQ opens the store of an embedded broker with *settings*."""
+    """Return the options with which RocketMQ opens the store of an embedded broker with *settings*.
+
+    A size that they do not set is that of a new store.
+    """
+    sizes = file_sizes(settings)
     return {
         "brokerName": settings.broker_name,
         "flushDiskType": settings.flush_disk_type.value,
-        "mappedFileSizeCommitLog": settings.mapped_file_size_commit_log,
-        "mappedFileSizeConsumeQueue": settings.mapped_file_size_consume_queue,
-        "mappedFileSizeTimerLog": settings.mapped_file_size_timer_log,
-        "maxHashSlotNum": settings.max_hash_slot_num,
-        "maxIndexNum": settings.max_index_num,
+        "mappedFileSizeCommitLog": sizes.commit_log,
+        "mappedFileSizeConsumeQueue": sizes.consume_queue,
+        "mappedFileSizeTimerLog": settings.mapped_file_size_timer_log or NEW_TIMER_LOG_SIZE,
+        "maxHashSlotNum": settings.max_hash_slot_num or NEW_GEOMETRY.slots,
+        "maxIndexNum": settings.max_index_num or NEW_GEOMETRY.units,
         "messageDelayLevel": settings.message_delay_level,
         "timerPrecisionMs": settings.timer_precision_ms,
         "timerMaxDelaySec": settings.timer_max_delay_sec,

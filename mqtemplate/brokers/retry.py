@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from mqtemplate.broker import ConsumerSpec, MessageModel
 from mqtemplate.errors import UnsupportedError
 from mqtemplate.message import DELAY_PROPERTIES, Message, MessageExt, Property, copy_properties
@@ -11,8 +14,42 @@ FIRST_RETRY_LEVEL = 3
 """Delay level of the first retry if the broker chooses it; each further retry has the next level."""
 
 
-def check_can_send_back(spec: ConsumerSpec) -> None:
-    """Check that a member of a group may send messages back.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentBack:
+    """A message that a member of a group sends back; see `Consumer.send_back` for the last three attributes."""
+
+    message: MessageExt
+    spec: ConsumerSpec
+    delay_level: int
+    delay_ms: int | None
+    properties: Mapping[str, str]
+
+    @property
+    def is_dead(self) -> bool:
+        """True if there is no further retry: the message goes to the dead-letter topic."""
+        return is_exhausted(self.message, self.delay_level, self.spec.max_reconsume_times)
+
+    def dead_letter(self) -> Message:
+        """Return the message for the dead-letter topic of the group."""
+        copy = dead_letter(self.message, self.spec.group)
+        copy.properties |= self.properties
+        return copy
+
+    def retry(self) -> Message:
+        """Return the message for the retry topic of the group, without a delay."""
+        copy = _copy(self.message, RETRY_TOPIC_PREFIX + self.spec.group)
+        copy.properties |= self.properties
+        return copy
+
+
+def send_back_of(
+    spec: ConsumerSpec,
+    message: MessageExt,
+    delay_level: int = 0,
+    delay_ms: int | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> SentBack:
+    """Return the arguments of `Consumer.send_back` as one value.
 
     Raises:
         UnsupportedError: The group is a broadcasting group.
@@ -22,6 +59,7 @@ def check_can_send_back(spec: ConsumerSpec) -> None:
             f"group {spec.group!r} broadcasts, and a message that all members get has no common retry topic; handle "
             "the failure in the listener, or use CLUSTERING"
         )
+    return SentBack(message=message, spec=spec, delay_level=delay_level, delay_ms=delay_ms, properties=properties or {})
 
 
 def is_exhausted(message: MessageExt, delay_level: int, max_reconsume_times: int) -> bool:
@@ -29,14 +67,15 @@ def is_exhausted(message: MessageExt, delay_level: int, max_reconsume_times: int
     return delay_level < 0 or message.reconsume_times >= max_reconsume_times
 
 
-def retry(message: MessageExt, group: str, delay_level: int) -> Message:
-    """Return the message for the retry topic of *group*, delayed by level.
+def retry_level(message: MessageExt, delay_level: int) -> int:
+    """Return the delay level of a retry. Source: ``AbstractSendMessageProcessor``."""
+    return delay_level or FIRST_RETRY_LEVEL + message.reconsume_times
 
-    Source: ``AbstractSendMessageProcessor``.
-    """
-    level = delay_level or FIRST_RETRY_LEVEL + message.reconsume_times
+
+def retry(message: MessageExt, group: str, delay_level: int) -> Message:
+    """Return the message for the retry topic of *group*, delayed by level."""
     copy = _copy(message, RETRY_TOPIC_PREFIX + group)
-    copy.properties[Property.DELAY] = str(level)
+    copy.properties[Property.DELAY] = str(retry_level(message, delay_level))
     return copy
 
 

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from contextvars import Context
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar, overload
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.autoconfigure import StarterSource, apply_starters, find_starters
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.failure_report import reported_failures
+from mqtemplate.context.hooks import AwaitingCaller, BlockingCaller, HookCaller, finish
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import collect_components
 from mqtemplate.context.injection.marks import name_of
+from mqtemplate.context.process_exit import stop_at_exit
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.context.startup import link, log_ready, open_all, register_components
-from mqtemplate.errors import ConfigurationError, DependencyError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError
 from mqtemplate.event_log import get_logger
+from mqtemplate.futures import running_loop
+from mqtemplate.listener.consuming.async_loop import RunningLoop
 from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
+from mqtemplate.listener.current import current_group
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.services import Service
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -41,10 +50,14 @@ class MQApplication:
         MQApplication(ScheduleListener, AuditService).run()  # until Ctrl-C or SIGTERM
         with MQApplication(__name__) as app:  # scripts and tests
             app.template.sync_send("orders:paid", order)
+        async with MQApplication(__name__) as app:  # in a program that runs on asyncio
+            await app.template.async_send("orders:paid", order)
 
     The start reads the settings, runs the starters and resolves all dependencies. Then it starts the broker, the
     services in the order of their dependencies (``on_start``), the listeners, and the parts of starters (Spark). The
-    stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once.
+    stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once,
+    in the process that starts it: in one that was forked later each use raises `ForkedError`, and `stop` does nothing.
+    If the process ends before the stop (its main thread ends or raises, SIGTERM), the application is stopped then.
 
     Args:
         components: Classes and ``@service`` functions to build, ``@message_listener`` classes and functions,
@@ -93,7 +106,12 @@ class MQApplication:
         self._stop_requests = StopRequests()
         self._lock = threading.RLock()
         self._state = "new"
+        self._owner: OwnerProcess | None = None
         self._runner: threading.Thread | None = None
+        self._runs_loop = False
+        self._stopper: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._ending: asyncio.Task[None] | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise the error of an invalid application for ``settings`` and ``context``, which it does not have."""
@@ -135,7 +153,17 @@ class MQApplication:
             raise DependencyError(
                 "the application is not started; use 'with MQApplication(...) as app:', start() or run()"
             )
+        self._check_process()
         return self.context.get(wanted, name)
+
+    def _check_process(self) -> None:
+        if self._owner is not None:
+            self._owner.check()
+
+    @property
+    def _is_foreign(self) -> bool:
+        """True in a forked child: the objects and files belong to the process that started the application."""
+        return self._owner is not None and not self._owner.is_current
 
     @property
     def containers(self) -> Sequence[ListenerContainer]:
@@ -151,53 +179,139 @@ class MQApplication:
     def start(self) -> None:
         """Start everything and return. If something fails, stop what is open.
 
+        ``async def`` handlers and hooks run on the event loop that runs in this thread, else on one of their own.
+
         Raises:
             MQTemplateError: The application cannot start; the class of the error names the cause.
+            EventLoopBlockedError: A hook is async, and this call blocks the loop: use `start_async`.
         """
+        finish(self._start(self._blocking()))
+
+    async def start_async(self) -> None:
+        """Start everything, as `start`; async hooks are awaited. ``async def`` handlers run on this event loop.
+
+        On a virtual clock they run on a loop of the clock, since a harness blocks this one.
+        """
+        await self._start(self._awaiting())
+
+    async def _start(self, caller: HookCaller) -> None:
         begin = time.monotonic()
+        self._check_process()
         if self._invalid is not None:
             raise self._invalid
         with self._lock:
             if self._state != "new":
                 raise DependencyError("an application is started once; create another MQApplication")
+            self._owner = OwnerProcess("this application")
             self._state = "started"
             try:
                 register_components(self.context, self._clock)
                 apply_starters(find_starters(self._starters), self.context)
                 link(self.context)
-                open_all(self.context)
+                await open_all(self.context, caller)
             except BaseException as exc:
-                self._stop_after(exc)
+                await self._stop_after(exc, caller)
                 raise
+            if self._clock is None or not self._clock.is_virtual:
+                self.context.lifecycle.push("process exit", stop_at_exit(self._stop_at_exit))
             self.is_ready.set()
         log_ready(self.context, round((time.monotonic() - begin) * 1_000))
 
     def stop(self) -> None:
         """Stop everything: the listeners first, the broker last. Stopping twice has no effect.
 
-        While another thread is in `run`, that thread stops the application and this call only requests it, so a handler
-        may call it too.
+        While `run` works, this call only requests the stop, so a handler may call it too. On the event loop of the
+        handlers it cannot wait for them: it cancels them, and their messages are redelivered.
 
         Raises:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
+            EventLoopBlockedError: An async hook would have to run on the loop that this call blocks: use `stop_async`.
         """
-        if self._runner is not None and self._runner is not threading.current_thread():
-            self._stop_requests.request("stop()")
+        if self._is_foreign or self._requests_stop() or self._state == "new" or self._stopped.is_set():
             return
-        with self._lock:
-            if self._state != "started":
-                return
-            self._state = "stopped"
-            self.is_ready.clear()
-            _log.debug("application.stopping")
-            self.context.lifecycle.stop()
+        if self._stopper is not None and self._handler_loop().is_current():
+            return  # another thread stops it, and may need this loop
+        caller = self._blocking()
+        for name, hook in self.context.lifecycle.hooks():
+            caller.check(name, hook)
+        finish(self._stop(caller))
 
-    def run(self, main: Callable[..., T] | None = None, *, keep_running: bool = False) -> T | None:
+    async def stop_async(self) -> None:
+        """Stop everything, as `stop`. The event loop goes on, so running handlers can finish.
+
+        In a handler it only requests the stop and returns: the handler does not wait for itself.
+        """
+        if not self._is_foreign and not self._requests_stop():
+            await self._end()
+
+    async def _end(self) -> None:
+        """Stop in a task of its own: a handler that requested the stop may be cancelled by it."""
+        if self._ending is None:
+            if self._state == "new" or self._stopped.is_set():
+                return
+            loop = self._handler_loop()
+            if loop.is_current() and not isinstance(loop, RunningLoop):  # a handler, on a loop that ends with this stop
+                loop.call_outside(self.stop)
+                return
+            self._ending = asyncio.get_running_loop().create_task(self._stop(self._awaiting()), context=Context())
+        if current_group() is None:
+            await asyncio.shield(self._ending)
+
+    def _requests_stop(self) -> bool:
+        """Return True if `run` works, which then stops the application; request it."""
+        if self._runner is None or (self._runner is threading.current_thread() and not self._runs_loop):
+            return False
+        self._stop_requests.request("stop()")
+        return True
+
+    async def _stop(self, caller: HookCaller) -> None:
+        with self._lock:
+            is_first = self._state == "started"
+            if is_first:
+                self._state, self._stopper = "stopped", threading.current_thread()
+        if not is_first:
+            await caller.call_blocking(self._wait_for_stop)
+            return
+        self.is_ready.clear()
+        _log.debug("application.stopping")
+        try:
+            await self.context.lifecycle.stop(caller)
+        finally:
+            self._stopped.set()
+
+    def _wait_for_stop(self) -> None:
+        """Wait until the thread that stops the application has finished."""
+        if self._stopper is not None and self._stopper is not threading.current_thread():
+            self._stopped.wait()
+
+    def _blocking(self) -> BlockingCaller:
+        return BlockingCaller(self._handler_loop)
+
+    def _awaiting(self) -> AwaitingCaller:
+        return AwaitingCaller(self._handler_loop, is_virtual=self._is_virtual)
+
+    def _handler_loop(self) -> HandlerLoop:
+        return self.context.get(ListenerRegistry).loop
+
+    @property
+    def _is_virtual(self) -> bool:
+        return self._clock is not None and self._clock.is_virtual
+
+    @overload
+    def run(self, main: Callable[..., Coroutine[Any, Any, T]], *, keep_running: bool = False) -> T | None: ...
+
+    @overload
+    def run(self, main: Callable[..., T] | None = None, *, keep_running: bool = False) -> T | None: ...
+
+    def run(self, main: Callable[..., Any] | None = None, *, keep_running: bool = False) -> Any:
         """Start, work, and stop in order.
 
         Without *main* it works until SIGINT, SIGTERM or `stop`. With *main* it calls the function when everything is
         ready, with arguments by the types of its parameters, and stops when it returns; a signal interrupts it. A
         second signal ends the process at once.
+
+        An ``async def`` *main* runs on an event loop of its own, together with all async handlers and hooks; a signal
+        cancels it.
 
         Args:
             keep_running: True: after *main* returned, work until a signal or `stop`.
@@ -208,34 +322,50 @@ class MQApplication:
         Raises:
             SystemExit: The application cannot start. Standard error has a report: what, where, what to do. With the
                 option ``--debug`` or ``MQTEMPLATE_DEBUG=1`` the error itself is raised.
+            EventLoopBlockedError: An event loop runs in this thread already.
             Exception: The exception of *main*, after the stop.
         """
-        if self._clock is not None and self._clock.is_virtual:
+        if self._is_virtual:
             raise ConfigurationError(
                 "run() waits, and nothing advances a virtual clock; use 'with MQApplication(...) as app:' "
                 "and a harness that steps the application"
             )
+        if running_loop() is not None:
+            raise EventLoopBlockedError(
+                "run() would block the event loop of this thread; write 'async with MQApplication(...) as app:'"
+            )
         self._runner = threading.current_thread()
         if self._invalid is None:
             self.context.owns_process = True
-        result: T | None = None
         with self._stop_requests.from_signals():
             try:
-                with self._started():
-                    result, interrupted = self._call(main)
-                    if main is None or (keep_running and not interrupted):
-                        _log.info("application.stop_requested", by=self._stop_requests.wait())
+                if main is not None and is_async(main):
+                    self._runs_loop = True
+                    return asyncio.run(self._run_async(main, keep_running=keep_running))
+                return self._run(main, keep_running=keep_running)
             finally:
                 self._runner = None
-        return result
 
-    def _started(self) -> ExitStack:
-        """Start, and return the context that stops; if the start fails, print a report and end the process."""
+    def _run(self, main: Callable[..., T] | None, *, keep_running: bool) -> T | None:
         with reported_failures():
             self.start()
-        running = ExitStack()
-        running.push(self)
-        return running
+        with ExitStack() as running:
+            running.push(self)
+            result, interrupted = self._call(main)
+            if main is None or (keep_running and not interrupted):
+                _log.info("application.stop_requested", by=self._stop_requests.wait())
+        return result
+
+    async def _run_async(self, main: Callable[..., Coroutine[Any, Any, T]], *, keep_running: bool) -> T | None:
+        with reported_failures():
+            await self.start_async()
+        async with AsyncExitStack() as running:
+            running.push_async_exit(self)
+            result, interrupted = await self._call_async(main)
+            if keep_running and not interrupted:
+                reason = await asyncio.to_thread(self._stop_requests.wait)
+                _log.info("application.stop_requested", by=reason)
+        return result
 
     def __enter__(self) -> Self:
         self.start()
@@ -245,7 +375,21 @@ class MQApplication:
         if error is None:
             self.stop()
         else:
-            self._stop_after(error)
+            finish(self._stop_after(error, self._blocking()))
+
+    async def __aenter__(self) -> Self:
+        await self.start_async()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            await self._end()
+        except ExceptionGroup as group:
+            if error is None:
+                raise
+            _add_notes(error, group)
 
     def _call(self, main: Callable[..., T] | None) -> tuple[T | None, bool]:
         """Return the result of *main*, and True if a signal interrupted it."""
@@ -259,13 +403,39 @@ class MQApplication:
             _log.info("application.interrupted", main=name_of(main))
             return None, True
 
-    def _stop_after(self, error: BaseException) -> None:
+    def _stop_at_exit(self) -> None:
+        """Stop because the process ends; wait for a thread that is in `run`."""
+        runner = self._runner
+        self.stop()
+        if runner is not None and runner is not threading.current_thread():
+            runner.join()
+
+    async def _call_async(self, main: Callable[..., Coroutine[Any, Any, T]]) -> tuple[T | None, bool]:
+        """Return the result of *main*, and True if a signal cancelled it."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self.context.call(main))
+        with self._stop_requests.interrupting(lambda: loop.call_soon_threadsafe(task.cancel)):
+            if self._stop_requests.signalled:
+                task.cancel()
+            try:
+                return await task, False
+            except asyncio.CancelledError:
+                if not self._stop_requests.signalled:
+                    raise
+                _log.info("application.interrupted", main=name_of(main))
+                return None, True
+
+    async def _stop_after(self, error: BaseException, caller: HookCaller) -> None:
         """Stop because of an error. Errors of the stop are added to it as notes."""
         try:
-            self.stop()
+            await self._stop(caller)
         except ExceptionGroup as group:
-            for each in group.exceptions:
-                error.add_note(f"stopping failed too: {type(each).__name__}: {each}")
+            _add_notes(error, group)
+
+
+def _add_notes(error: BaseException, group: ExceptionGroup) -> None:
+    for each in group.exceptions:
+        error.add_note(f"stopping failed too: {type(each).__name__}: {each}")
 
 
 def _clock_of_broker(given: Iterable[object]) -> Clock | None:

@@ -1,27 +1,44 @@
-"""Stops of everything that an application started, in reverse order."""
+"""Stops of everything that an application started, in reverse order; and the hooks of services."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import NamedTuple
 
+from mqtemplate.context.hooks import HookCaller
 from mqtemplate.errors import DependencyError
 from mqtemplate.event_log import get_logger
 
 _log = get_logger("mqtemplate.context")
 
 
+class _Stop(NamedTuple):
+    name: str
+    call: Callable[[], object]
+    is_hook: bool
+
+
 class Lifecycle:
     """A stack of stops. Every stop runs, even if another one fails."""
 
     def __init__(self) -> None:
-        self._stops: list[tuple[str, Callable[[], object]]] = []
+        self._stops: list[_Stop] = []
 
-    def push(self, name: str, stop: Callable[[], object]) -> None:
-        """Add a stop; the last one added runs first."""
-        self._stops.append((name, stop))
+    def push(self, name: str, stop: Callable[[], object], *, is_hook: bool = False) -> None:
+        """Add a stop; the last one added runs first.
 
-    def stop(self) -> None:
+        Args:
+            is_hook: True for a method of a service. It is called on the event loop, where the application has one, and
+                may be ``async``. Other stops may block, and run in a thread beside the loop.
+        """
+        self._stops.append(_Stop(name, stop, is_hook))
+
+    def hooks(self) -> list[tuple[str, Callable[[], object]]]:
+        """Return the methods of services that are still to be called, with their names."""
+        return [(stop.name, stop.call) for stop in self._stops if stop.is_hook]
+
+    async def stop(self, caller: HookCaller) -> None:
         """Run all stops, once.
 
         Raises:
@@ -29,39 +46,38 @@ class Lifecycle:
         """
         errors: list[Exception] = []
         while self._stops:
-            name, stop = self._stops.pop()
+            stop = self._stops.pop()
             try:
-                stop()
+                await (caller.call(stop.call) if stop.is_hook else caller.call_blocking(stop.call))
             except Exception as exc:
-                exc.add_note(f"while stopping {name}")
-                _log.exception("application.stop_failed", part=name)
+                exc.add_note(f"while stopping {stop.name}")
+                _log.exception("application.stop_failed", part=stop.name)
                 errors.append(exc)
         if errors:
             raise ExceptionGroup("the application did not stop cleanly", errors)
 
 
 def hook_of(instance: object, name: str) -> Callable[[], object] | None:
-    """Return the method ``on_start`` or ``on_stop`` of a service; None if it has none.
+    """Return the method ``on_start`` or ``on_stop`` of a service, which may be ``async``; None if it has none.
 
     Raises:
-        DependencyError: The method is ``async`` or needs arguments.
+        DependencyError: The method needs arguments.
     """
     method = _method_of(instance, name)
-    if method is None:
-        return None
-    title = f"{type(instance).__qualname__}.{name}"
-    if inspect.iscoroutinefunction(method):
-        raise DependencyError(f"{title} is async; hooks are called from a plain thread, make it def")
-    if not _needs_no_arguments(method):
+    if method is not None and not _needs_no_arguments(method):
+        title = f"{type(instance).__qualname__}.{name}"
         raise DependencyError(f"{title} is called without arguments; give its parameters defaults")
     return method
 
 
 def closing_of(instance: object) -> Callable[[], object] | None:
-    """Return the method that ends an object: ``close()``, else ``stop()``; None if neither works without arguments."""
-    for name in ("close", "stop"):
+    """Return the method that ends an object: ``aclose()``, ``close()`` or ``stop()``, the first that works.
+
+    It may be ``async``. None if the object has none, or all need arguments.
+    """
+    for name in ("aclose", "close", "stop"):
         method = _method_of(instance, name)
-        if method is not None and not inspect.iscoroutinefunction(method) and _needs_no_arguments(method):
+        if method is not None and _needs_no_arguments(method):
             return method
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -13,6 +13,10 @@ from mqtemplate.event_log import get_logger
 
 _log = get_logger("mqtemplate.context")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _interrupt_main_thread() -> None:
+    raise KeyboardInterrupt
 
 
 class StopRequests:
@@ -26,7 +30,7 @@ class StopRequests:
         # Not an Event: a signal handler may put into a SimpleQueue while the thread that it interrupts waits on it.
         self._reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.signalled = False
-        self._interrupts_main = False
+        self._interrupt: Callable[[], object] | None = None
 
     def request(self, reason: str) -> None:
         """Request the stop; any thread may call this, several times too."""
@@ -51,13 +55,17 @@ class StopRequests:
                 signal.signal(number, handler)
 
     @contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt at the first signal inside the context: the main thread runs the user's code."""
-        self._interrupts_main = True
+    def interrupting(self, interrupt: Callable[[], object] = _interrupt_main_thread) -> Iterator[None]:
+        """Interrupt the user's code inside the context at the first signal.
+
+        Args:
+            interrupt: Called by the signal handler, in the main thread. By default it raises `KeyboardInterrupt` there.
+        """
+        self._interrupt = interrupt
         try:
             yield
         finally:
-            self._interrupts_main = False
+            self._interrupt = None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         # Python runs a handler only between two instructions, and too late for a blocking call that is just about to
@@ -66,5 +74,5 @@ class StopRequests:
             signal.signal(each, signal.SIG_DFL)
         self.signalled = True
         self.request(signal.Signals(number).name)
-        if self._interrupts_main:
-            raise KeyboardInterrupt
+        if self._interrupt is not None:
+            self._interrupt()

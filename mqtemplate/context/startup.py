@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.context.failure_report import pointing_to
+from mqtemplate.context.hooks import HookCaller
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition, snake_case
@@ -18,6 +20,7 @@ from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
@@ -45,15 +48,19 @@ def link(context: ApplicationContext) -> None:
     context.link()
 
 
-def open_all(context: ApplicationContext) -> None:
+async def open_all(context: ApplicationContext, caller: HookCaller) -> None:
     """Start the broker, the template, the services, the listeners, and the parts of starters.
+
+    Args:
+        caller: Calls the hooks of services. It suspends only if it awaits them.
 
     Raises:
         MQTemplateError: Something cannot start. The caller then stops what is open: ``context.lifecycle``.
     """
     _start_broker(context)
+    context.lifecycle.push("event loop", context.get(ListenerRegistry).loop.stop)
     for definition in context.in_order():
-        _start_object(definition, context)
+        await _start_object(definition, context, caller)
     _add_transaction_listeners(context)
     _start_listeners(context)
     for part in context.parts:
@@ -86,26 +93,38 @@ def _start_broker(context: ApplicationContext) -> None:
     if definition.is_owned:
         context.lifecycle.push("broker", broker.close)
     broker.start()
+    _expect_topics(broker, context)
     definition = context.definition_for(RocketMQTemplate)
     if definition.is_default:
         context.lifecycle.push("template", context.build(definition).close)
 
 
-def _start_object(definition: Definition, context: ApplicationContext) -> None:
+def _expect_topics(broker: Broker, context: ApplicationContext) -> None:
+    """Report the topics of all listeners to the broker. Services may send to them before the listeners start."""
+    for component in context.components:
+        with contextlib.suppress(ListenerError, ConfigurationError):  # reported when the listener is registered
+            broker.expect_topics(declared_topics(component, context.settings.resolve_text))
+
+
+async def _start_object(definition: Definition, context: ApplicationContext, caller: HookCaller) -> None:
     """Build one object and call its ``on_start``. ``close`` undoes the first, ``on_stop`` the second."""
     instance = context.build(definition)
     if not definition.is_owned or definition is context.definition_for(Broker):
         return
     name = definition.title
     if (close := closing_of(instance)) is not None:
-        context.lifecycle.push(name, close)
+        caller.check(f"{name}.{getattr(close, '__name__', 'close')}", close)
+        context.lifecycle.push(name, close, is_hook=True)
     if isinstance(instance, Broker):  # a second broker, beside the application's own
         instance.start()
     on_start, on_stop = hook_of(instance, "on_start"), hook_of(instance, "on_stop")
+    for title, hook in (("on_start", on_start), ("on_stop", on_stop)):
+        if hook is not None:
+            caller.check(f"{name}.{title}", hook)
     if on_start is not None:
-        on_start()
+        await caller.call(on_start)
     if on_stop is not None:
-        context.lifecycle.push(f"{name}.on_stop", on_stop)
+        context.lifecycle.push(f"{name}.on_stop", on_stop, is_hook=True)
 
 
 def _add_transaction_listeners(context: ApplicationContext) -> None:
@@ -139,7 +158,7 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
 
 def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
-    context.lifecycle.push("listeners", registry.stop)
+    context.lifecycle.push("listeners", registry.stop_listeners)
     for component in context.components:
         target = _listener_of(component, context)
         if target is None or not is_listener(target):

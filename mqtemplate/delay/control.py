@@ -16,10 +16,9 @@ import numpy as np
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
-from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, handle_of
+from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.delay.release import copy_of
-from mqtemplate.errors import MessageError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
@@ -88,11 +87,8 @@ class DelayController:
         return self._change(handle, key, topic, _Change(ScheduleChangeStatus.RESCHEDULED, deliver_ms))
 
     def _change(self, handle: str | None, key: str | None, topic: str | None, change: _Change) -> ScheduleChange:
-        if (handle is None) == (key is None):
-            raise MessageError("name the pending message by its handle or by key=..., and by one of them")
+        check_selection(handle, key)
         if key is not None:
-            if not key or " " in key:
-                raise MessageError(f"key must be one word, got {key!r}; call once for each key")
             return self._change_by_key(key, topic, change)
         assert handle is not None
         results = [self._change_by_handle(decode_handle(part), change) for part in handle.split(",")]

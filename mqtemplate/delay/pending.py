@@ -12,7 +12,7 @@ import numpy as np
 
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
-from mqtemplate.delay.recall_handle import handle_of
+from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.errors import MessageError
 from mqtemplate.java_hash import java_string_hash
@@ -63,7 +63,8 @@ class PendingView:
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
         after = _Position(-1, -1) if cursor is None else _parse_cursor(cursor)
-        found: list[tuple[_Position, StoredRecord]] = []  # the first ones so far: one more than the page has
+        # The first ones so far: one more than the page has. Their bodies are not kept: a page of them could be large.
+        found: list[tuple[_Position, PendingMessage]] = []
         for piece in self._pieces(query, after.due_ms):
             if len(found) > max_count and found[-1][0].due_ms < piece.floor_ms:
                 break
@@ -72,12 +73,10 @@ class PendingView:
                     break
                 record = self._match(position, query) if position[:2] > after[:2] else None
                 if record is not None:
-                    insort(found, (position, record), key=lambda item: item[0])
+                    insort(found, (position, self._message(position, record)), key=lambda item: item[0])
                     del found[max_count + 1 :]
-        shown = found[:max_count]
-        messages = tuple(self._message(position, record) for position, record in shown)
-        last = shown[-1][0] if len(found) > max_count else None
-        return PendingPage(messages, None if last is None else f"{last.due_ms}-{last.physical_offset}")
+        messages = tuple(message for _, message in found[:max_count])
+        return PendingPage(messages, cursor_after(messages[-1]) if len(found) > max_count else None)
 
     def _message(self, position: _Position, record: StoredRecord) -> PendingMessage:
         properties = decode_properties(record.properties_bytes)
@@ -100,8 +99,8 @@ class PendingView:
 
     # --- counts --------------------------------------------------------------------------------
 
-    def count(self, query: PendingQuery, bucket_ms: int) -> PendingCounts:
-        """See `Broker.count_pending`."""
+    def count(self, query: PendingQuery, bucket_ms: int, max_buckets: int | None) -> PendingCounts:
+        """See `EmbeddedBroker.count_pending`."""
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
         counts: Counter[int] = Counter()
@@ -112,6 +111,11 @@ class PendingView:
                 rows = rows[[self._match(position, query) is not None for position in _positions(rows)]]
             starts, sizes = np.unique(rows["due_ms"] // bucket_ms * bucket_ms, return_counts=True)
             counts.update(dict(zip(starts.tolist(), sizes.tolist(), strict=True)))
+            if max_buckets is not None and len(counts) > max_buckets:
+                raise MessageError(
+                    f"the counts have more than {max_buckets} spans of {bucket_ms} ms; count by a longer span, or "
+                    "between two times"
+                )
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
 
     def _shares_its_hash(self, topic: str | None) -> bool:
@@ -152,6 +156,11 @@ class PendingView:
                 if entry is not None and after_ms <= entry.due_ms < before_ms:
                     rows.append((entry.due_ms, record.physical_offset, record.total_size, 0))
         return np.array(rows, PENDING_DTYPE)
+
+
+def cursor_after(message: PendingMessage) -> str:
+    """Return the cursor of the page that starts after *message*, a message of a page of this broker."""
+    return f"{message.deliver_ms}-{decode_handle(message.handle).physical_offset}"
 
 
 def _positions(rows: np.ndarray) -> Iterator[_Position]:

@@ -33,7 +33,8 @@ def encode_handle(handle: RecallHandle) -> str:
 
     RocketMQ has no offset, and ignores a sixth word. Source: ``RecallMessageHandle.HandleV1``.
     """
-    return base64.urlsafe_b64encode(" ".join((_VERSION, *map(str, handle))).encode()).decode()
+    words = handle if handle.physical_offset >= 0 else handle[:-1]
+    return base64.urlsafe_b64encode(" ".join((_VERSION, *map(str, words))).encode()).decode()
 
 
 def decode_handle(text: str) -> RecallHandle:
@@ -52,6 +53,18 @@ def decode_handle(text: str) -> RecallHandle:
         raise MessageError(
             f"{text!r} is not a handle of a pending message ({exc}); pass SendResult.handle unchanged, or key=..."
         ) from exc
+
+
+def check_selection(handle: str | None, key: str | None) -> None:
+    """Check the arguments that name pending messages.
+
+    Raises:
+        MessageError: Neither or both are given, or *key* is not one word.
+    """
+    if (handle is None) == (key is None):
+        raise MessageError("name the pending message by its handle or by key=..., and by one of them")
+    if key is not None and (not key or " " in key):
+        raise MessageError(f"key must be one word, got {key!r}; call once for each key")
 
 
 def handle_of(topic: str, broker_name: str, properties: bytes, due_ms: int, physical_offset: int) -> str:

@@ -54,8 +54,6 @@ class Releaser:
         self._store = store
         self._source_topic = source_topic
         self._service = service
-        # A release is appended as a whole, and no file of the commit log may be too small for it.
-        self._max_bytes = min(_MAX_RELEASE_BYTES, store.settings.mapped_file_size_commit_log // 4)
         self.end = 0
         self._unconfirmed: set[str] = set()  # topics of appended copies whose consumers are not notified yet
         self._released = store.metrics.counter("delay.released")
@@ -65,10 +63,12 @@ class Releaser:
 
     def count_fitting(self, sizes: Sequence[int]) -> int:
         """Return how many records of these sizes fit into one append; at least one."""
+        # A release is appended as a whole, and no file of the commit log may be too small for it.
+        max_bytes = min(_MAX_RELEASE_BYTES, self._store.sizes.commit_log // 4)
         total = 0
         for count, size in enumerate(sizes[:MAX_RELEASE_COUNT]):
             total += size + _MAX_ADDED_BYTES
-            if total > self._max_bytes and count:
+            if total > max_bytes and count:
                 return count
         return min(len(sizes), MAX_RELEASE_COUNT)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
 from mqtemplate.durations import duration_ms, format_ms
@@ -52,7 +53,7 @@ def flag(default: bool | str) -> Attribute:
     return Attribute(default, "true or false", lambda value: {"true": True, "false": False}[str(value).lower()])
 
 
-def number(default: int | None, low: int, high: int = _MAX_INT) -> Attribute:
+def number(default: int | str | None, low: int, high: int = _MAX_INT) -> Attribute:
     """Return an attribute that takes a whole number, *low* and *high* included."""
 
     def read(value: int | str) -> int:
@@ -64,7 +65,7 @@ def number(default: int | None, low: int, high: int = _MAX_INT) -> Attribute:
     return Attribute(default, f"a whole number from {low} to {high}", read)
 
 
-def duration(default: int, low: int, high: int = _MAX_INT, *, unit_ms: int = 1) -> Attribute:
+def duration(default: int | str, low: int, high: int = _MAX_INT, *, unit_ms: int = 1) -> Attribute:
     """Return an attribute that takes a duration, ``"1h 30m"`` or a timedelta, or a number of units.
 
     Args:
@@ -92,6 +93,36 @@ def choice(default: Enum) -> Attribute:
         return value if isinstance(value, kind) else kind[value.upper()]  # type: ignore[union-attr]
 
     return Attribute(default, f"one of {', '.join(kind.__members__)}", read)
+
+
+def exceptions() -> Attribute:
+    """Return an attribute that takes classes of exceptions, or their dotted names; one of them, or several."""
+    allowed = "classes of exceptions, such as (ValueError,), or their names: 'shop.errors.OrderError'"
+    return Attribute((), allowed, read_exceptions)
+
+
+def read_exceptions(value: Any) -> tuple[type[BaseException], ...]:
+    """Return the classes of exceptions for classes, or for their dotted names; a name without a dot is Python's own.
+
+    Raises:
+        ValueError: A module does not exist, or something is no class of exceptions.
+        AttributeError: A module has no such name.
+    """
+    items = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    found = tuple(_class_of(item) for item in items if item != "")
+    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
+        raise ValueError(value)
+    return found
+
+
+def _class_of(item: Any) -> Any:
+    if not isinstance(item, str):
+        return item
+    module, _, name = item.strip().rpartition(".")
+    try:
+        return getattr(import_module(module or "builtins"), name)
+    except ImportError as error:
+        raise ValueError(item) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,12 @@ from mqtemplate.listener.attributes import (
     as_written,
     choice,
     duration,
+    exceptions,
     flag,
     number,
     text,
 )
+from mqtemplate.listener.failures.schedule import SCHEDULE_FORMS, Backoff, read_schedule
 from mqtemplate.listener.settings import ConsumeMode
 from mqtemplate.selectors.tags import SelectorType
 
@@ -27,6 +29,9 @@ LISTENER_ATTRIBUTE = "__mqtemplate_listener__"
 
 SPARK_LISTENER_ATTRIBUTE = "__mqtemplate_spark_listener__"
 """The same of ``@spark_listener``. It is here so that applications without Spark can look for it."""
+
+ExceptionTypes = type[BaseException] | str | Sequence[type[BaseException] | str]
+"""One class of exceptions or several, or their dotted names."""
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
 
@@ -39,6 +44,7 @@ def _epoch_ms(value: int | str) -> int | None:
     return int(digits) if digits else None
 
 
+_AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:1000}"
 _TIMESTAMP = Attribute("", "epoch milliseconds or yyyyMMddHHmmss (local time)", _epoch_ms)
 
 
@@ -78,8 +84,8 @@ class ListenerAttributes(TypedDict, total=False):
     """Minutes, or a duration such as ``"90s"``, after which a handler counts as hanging. Its concurrent messages
     are sent back to the broker."""
     consume_message_batch_max_size: Annotated[int | str, number(1, 1, 1_024)]
-    """Maximum number of messages that a thread takes at a time. A batch handler (``list[T]``) gets them in one call,
-    and 1 means *pull_batch_size* there. Any other handler is called for each of them."""
+    """Maximum number of messages in one call of a batch handler (``list[T]``); 1 means *pull_batch_size*. Any other
+    handler gets one message."""
     reply_timeout: Annotated[Duration, duration(3_000, 1)]
     """Milliseconds, or a duration, for sending one reply. A handler of single messages that returns a value
     replies with it to a message that was sent by ``send_and_receive``."""
@@ -87,12 +93,21 @@ class ListenerAttributes(TypedDict, total=False):
     """True: a ``list[...]`` payload means several messages. False: it means one message with a JSON list as its body.
     None: several messages, if the annotation names the type of the items."""
 
+    retry: Annotated[Sequence[Duration] | Backoff | str | None, Attribute(None, SCHEDULE_FORMS, read_schedule)]
+    """Delays before the retries: ``["5s", "1m", "1h"]``, or a `Backoff`. After the last retry the message goes to the
+    dead letter topic. None: ``mqtemplate.listener.retry``, and without it 10 s, 30 s, 1 m, … 2 h as in RocketMQ."""
+    retry_for: Annotated[ExceptionTypes, exceptions()]
+    """Only these exceptions are retried; any other goes to the dead letter topic at once. Empty: all are retried."""
+    not_retry_for: Annotated[ExceptionTypes, exceptions()]
+    """These exceptions are not retried, and go to the dead letter topic at once."""
     max_reconsume_times: Annotated[int | str, number(-1, -1, 10_000)]
-    """Number of retries before the dead letter topic; -1 means 16, or unlimited if ``ORDERLY``."""
+    """Number of retries before the dead letter topic; -1 means those of *retry*, without it 16, or unlimited if
+    ``ORDERLY``. With more retries than delays in *retry*, the last delay repeats."""
     delay_level_when_next_consume: Annotated[int | str, number(0, -1, 1_000)]
-    """Delay level of a retry; 0: the broker's sequence, -1: no retry but the dead letter topic."""
+    """Delay level of a retry; 0: the delays of *retry*, -1: no retry but the dead letter topic."""
     suspend_current_queue_time_millis: Annotated[Duration, duration(1_000, 10, 30_000)]
-    """Milliseconds, or a duration, before an ``ORDERLY`` queue is retried after a failure."""
+    """Milliseconds, or a duration, before an ``ORDERLY`` queue is retried after a failure, unless *retry* says
+    otherwise."""
 
     id: Annotated[str, text("")]
     """Name in logs and errors; by default that of the class or function."""
@@ -100,8 +115,9 @@ class ListenerAttributes(TypedDict, total=False):
     """False: the listener is left out."""
     auto_startup: Annotated[bool | str, flag(True)]
     """False: the application must call ``start()`` of the listener's container."""
-    await_termination_millis_when_shutdown: Annotated[Duration, duration(1_000, 0, 3_600_000)]
-    """Milliseconds, or a duration, for which a stop waits for running handlers."""
+    await_termination_millis_when_shutdown: Annotated[Duration, duration(_AWAIT_TERMINATION, 0, 3_600_000)]
+    """Milliseconds, or a duration, for which a stop waits for running handlers and fetched messages. The times of
+    several listeners pass together."""
 
     # The embedded broker refuses these with a reason; on a cluster they must equal those of the application.
     access_key: Annotated[str, text("${rocketmq.consumer.access-key:}")]

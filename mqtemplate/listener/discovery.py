@@ -11,7 +11,7 @@ from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.decorator import listener_specs
 from mqtemplate.listener.endpoint import Endpoint, Handler
 from mqtemplate.listener.handler_result import is_allowed_result
-from mqtemplate.listener.resolution import default_resolve, resolve_spec
+from mqtemplate.listener.resolution import default_resolve, resolve_spec, resolve_topics
 from mqtemplate.listener.signature import plan_handler
 
 _OTHER_RESULTS = {
@@ -39,6 +39,18 @@ def make_endpoints(target: object, resolve: Resolve = default_resolve) -> list[E
             f"{target!r} is no listener; decorate it with @message_listener(topic=..., consumer_group=...)"
         )
     return endpoints
+
+
+def declared_topics(component: object, resolve: Resolve = default_resolve) -> set[str]:
+    """Return the topics that a decorated function or class, or an object of one, reads; its methods count too.
+
+    Raises:
+        ListenerError: A name is not allowed, or is used twice.
+    """
+    kind = component if inspect.isclass(component) or inspect.isroutine(component) else type(component)
+    members = vars(kind).values() if inspect.isclass(kind) else ()
+    specs = [spec for holder in (kind, *members) for spec in listener_specs(holder)]
+    return {topic for spec in specs for topic in resolve_topics(f"listener of {kind.__name__}", spec, resolve)}
 
 
 def _handlers(target: object) -> Iterator[tuple[ListenerSpec, Handler, str]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mqtemplate.converter import MessageConverter
+from mqtemplate.listener.failures.outcomes import INVALID_BODY_ERRORS, InvalidBodyError
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, MessageQueue
 
@@ -68,11 +69,18 @@ class HandlerPlan:
         return call
 
     def payload_reader(self, converter: MessageConverter) -> Read:
-        """Return the function that converts the body of a message to the payload."""
+        """Return the function that converts the body of a message to the payload; it raises `InvalidBodyError`."""
         if self.is_raw:
             return read_message
         from_body, payload_type = converter.from_body, self.payload_type
-        return lambda message: from_body(message.body, payload_type, message.properties)
+
+        def read(message: MessageExt) -> object:
+            try:
+                return from_body(message.body, payload_type, message.properties)
+            except INVALID_BODY_ERRORS as error:
+                raise InvalidBodyError(str(error)) from error
+
+        return read
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,21 @@ from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import Resolve
-from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
+from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import make_endpoints
 from mqtemplate.listener.endpoint import Endpoint
 from mqtemplate.listener.resolution import default_resolve
-from mqtemplate.listener.settings import ListenerSettings
+from mqtemplate.listener.settings import ListenerSettings, RetryDefaults
 from mqtemplate.selectors.tags import SelectorType, TagSelector
 
 IsEnabled = Callable[[str, str], bool]
 """Function that returns True if the configuration lets a listener run: (group, topic) -> bool."""
 
 _log = get_logger("mqtemplate.listener")
+
+
+_NO_DEFAULTS = RetryDefaults()
 
 
 class ListenerRegistry:
@@ -32,6 +35,10 @@ class ListenerRegistry:
         resolve: Function that replaces the placeholders of the decorators.
         is_enabled: Switch for single listeners, as ``rocketmq.consumer.listeners.<group>.<topic>: false``. A listener
             of several topics loses the disabled one.
+        retry_defaults: Retry policy of listeners whose decorator does not say otherwise.
+
+    Attributes:
+        loop: Event loop of the ``async def`` handlers: the one that runs in the thread that creates the registry.
     """
 
     def __init__(
@@ -41,12 +48,14 @@ class ListenerRegistry:
         *,
         resolve: Resolve = default_resolve,
         is_enabled: IsEnabled = lambda _group, _topic: True,
+        retry_defaults: RetryDefaults = _NO_DEFAULTS,
     ) -> None:
         self._broker = broker
         self._converter = converter
         self._resolve = resolve
         self._is_enabled = is_enabled
-        self._loop = PrivateLoop() if broker.clock.is_virtual else LoopThread()
+        self._retry_defaults = retry_defaults
+        self.loop = choose_loop(broker.clock)
         self._containers: dict[str, ListenerContainer] = {}
 
     @property
@@ -88,7 +97,7 @@ class ListenerRegistry:
                     f"two listeners have the id {endpoint.id!r}; give one another id=, or register the object once"
                 )
             if (enabled := self._enabled_part(endpoint)) is not None:
-                container = ListenerContainer(self._broker, enabled, self._converter, loop=self._loop)
+                container = ListenerContainer(self._broker, enabled, self._converter, loop=self.loop)
                 self._containers[endpoint.id] = container
                 added.append(container)
         return added
@@ -99,7 +108,7 @@ class ListenerRegistry:
         if not settings.enabled or not topics:
             _log.info("listener.disabled", listener=endpoint.id, group=settings.group, topics=list(settings.topics))
             return None
-        return endpoint if topics == settings.topics else replace(endpoint, settings=replace(settings, topics=topics))
+        return replace(endpoint, settings=replace(settings, topics=topics).with_defaults(self._retry_defaults))
 
     def start(self) -> None:
         """Check the listeners against each other and start those with ``auto_startup``.
@@ -117,19 +126,39 @@ class ListenerRegistry:
             undo.pop_all()
 
     def stop(self) -> None:
-        """Stop all listeners, the last one first.
+        """Stop all listeners, the last one first, and their event loop.
+
+        All stop fetching at once, so they wait for their handlers at the same time: the longest time for the wait that
+        a listener has is that of all of them.
 
         Raises:
             ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
         """
-        errors: list[Exception] = []
-        for stop in [*(container.stop for container in reversed(self.containers)), self._loop.stop]:
-            try:
-                stop()
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise ExceptionGroup("listeners could not be stopped cleanly", errors)
+        _stop_each([self.stop_listeners, self.loop.stop])
+
+    def stop_listeners(self) -> None:
+        """Stop all listeners, the last one first. The event loop goes on, for what else runs there.
+
+        Raises:
+            ExceptionGroup: Some could not be stopped cleanly; all others were stopped.
+        """
+        containers = list(reversed(self.containers))
+        for container in containers:
+            container.stop_fetching()
+        _stop_each([*(container.stop for container in containers), self.loop.cancel])
+
+
+def _stop_each(stops: Iterable[Callable[[], None]]) -> None:
+    errors: list[Exception] = []
+    for stop in stops:
+        try:
+            stop()
+        except ExceptionGroup as group:
+            errors.extend(group.exceptions)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("listeners could not be stopped cleanly", errors)
 
 
 def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:

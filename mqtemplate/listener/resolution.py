@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from mqtemplate.broker import MessageModel
 from mqtemplate.errors import DestinationError, ListenerError
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.decorator import MESSAGE_LISTENER
+from mqtemplate.listener.failures.schedule import Backoff
 from mqtemplate.listener.settings import ConsumeMode, ListenerSettings
 from mqtemplate.listener.unsupported import check_supported
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector, make_selector
@@ -57,6 +59,7 @@ def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: s
             f"{listener}: BROADCASTING and ORDERLY exclude each other: a queue can be locked for order by one member "
             "only; use CLUSTERING with ORDERLY, or BROADCASTING with CONCURRENTLY"
         )
+    _check_retry(listener, values)
     check_supported(listener_id, values, resolve)
     settings: dict[str, Any] = {attribute: value for attribute, value in values.items() if attribute in _SETTINGS} | {
         "id": listener_id,
@@ -66,6 +69,22 @@ def resolve_spec(spec: ListenerSpec, resolve: Resolve = default_resolve, name: s
         "instance_name": values["instance_name"] or "DEFAULT",
     }
     return ListenerSettings(**settings)
+
+
+def _check_retry(listener: str, values: Mapping[str, Any]) -> None:
+    """Refuse a retry schedule beside attributes that say otherwise."""
+    schedule, limit = values["retry"], values["max_reconsume_times"]
+    if schedule is None:
+        return
+    if level := values["delay_level_when_next_consume"]:
+        reason = f"delay_level_when_next_consume={level} gives each retry another delay"
+    elif values["message_model"] is MessageModel.BROADCASTING:
+        reason = "messages of a BROADCASTING group are not retried"
+    elif limit >= 0 and (isinstance(schedule, Backoff) or limit < schedule.retries):
+        reason = f"max_reconsume_times={limit} gives another number of retries than {schedule.retries}"
+    else:
+        return
+    raise ListenerError(f"{listener}: retry is given ({schedule}), but {reason}; keep one of the two")
 
 
 def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple[str, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
+from mqtemplate.listener.failures.schedule import RetrySchedule
 from mqtemplate.selectors.tags import Selector
 
 _DEFAULT_RETRIES = 16
@@ -24,6 +25,19 @@ class ConsumeMode(Enum):
     ORDERLY = "ORDERLY"
 
 
+Exceptions = tuple[type[BaseException], ...]
+"""Classes of exceptions; their subclasses count too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryDefaults:
+    """Retry policy of listeners whose decorator does not say otherwise, from ``mqtemplate.listener.*``."""
+
+    retry: RetrySchedule | None = None
+    retry_for: Exceptions = ()
+    not_retry_for: Exceptions = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerSettings:
     """Resolved attributes of a listener, with the names and units of `ListenerAttributes`."""
@@ -38,6 +52,9 @@ class ListenerSettings:
     consume_thread_max: int
     max_reconsume_times: int
     consume_timeout: float
+    retry: RetrySchedule | None
+    retry_for: Exceptions
+    not_retry_for: Exceptions
     delay_level_when_next_consume: int
     suspend_current_queue_time_millis: int
     await_termination_millis_when_shutdown: int
@@ -77,7 +94,25 @@ class ListenerSettings:
         """Number of retries before a message goes to the dead letter topic."""
         if self.max_reconsume_times >= 0:
             return self.max_reconsume_times
+        if self.retry is not None:
+            return self.retry.retries
         return _UNLIMITED_RETRIES if self.is_orderly else _DEFAULT_RETRIES
+
+    @property
+    def attempts(self) -> int | None:
+        """Number of calls of the handler before a message goes to the dead letter topic; None if unlimited."""
+        limit = self.retry_limit
+        return None if limit == _UNLIMITED_RETRIES else limit + 1
+
+    def with_defaults(self, defaults: RetryDefaults) -> ListenerSettings:
+        """Return the settings with the retry policy of the application where the listener has none."""
+        has_schedule = self.retry is not None or self.delay_level_when_next_consume != 0 or self.is_broadcasting
+        return replace(
+            self,
+            retry=self.retry if has_schedule else defaults.retry,
+            retry_for=self.retry_for or defaults.retry_for,
+            not_retry_for=self.not_retry_for or defaults.not_retry_for,
+        )
 
     def consumer_spec(self, now_ms: int) -> ConsumerSpec:
         """Return how a container joins its group.

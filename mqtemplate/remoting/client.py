@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, RemoteConnectError
+from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.connection_pool import ConnectionPool
 from mqtemplate.remoting.io_loop import IoLoop
@@ -63,7 +64,11 @@ class RemotingClient:
         self._workers = ThreadPoolExecutor(settings.request_workers, "mqtemplate-client-worker")
         self._is_started = False
         self._is_closed = False
-        self._pid = os.getpid()
+        self._owner = OwnerProcess(
+            "this client",
+            "Create the client after the fork, for example in the worker's start-up hook (gunicorn: post_fork), or "
+            "start workers by spawn",
+        )
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -138,6 +143,15 @@ class RemotingClient:
         else:
             self._pool.get(address, None).send_one_way(request)
 
+    def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
+        """Call *work* after *delay_ms* in a worker thread, where it may block; drop it if the client is closed."""
+
+        def submit() -> None:
+            with contextlib.suppress(RuntimeError):  # the client was closed at this moment
+                self._connectors.submit(work)
+
+        self.loop.call_later(delay_ms, submit)
+
     def on_close(self, callback: Callable[[str], None]) -> None:
         """Call *callback* in the I/O thread with the address of each connection that has ended."""
         self._close_callbacks.append(callback)
@@ -147,7 +161,7 @@ class RemotingClient:
 
         In a forked child this does nothing: connections and threads belong to the parent.
         """
-        if self._is_closed or os.getpid() != self._pid:
+        if self._is_closed or not self._owner.is_current:
             return
         self._is_closed = True
         self._pool.close()
@@ -187,12 +201,7 @@ class RemotingClient:
     # --- internals ----------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedError(
-                f"this client was created by process {self._pid}, and this is process {os.getpid()}, forked from it "
-                "without its threads and connections. Create the client after the fork, for example in the worker's "
-                "start-up hook (gunicorn: post_fork), or start workers by spawn"
-            )
+        self._owner.check()
         if self._is_closed:
             raise BrokerClosedError("this client is closed; create another one")
 

@@ -172,7 +172,7 @@ class Connection:
         parts = _frame(request)
         self._pending.add(request.opaque, callback, start_timer)
         if not self._send(parts):
-            self._pending.complete(request.opaque, self._lost_error(self._end_reason))
+            self._pending.complete(request.opaque, self._lost_error(self._end_reason, was_sent=False))
 
     def cancel_request(self, opaque: int) -> bool:
         """Ignore the response to a request; return False if its callback has been called."""
@@ -399,10 +399,12 @@ class Connection:
         self._pending.fail_all(lambda: self._lost_error(reason))
         self._owner.on_closed(self, reason)
 
-    def _lost_error(self, reason: str) -> RemoteConnectError:
+    def _lost_error(self, reason: str, *, was_sent: bool = True) -> RemoteConnectError:
+        carried_out = "may have been carried out all the same" if was_sent else "was not sent"
         return RemoteConnectError(
-            f"the connection to {self.remote} was lost before the response arrived ({reason}); the request may have "
-            "been carried out all the same. The next use opens a new connection"
+            f"the connection to {self.remote} was lost before the response arrived ({reason}); the request "
+            f"{carried_out}. The next use opens a new connection",
+            was_sent=was_sent,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,6 +14,7 @@ from mqtemplate.message import Property
 from mqtemplate.selectors.sql92.selector import Sql92Selector
 
 _TAGS = Property.TAGS
+_OTHER_SEPARATOR = re.compile(r"\||[,;]|\s(?:or|OR|Or)\s")
 
 
 class SelectorType(Enum):
@@ -60,10 +62,29 @@ Selector: TypeAlias = TagSelector | Sql92Selector
 tags, or None if the selector cannot be decided by hash codes."""
 
 
+def tag_selector(expression: str) -> TagSelector:
+    """Create a tag selector from what a user wrote.
+
+    RocketMQ separates tags by two bars only, and takes ``paid | shipped`` or ``paid,shipped`` as one tag, which no
+    message has. Its clients may select such a tag, so `TagSelector` allows it.
+
+    Raises:
+        ListenerError: The expression has an empty tag, or a tag with another separator in it; it says the solution.
+    """
+    selector = TagSelector(expression)
+    if any(map(_OTHER_SEPARATOR.search, selector.tags)):
+        tags = [tag for part in expression.split("||") for tag in _OTHER_SEPARATOR.split(part) if tag.strip()]
+        raise ListenerError(
+            f"selector expression {expression!r} would match no message, since only two bars separate tags; "
+            f"write {' || '.join(tag.strip() for tag in tags)!r}"
+        )
+    return selector
+
+
 def make_selector(selector_type: SelectorType, expression: str) -> Selector:
     """Create the selector of this type.
 
     Raises:
         ListenerError: The expression is invalid; for SQL92 a `SelectorError`, which names the column.
     """
-    return Sql92Selector(expression) if selector_type is SelectorType.SQL92 else TagSelector(expression)
+    return Sql92Selector(expression) if selector_type is SelectorType.SQL92 else tag_selector(expression)

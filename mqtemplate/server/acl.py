@@ -19,6 +19,7 @@ from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, He
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl_settings import Account, AclSettings, Right
+from mqtemplate.server.processors.delayed import decode_handles
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.acl")
@@ -83,7 +84,8 @@ def _missing_right(account: Account, request: RemotingCommand) -> str | None:
         return f"access key {account.access_key!r} may not request {name}: only an account with admin: true may"
     for need in _NEEDS[request.code](request):
         if not account.may(*need):
-            return f"access key {account.access_key!r} has no right {need.right} on {need.kind} {need.name!r} ({name})"
+            advice = "; name a topic" if need.name is None else ""
+            return f"access key {account.access_key!r} has no right {need} ({name}){advice}"
     return None
 
 
@@ -91,11 +93,20 @@ def _missing_right(account: Account, request: RemotingCommand) -> str | None:
 
 
 class _Need(NamedTuple):
-    """The right to one topic or group. If *right* has several bits, each of them suffices."""
+    """The right to one topic or group. If *right* has several bits, each of them suffices.
+
+    Attributes:
+        name: None: the right to all topics or groups.
+    """
 
     kind: str
-    name: str
+    name: str | None
     right: Right
+
+    def __str__(self) -> str:
+        return (
+            f"{self.right} on all {self.kind}s" if self.name is None else f"{self.right} on {self.kind} {self.name!r}"
+        )
 
 
 _Needs = Callable[[RemotingCommand], list[_Need]]
@@ -160,6 +171,23 @@ def _check_client(request: RemotingCommand) -> list[_Need]:
     return [_group(body.group), _topic(body.subscription_data.topic, Right.SUB)]
 
 
+def _change_delayed(request: RemotingCommand) -> list[_Need]:
+    """A handle names its topic, and changes no message of another one. A key without a topic reaches all topics."""
+    handles = decode_handles(request.ext_fields.get("handle"))
+    if handles:
+        return [_topic(topic, Right.PUB) for topic in sorted({handle.topic for handle in handles})]
+    topic = request.ext_fields.get("topic")
+    return [_Need("topic", None, Right.PUB)] if topic is None else [_topic(topic, Right.PUB)]
+
+
+def _query_delayed(request: RemotingCommand) -> list[_Need]:
+    """A query without a topic reaches all topics, and the retries of all groups."""
+    topic = request.ext_fields.get("topic")
+    if topic is not None:
+        return [_topic(topic, Right.SUB)]
+    return [_Need("topic", None, Right.SUB), _Need("group", None, Right.SUB)]
+
+
 _FREE = frozenset(
     {
         # Any account may send these: a client requests routes before it sends or subscribes.
@@ -193,4 +221,8 @@ _NEEDS: dict[int, _Needs] = {
     RequestCode.GET_MIN_OFFSET: _topic_field("topic", Right.PUB | Right.SUB),
     RequestCode.GET_EARLIEST_MSG_STORETIME: _topic_field("topic", Right.PUB | Right.SUB),
     RequestCode.QUERY_MESSAGE: _topic_field("topic", Right.SUB),
+    RequestCode.CANCEL_DELAYED_MESSAGE: _change_delayed,
+    RequestCode.RESCHEDULE_DELAYED_MESSAGE: _change_delayed,
+    RequestCode.GET_PENDING_MESSAGES: _query_delayed,
+    RequestCode.COUNT_PENDING_MESSAGES: _query_delayed,
 }

@@ -67,15 +67,19 @@ class Account:
                     f"the {name} of an account must have at least {_MIN_KEY_LENGTH} characters, it has {len(value)}"
                 )
 
-    def may(self, kind: str, name: str, needed: Right) -> bool:
+    def may(self, kind: str, name: str | None, needed: Right) -> bool:
         """Return True if the account has one of the rights in *needed* to a topic or group.
 
         Args:
             kind: ``topic`` or ``group``.
+            name: None: to all of them.
         """
-        if kind == "group":
-            return bool(self.group_perms.get(name, self.default_group_perm) & needed)
-        return bool(self.topic_perms.get(name, self.default_topic_perm) & needed)
+        is_group = kind == "group"
+        perms = self.group_perms if is_group else self.topic_perms
+        default = self.default_group_perm if is_group else self.default_topic_perm
+        if name is None:
+            return all(right & needed for right in (default, *perms.values()))
+        return bool(perms.get(name, default) & needed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

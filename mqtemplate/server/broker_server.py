@@ -25,6 +25,7 @@ from mqtemplate.server.name_server.processor import NameServer
 from mqtemplate.server.name_server.registered_brokers import RegisteredBrokers
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.client import ClientProcessor
+from mqtemplate.server.processors.delayed import DelayedMessageProcessor
 from mqtemplate.server.processors.offset import OffsetProcessor
 from mqtemplate.server.processors.pull import PullProcessor
 from mqtemplate.server.processors.query import QueryProcessor
@@ -46,6 +47,7 @@ _CLIENT_PROCESSORS = (
     ClientProcessor,
     TransactionProcessor,
     ReplyProcessor,
+    DelayedMessageProcessor,
 )
 _ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProcessor, RelayProcessor, RecallProcessor)
 

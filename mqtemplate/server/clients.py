@@ -12,10 +12,13 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import LanguageCode
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.server")
 
 _BROADCASTING = "BROADCASTING"
+_PUSH = "CONSUME_PASSIVELY"
+_MAX_DIFFERENCES = 1_000
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +46,7 @@ class ConsumerGroupInfo:
         consume_type, message_model, consume_from_where: RocketMQ's names, from the last heartbeat.
         channels: Members by connection ID.
         subscriptions: Subscriptions by topic. The latest one is valid for all members.
+        expressions: By connection ID, what each member subscribes to: topic -> expression.
     """
 
     group: str
@@ -51,6 +55,7 @@ class ConsumerGroupInfo:
     consume_from_where: str
     channels: dict[int, ClientChannel] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    expressions: dict[int, dict[str, str]] = field(default_factory=dict)
 
     @property
     def is_broadcasting(self) -> bool:
@@ -60,6 +65,14 @@ class ConsumerGroupInfo:
     def client_ids(self) -> list[str]:
         """Return the sorted IDs of the members, each once."""
         return sorted({channel.client_id for channel in self.channels.values()})
+
+    def other_subscriptions(self, client_id: str, expressions: dict[str, str]) -> tuple[str, dict[str, str]] | None:
+        """Return another member that subscribes to something else, and what that is; None if there is none."""
+        for channel in self.channels.values():
+            theirs = self.expressions.get(channel.connection.id, expressions)
+            if channel.client_id != client_id and theirs != expressions:
+                return channel.client_id, theirs
+        return None
 
 
 class ClientRegistry:
@@ -77,6 +90,7 @@ class ClientRegistry:
         self._consumers: dict[str, ConsumerGroupInfo] = {}
         self._producers: dict[str, dict[int, ClientChannel]] = {}
         self._next_producer = 0
+        self._differences: set[str] = set()
 
     def on_members_changed(self, callback: Callable[[ConsumerGroupInfo], None]) -> None:
         """Call *callback* with each group whose members or topics changed, in the thread that changed them."""
@@ -128,6 +142,31 @@ class ClientRegistry:
             if channel.client_id == client_id and channel.connection.is_open
         )
 
+    def difference(self, data: ConsumerData, client_id: str) -> str | None:
+        """Return a text if a member of the group subscribes to something else than *data*; log it once.
+
+        Each member gets messages of a part of the queues only. So a message that another member would take is lost.
+        """
+        info = self._consumers.get(data.group_name)
+        if info is None or info.is_broadcasting or data.consume_type != _PUSH:
+            return None
+        expressions = _expressions(data)
+        found = info.other_subscriptions(client_id, expressions)
+        if found is None:
+            return None
+        other_id, theirs = found
+        text = (
+            f"group {data.group_name!r} has members with different subscriptions: {client_id} subscribes to "
+            f"{_describe(expressions)}, {other_id} to {_describe(theirs)}; messages are lost, since each member gets a "
+            "part of the queues. Give one of them a group of its own"
+        )
+        if text not in self._differences:
+            if len(self._differences) >= _MAX_DIFFERENCES:
+                self._differences.clear()
+            self._differences.add(text)
+            _log.warning("server.subscriptions_differ", group=data.group_name, reason=text)
+        return text
+
     # --- changes -------------------------------------------------------------------------------
 
     def register_producer(self, group: str, channel: ClientChannel) -> bool:
@@ -151,8 +190,17 @@ class ClientRegistry:
             known = channels.get(channel.connection.id)
             is_change = topics_changed or known is None or known.client_id != channel.client_id
             channels[channel.connection.id] = channel
+            expressions = dict(before.expressions) if before is not None else {}
+            if not without_sub:
+                expressions[channel.connection.id] = _expressions(data)
             info = ConsumerGroupInfo(
-                data.group_name, data.consume_type, data.message_model, data.consume_from_where, channels, subscriptions
+                data.group_name,
+                data.consume_type,
+                data.message_model,
+                data.consume_from_where,
+                channels,
+                subscriptions,
+                expressions,
             )
             self._consumers[data.group_name] = info
         if is_change:
@@ -212,7 +260,8 @@ class ClientRegistry:
         info = self._consumers.get(group)
         if info is None or connection.id not in info.channels:
             return []
-        changed = replace(info, channels=_without(info.channels, connection))
+        expressions = {key: value for key, value in info.expressions.items() if key != connection.id}
+        changed = replace(info, channels=_without(info.channels, connection), expressions=expressions)
         if changed.channels:
             self._consumers[group] = changed
         else:
@@ -267,6 +316,23 @@ def _without(channels: dict[int, ClientChannel], connection: Connection) -> dict
 
 def _silent(channels: dict[int, ClientChannel], limit_ms: int) -> list[ClientChannel]:
     return [channel for channel in channels.values() if channel.last_update_ms < limit_ms]
+
+
+def _expressions(data: ConsumerData) -> dict[str, str]:
+    """Return what a member subscribes to: topic -> expression; tags are sorted, since their order has no meaning."""
+    return {each.topic: _expression(each) for each in data.subscription_data_set}
+
+
+def _expression(subscription: SubscriptionData) -> str:
+    if subscription.expression_type == "SQL92":
+        return f"SQL92 {subscription.sub_string}"
+    tags = sorted({tag.strip() for tag in subscription.sub_string.split("||")})
+    return " || ".join(tags)
+
+
+def _describe(expressions: dict[str, str]) -> str:
+    shown = (item for item in sorted(expressions.items()) if not item[0].startswith(RETRY_TOPIC_PREFIX))
+    return ", ".join(f"{topic}:{expression}" for topic, expression in shown) or "no topic"
 
 
 def _update(subscriptions: dict[str, SubscriptionData], received: Iterable[SubscriptionData]) -> bool:

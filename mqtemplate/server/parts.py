@@ -48,6 +48,7 @@ class ServerParts:
         self.clients = ClientRegistry(clock)
         self.remote_clients = RemoteClients(engine, self.clients, self.groups)
         self.clients.on_members_changed(self.remote_clients.notify_members)
+        self.topics.on_created(self.remote_clients.notify_topic_created)
         self.subscriptions = Subscriptions(self.clients, settings)
         self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
         self.raw = RawReader(store, engine.reader)

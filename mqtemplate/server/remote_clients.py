@@ -50,8 +50,22 @@ class RemoteClients:
 
     def notify_members(self, info: ConsumerGroupInfo) -> None:
         """Notify the members of a group that it changed. They rebalance the queues at once."""
+        if not info.is_broadcasting:
+            self._notify(info)
+
+    def notify_topic_created(self, topic: str) -> None:
+        """Notify the members of the groups that subscribe to a new topic. RocketMQ's members look for it periodically.
+
+        A member of this library looks it up at once. One of RocketMQ rebalances, which has no effect.
+        """
+        for group in self.clients.groups_of_topic(topic):
+            info = self.clients.consumer_group(group)
+            if info is not None:
+                self._notify(info)
+
+    def _notify(self, info: ConsumerGroupInfo) -> None:
         config = self.groups.find(info.group)
-        if info.is_broadcasting or (config is not None and not config.notify_consumer_ids_changed_enable):
+        if config is not None and not config.notify_consumer_ids_changed_enable:
             return
         header = ConsumerGroupRequestHeader(consumer_group=info.group)
         for channel in info.channels.values():

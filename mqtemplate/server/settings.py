@@ -39,6 +39,9 @@ class ServerOptions:
     recall_message_enable: bool = True
     """True: producers may recall delayed messages."""
 
+    strict_subscriptions: bool = False
+    """True: a member with other subscriptions than its group is refused. False: server and clients log a warning."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerServerSettings(ServerOptions):

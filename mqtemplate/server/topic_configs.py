@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
@@ -61,6 +61,7 @@ class TopicConfigs:
         self.cluster_name = settings.cluster_name
         self.broker_name = engine.name
         self._auto_create = settings.auto_create_topic_enable
+        self._on_created: Callable[[str], None] = lambda topic: None
         # A name only: the broker forwards replies to the producer of the request and stores none.
         self._reply_topic = f"{self.cluster_name}_REPLY_TOPIC"
         self._system_topics = SYSTEM_TOPICS | {self.cluster_name, self.broker_name, self._reply_topic}
@@ -84,6 +85,10 @@ class TopicConfigs:
         if self._auto_create:
             configs.append(_config(AUTO_CREATE_TOPIC, 8, usual | Perm.INHERIT))
         return configs
+
+    def on_created(self, callback: Callable[[str], None]) -> None:
+        """Call *callback* with each topic that a client creates, in the thread that creates it."""
+        self._on_created = callback
 
     @property
     def version(self) -> DataVersion:
@@ -136,8 +141,11 @@ class TopicConfigs:
             raise DestinationError(
                 f"perm of topic {topic!r} must be a sum of 4 (read), 2 (write) and 1 (inherit), got {config.perm}"
             )
+        is_new = not self.has(topic)
         self._table.update(topic, config.to_json())
         self._routes.refresh(topic)
+        if is_new:
+            self._on_created(topic)
 
     def delete(self, topic: str) -> bool:
         """Delete *topic*. Return False if it does not exist.
@@ -222,6 +230,7 @@ class TopicConfigs:
         if not self.has(topic):
             self._table.update(topic, {"readQueueNums": queue_nums, "writeQueueNums": queue_nums, "perm": perm})
             _log.info("server.topic_created", topic=topic, queues=queue_nums)
+            self._on_created(topic)
 
     # --- checks --------------------------------------------------------------------------------
 

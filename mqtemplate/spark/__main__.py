@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.event_log import get_logger

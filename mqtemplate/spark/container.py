@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from mqtemplate.brokers import EmbeddedBroker
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
 _log = get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0

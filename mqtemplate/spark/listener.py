@@ -14,7 +14,7 @@ from mqtemplate.listener import attributes as declared
 from mqtemplate.listener.attributes import Attribute, ListenerDecorator, ListenerSpec, Resolve
 from mqtemplate.listener.decorator import SPARK_LISTENER_ATTRIBUTE
 from mqtemplate.listener.resolution import resolve_group, resolve_topics
-from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.selectors.tags import tag_selector
 from mqtemplate.spark.offsets import QueueRange
 
 AVAILABLE_NOW = "available-now"
@@ -179,7 +179,7 @@ def resolve_spark_spec(spec: ListenerSpec, name: str, resolve: Resolve) -> Spark
             )
     topics, group = resolve_topics(listener, spec, resolve), resolve_group(listener, spec, resolve)
     try:
-        TagSelector(values["selector_expression"])
+        tag_selector(values["selector_expression"])
     except ListenerError as exc:
         raise ListenerError(f"{listener}: {exc}") from exc
     return SparkListenerSettings(topics=topics, consumer_group=group, **values)

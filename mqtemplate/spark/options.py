@@ -11,7 +11,7 @@ from typing import Any
 
 from mqtemplate.errors import ConfigurationError, DestinationError, ListenerError, UnsupportedError
 from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
-from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.selectors.tags import TagSelector, tag_selector
 from mqtemplate.spark.offsets import OffsetTable, parse_offsets
 from mqtemplate.topics import check_topic
 
@@ -169,7 +169,7 @@ def _pattern(given: Mapping[str, str]) -> re.Pattern[str] | None:
 def _selector(given: Mapping[str, str]) -> TagSelector:
     expression = given.get("tags", given.get("subExpression", "*"))
     try:
-        return TagSelector(expression)
+        return tag_selector(expression)
     except ListenerError as exc:
         raise ConfigurationError(f"option tags: {exc}") from exc
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.store.file_sizes import FileSizes
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.layout import (
     CHECKPOINT_SIZE,
     pack_checkpoint_into,
+    pack_sizes_into,
     unpack_checkpoint,
     unpack_replay_start,
+    unpack_sizes,
 )
 
 
@@ -50,12 +53,16 @@ class StoreCheckpoint:
         fields: RocketMQ's fields.
         replay_start: All records before this physical offset are in flushed consume queues and in the followers' files;
             0 if the fields of mqtemplate are missing or damaged.
+        sizes: The sizes of the files when mqtemplate wrote the page last; None if it did not. The next `write` notes
+            them.
     """
 
     def __init__(self, store_files: StoreFiles) -> None:
         self._file = store_files.open_mapped("checkpoint", CHECKPOINT_SIZE)
         self.fields = unpack_checkpoint(self._file.view)
         self.replay_start = unpack_replay_start(self._file.view)
+        sizes = unpack_sizes(self._file.view)
+        self.sizes = None if sizes is None else FileSizes(*sizes)
 
     def write(self, logics_physical_offset: int, last_store_timestamp: int, index_msg_timestamp: int) -> None:
         """Note that records before *logics_physical_offset* need no replay."""
@@ -66,6 +73,8 @@ class StoreCheckpoint:
             logics_physical_offset=logics_physical_offset,
         )
         pack_checkpoint_into(self._file.view, self.fields)
+        if self.sizes is not None:
+            pack_sizes_into(self._file.view, *self.sizes)
         self.replay_start = logics_physical_offset
         self._file.flush()
 

@@ -50,6 +50,7 @@ class CommitLog(LogReader):
 
     - A record is in one file. Where the next record does not fit, a blank ends the file.
     - All bytes after ``end`` are zero.
+    - Records are written to allocated bytes only, see `MappedFile.allocate`. After them a blank fits there as well.
     - Writing is not thread-safe: the `MessageStore` appends under its lock.
 
     Args:
@@ -85,18 +86,19 @@ class CommitLog(LogReader):
         self._at = end - self._start
         found = self._files.find(end)
         self._file = found[0] if found else None
+        self._limit = 0  # where the next record must end, within the file: `_reserve` moves it
 
     def append(self, draft: RecordDraft, queue_offset: int) -> PutResult:
         """Append one record.
 
         Raises:
-            StoreFullError: The next file cannot be created; the log is as before.
+            StoreFullError: The disk has no space for it; the log is as before.
             MessageError: The record does not fit into a file, or its properties are too large.
         """
         host, now = self._store_host, self._next_store_timestamp()
         at = self._start + self._at
         record = draft.encode(queue_offset, at, now, host)
-        if self._at + len(record) > self._file_size - BLANK_SIZE or self._file is None:
+        if self._at + len(record) > self._limit:
             self._reserve(len(record))
             at = self._start + self._at
             record = draft.encode(queue_offset, at, now, host)
@@ -112,7 +114,7 @@ class CommitLog(LogReader):
             queue_offsets: An int for each draft, an array of int64 for each run.
 
         Raises:
-            StoreFullError: The next file cannot be created; the log is as before.
+            StoreFullError: The disk has no space for them; the log is as before.
             MessageError: The records do not fit into a file, or some properties are too large.
         """
         host = self._store_host
@@ -155,11 +157,10 @@ class CommitLog(LogReader):
         """Reserve *size* bytes in the current file; if they do not fit, continue in the next file.
 
         Raises:
-            StoreFullError: The next file cannot be created; the log is as before.
+            StoreFullError: There is no space for them, or for the next file; the log is as before.
             MessageError: They do not fit into any file.
         """
-        free = self._file_size - self._at - BLANK_SIZE
-        if size <= free and self._file is not None:
+        if self._at + size <= self._limit:
             return
         if size > self._file_size - BLANK_SIZE:
             raise MessageError(
@@ -168,15 +169,20 @@ class CommitLog(LogReader):
             )
         if self._file is None:
             self._file = self._file_at(self._start)
-            if size <= free:
-                return
+        if self._at + size + BLANK_SIZE <= self._file_size:
+            self._file.allocate(self._at + size + BLANK_SIZE)
+            self._limit = self._file.allocated - BLANK_SIZE
+            return
         following = self._file_at(self._start + self._file_size)
+        following.allocate(size + BLANK_SIZE)
+        self._file.allocate(self._at + BLANK_SIZE)
         self._file.write(self._at, pack_blank(self._file_size - self._at))
         self._file = following
         # In this order: a thread that reads `end` without the lock may get one too small, never one too large.
         self._at = 0
         self._start += self._file_size
         self._low_water = self._file_size // 2
+        self._limit = following.allocated - BLANK_SIZE
 
     def _file_at(self, start: int) -> MappedFile:
         if (found := self._files.find(start)) is not None:

@@ -82,28 +82,36 @@ class ConsumeQueue:
         return first + count_leading(self._file_units(0)["size"] == layout.PRE_BLANK_SIZE_MARK)
 
     def _file_units(self, index: int) -> NDArray[np.void]:
-        return np.frombuffer(self._files.files[index].view[:], CQ_UNIT_DTYPE)
+        return np.frombuffer(self._files.files[index].read(0, self._file_size), CQ_UNIT_DTYPE)
 
     def _open_at(self, max_offset: int) -> None:
         """Continue writing at *max_offset*."""
         self.max_offset = max_offset
         found = self._files.find(max_offset * CQ_UNIT_SIZE)
         self._view = None if found is None else found[0].view
+        self._limit = 0 if found is None else found[0].allocated  # units may be written before it, within the file
         self._at = max_offset * CQ_UNIT_SIZE - (self._files.start if found is None else found[1])
 
     # --- appending -----------------------------------------------------------------------------
 
     def reserve(self, count: int) -> None:
-        """Create the files for *count* more units.
+        """Create the files for *count* more units, and allocate their space.
 
         Raises:
-            StoreFullError: One of them cannot be created.
+            StoreFullError: There is no space for them.
         """
-        if self._view is not None and self._at + count * CQ_UNIT_SIZE <= self._file_size:
+        if self._at + count * CQ_UNIT_SIZE <= self._limit:
             return
-        while not self._files.files or self._files.end < (self.max_offset + count) * CQ_UNIT_SIZE:
-            file = self._files.append_file(self.max_offset * CQ_UNIT_SIZE)
+        start, end = self.max_offset * CQ_UNIT_SIZE, (self.max_offset + count) * CQ_UNIT_SIZE
+        while not self._files.files or self._files.end < end:
+            file = self._files.append_file(start)
             file.view[:CQ_UNIT_SIZE] = layout.NO_UNIT_YET
+        while start < end:
+            found = self._files.find(start)
+            assert found is not None, "the files up to the last unit exist"
+            file, file_start = found
+            file.allocate(min(end - file_start, self._file_size))
+            start = file_start + self._file_size
         self._open_at(self.max_offset)
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:

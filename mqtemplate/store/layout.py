@@ -136,6 +136,31 @@ def unpack_replay_start(page: mmap) -> int:
     return int(replay_start) if check == crc32(page[at : at + 8]) else 0
 
 
+_SIZES = struct.Struct(">qqI")
+"""More fields of mqtemplate in the ``checkpoint``.
+
+==  ==  ==================  =========================
+64  i8  commit_log_size     bytes of a commit log file
+72  i8  consume_queue_size  bytes of a consume queue file
+80  u4  check               CRC-32 of bytes 64..79
+==  ==  ==================  =========================
+"""
+_SIZES_AT = _CHECKPOINT.size + _OWN_CHECKPOINT.size
+
+
+def pack_sizes_into(page: mmap, commit_log_size: int, consume_queue_size: int) -> None:
+    """Note the sizes of the files."""
+    data = struct.pack(">qq", commit_log_size, consume_queue_size)
+    _SIZES.pack_into(page, _SIZES_AT, commit_log_size, consume_queue_size, crc32(data))
+
+
+def unpack_sizes(page: mmap) -> tuple[int, int] | None:
+    """Return the sizes of the files; None if they are damaged or were never written."""
+    commit_log_size, consume_queue_size, check = _SIZES.unpack_from(page, _SIZES_AT)
+    is_valid = commit_log_size > 0 and check == crc32(page[_SIZES_AT : _SIZES_AT + 16])
+    return (commit_log_size, consume_queue_size) if is_valid else None
+
+
 # --- index file -------------------------------------------------------------------------------------
 
 

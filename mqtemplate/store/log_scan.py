@@ -54,7 +54,7 @@ def _next_bytes(file: MappedFile, at: int) -> bytes:
     """Return the bytes from *at* on: a megabyte, or as many as a larger record there has."""
     size, magic = layout.read_size_and_magic(file.view, at) if at + layout.BLANK_SIZE <= file.size else (0, 0)
     is_large = size > _BYTES_AT_ONCE and magic in (layout.MAGIC_V1, layout.MAGIC_V2)
-    return file.view[at : at + (size if is_large else _BYTES_AT_ONCE)]
+    return file.read(at, size if is_large else _BYTES_AT_ONCE)
 
 
 def _ends_file(file: MappedFile, at: int) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.java_hash import tags_code
 from mqtemplate.metrics import Metrics
+from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.record.run import RecordRun
@@ -23,11 +24,11 @@ from mqtemplate.store.checkpoint import LogFollower, StoreCheckpoint
 from mqtemplate.store.cleaning import CleaningService, PendingMessages
 from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
+from mqtemplate.store.file_sizes import file_sizes
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index.index_service import IndexService
-from mqtemplate.store.layout import CQ_UNIT_SIZE
 from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
 from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
@@ -52,12 +53,15 @@ class MessageStore:
     - A record and its consume queue unit are written under one lock, the record first.
     - ``confirm_offset`` is the end of the readable records: those that are flushed (``SYNC_FLUSH``), or written.
     - All files but the log are derived from it, and rebuilt from it after a crash.
+    - It works in the process that loads it. In a process that was forked later each use raises `ForkedError`; `close`
+      and `release` do nothing there.
 
     Args:
         tags_code_of: Computes the tags code of a record that the recovery reads. The delay services store a deliver
             time there.
 
     Attributes:
+        sizes: Sizes of the files. `load` takes them from the directory, unless the settings set them.
         index: Finds records by their keys.
         cleaning: Deletes old files.
     """
@@ -68,6 +72,7 @@ class MessageStore:
         self.store_files = store_files
         self.clock = clock
         self.settings = settings
+        self.sizes = file_sizes(settings)
         self.metrics = Metrics()
         self._appended = self.metrics.counter("store.appended")
         self._append_ns = self.metrics.histogram("store.append_ns")
@@ -81,6 +86,7 @@ class MessageStore:
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._open_files: list[CommitLog | StoreCheckpoint] = []
         self._is_open = False
+        self._owner: OwnerProcess | None = None
         self._is_dirty = False
         self._thread: ServiceThread | None = None
         self.group_commit = GroupCommit(self._flush_log)
@@ -90,8 +96,7 @@ class MessageStore:
         self._flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
         self.index = IndexService(store_files, settings, clock)
         # On a virtual clock the disk is ignored: a test has the same result on every machine.
-        disk_used = partial(store_files.disk_used_ratio, _FREE_FILES * settings.mapped_file_size_commit_log)
-        self.cleaning = CleaningService(self, None if clock.is_virtual else disk_used)
+        self.cleaning = CleaningService(self, None if clock.is_virtual else self._disk_used_ratio)
 
     # --- opening and closing -------------------------------------------------------------------
 
@@ -108,6 +113,8 @@ class MessageStore:
         """
         self.cleaning.load(pending)
         self.store_files.lock()
+        self._owner = OwnerProcess("this store")
+        call_after_fork(self)
         try:
             self._open(followers)
         except BaseException:
@@ -117,17 +124,17 @@ class MessageStore:
     def _open(self, followers: Sequence[LogFollower]) -> None:
         refuse_unsupported_formats(self.store_files)
         was_clean = not self.store_files.was_left_open()
-        settings = self.settings
-        files = self.store_files.mapped_queue(
-            "commitlog", settings.mapped_file_size_commit_log, setting="mapped-file-size-commit-log"
-        )
-        self._commit_log = CommitLog(files, self.clock, settings.listen_host, maps_single=self._is_sync)
-        self._open_files.append(self._commit_log)
         self._checkpoint = StoreCheckpoint(self.store_files)
         self._open_files.append(self._checkpoint)
+        self.sizes = file_sizes(self.settings, self.store_files, self._checkpoint.sizes)
+        setting = self.settings.mapped_file_size_commit_log and "mapped-file-size-commit-log"
+        files = self.store_files.mapped_queue("commitlog", self.sizes.commit_log, setting=setting or "")
+        self._commit_log = CommitLog(files, self.clock, self.settings.listen_host, maps_single=self._is_sync)
+        self._open_files.append(self._commit_log)
         self._followers = followers
         self._is_open = True
         self._load_queues()
+        self._checkpoint.sizes = self.sizes
         rebuild = QueueRebuild(self._commit_log, self._queues, self._queue, self._tags_code_of)
         Recovery(self._commit_log, rebuild, followers).run(
             self._checkpoint.replay_start,
@@ -167,7 +174,7 @@ class MessageStore:
 
     def close(self) -> None:
         """Flush everything, write all progress, and unlock the store."""
-        if not self._is_open:
+        if not self._is_open or (self._owner is not None and not self._owner.is_current):
             return
         if self._thread is not None:
             self._thread.stop()
@@ -189,6 +196,8 @@ class MessageStore:
 
     def release(self) -> None:
         """Close all files without writing progress, and unlock the store. The next `load` recovers."""
+        if self._owner is not None and not self._owner.is_current:
+            return
         self._close_files()
         self.store_files.unlock()
 
@@ -201,6 +210,12 @@ class MessageStore:
         for file in self._open_files:
             file.close()
         self._open_files.clear()
+
+    def after_fork(self) -> None:
+        """Refuse all work: this process was forked from the one that owns the store. See `UsedByOneProcess`."""
+        if self._owner is not None and self._is_open:
+            unusable: Any = Unusable(self._owner)
+            self._lock = self._checkpoint_lock = self._commit_log = self.group_commit = unusable
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -456,9 +471,9 @@ class MessageStore:
         return self._queues.get((topic, queue_id)) or self._open_queue(topic, queue_id)
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        size = -(-self.settings.mapped_file_size_consume_queue // CQ_UNIT_SIZE) * CQ_UNIT_SIZE  # whole units
+        setting = self.settings.mapped_file_size_consume_queue and "mapped-file-size-consume-queue"
         files = self.store_files.mapped_queue(
-            f"consumequeue/{topic}/{queue_id}", size, setting="mapped-file-size-consume-queue", rebuildable=True
+            f"consumequeue/{topic}/{queue_id}", self.sizes.consume_queue, setting=setting or "", rebuildable=True
         )
         queue = self._queues[topic, queue_id] = ConsumeQueue(files)
         return queue
@@ -501,6 +516,9 @@ class MessageStore:
             queue.flush()
         starts = [start for follower in self._followers if (start := follower.persist()) is not None]
         self._checkpoint.write(min([end, *starts]), self._commit_log.last_store_timestamp, self.index.flushed_timestamp)
+
+    def _disk_used_ratio(self) -> float:
+        return self.store_files.disk_used_ratio(_FREE_FILES * self.sizes.commit_log)
 
     def oldest_file(self) -> LogFile | None:
         """Return the first file of the log; None if it is the only one."""

@@ -39,19 +39,22 @@ class StoreSettings:
     flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH
     """SYNC_FLUSH: a message is on disk before it is acknowledged. ASYNC_FLUSH: a power failure may lose it."""
 
-    mapped_file_size_commit_log: Annotated[int, Gt(0)] = 64 << 20
-    """Size of one commit log file. A store directory keeps the size with which it was created."""
+    # None: the size that the files of the store directory have. It cannot be changed, only contradicted.
+    mapped_file_size_commit_log: Annotated[int, Gt(0)] | None = None
+    """Size of one commit log file. By default that of the store directory; 67108864 in a new one."""
 
-    mapped_file_size_consume_queue: Annotated[int, Gt(0), MultipleOf(20)] = 600_000
-    """Size of one consume queue file, a multiple of its 20-byte units."""
+    mapped_file_size_consume_queue: Annotated[int, Gt(0), MultipleOf(20)] | None = None
+    """Size of one consume queue file, a multiple of its 20-byte units. By default that of the store directory; 600000
+    in a new one."""
 
-    max_hash_slot_num: Annotated[int, Gt(0), Lt(1 << 31)] = 250_000
-    """Slots of one index file, 4 bytes each. A store directory keeps the number with which it was created."""
+    max_hash_slot_num: Annotated[int, Gt(0), Lt(1 << 31)] | None = None
+    """Slots of one index file, 4 bytes each. By default those of the store directory; 250000 in a new one."""
 
     # With the slots, an index file has 21 MB: in proportion to a commit log file of 64 MiB. RocketMQ's 5,000,000 slots
     # and 20,000,000 keys have 420 MB.
-    max_index_num: Annotated[int, Gt(1), Lt(1 << 31)] = 1_000_000
-    """Entries of one index file, 20 bytes each; one is unused. A store directory keeps the number of its creation."""
+    max_index_num: Annotated[int, Gt(1), Lt(1 << 31)] | None = None
+    """Entries of one index file, 20 bytes each; one is unused. By default those of the store directory; 1000000 in a
+    new one."""
 
     flush_interval_commit_log_ms: Annotated[int, Gt(0)] = 500
     """With ASYNC_FLUSH: milliseconds between two flushes."""

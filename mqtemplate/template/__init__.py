@@ -4,6 +4,7 @@ from mqtemplate.template.destination import MessageQueueSelector, parse_destinat
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.send_options import SendOptions
 from mqtemplate.template.spring_names import LocalRequestCallback, SendCallback
+from mqtemplate.template.subscription import Subscription
 from mqtemplate.template.transaction_listener import transaction_listener
 from mqtemplate.template.transaction_spec import (
     TRANSACTION_LISTENER_ATTRIBUTE,
@@ -18,6 +19,7 @@ __all__ = [
     "RocketMQTemplate",
     "SendCallback",
     "SendOptions",
+    "Subscription",
     "TransactionListenerSpec",
     "parse_destination",
     "select_queue_by_hash",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, ConversionError
 from mqtemplate.event_log import get_logger
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.processes import call_after_fork
 from mqtemplate.selectors.tags import SelectorType, make_selector
 from mqtemplate.topics import check_topic
 
@@ -45,6 +48,47 @@ class PullSettings:
         )
 
 
+T = TypeVar("T")
+
+
+class Receipt:
+    """Read positions before and after one ``receive``. The next one commits them, unless the caller gave up."""
+
+    __slots__ = ("_given_up", "after", "before")
+
+    def __init__(self) -> None:
+        self.before: dict[MessageQueue, int] = {}
+        self.after: dict[MessageQueue, int] = {}
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """Note that the caller does not get the messages."""
+        self._given_up = True
+
+    def was_given_up(self) -> bool:
+        """Return True if the messages are to be received again."""
+        return self._given_up
+
+
+class ReceiveFuture(AwaitableFuture[T]):
+    """Future of an ``async_receive``.
+
+    Args:
+        abandon: Called if the task that awaits it is cancelled, even after the messages arrived.
+    """
+
+    def __init__(self, abandon: Callable[[], None]) -> None:
+        super().__init__()
+        self._abandon = abandon
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            return (yield from super().__await__())
+        except BaseException:
+            self._abandon()
+            raise
+
+
 class LitePullConsumer:
     """A member of a consumer group that polls when the application calls ``receive``.
 
@@ -60,22 +104,49 @@ class LitePullConsumer:
         self._settings = settings
         self._converter = converter
         self._consumer: Consumer | None = None
-        self._uncommitted: dict[MessageQueue, int] = {}
+        self._last = Receipt()
         self._lock = threading.Lock()
         self._closed = False
+        call_after_fork(self)
 
-    def receive(self, target_type: Any, max_count: int, timeout_ms: int) -> list[Any]:
+    def after_fork(self) -> None:
+        """Leave the progress to the parent process. See `UsedByOneProcess`."""
+        self._lock = threading.Lock()  # a thread that is missing here may hold the other one
+        self._last = Receipt()
+
+    def receive(self, target_type: Any, max_count: int, timeout_ms: int, receipt: Receipt | None = None) -> list[Any]:
         """Return up to *max_count* messages, each as *target_type*; empty if none arrives within *timeout_ms*.
 
         A message that cannot be converted goes to ``%DLQ%group`` and into the log: a retry would fail too, and it must
         not block the other messages. (A broadcasting group has no dead-letter topic, only the log.)
+
+        Args:
+            receipt: What `abandon` takes, if the caller may give up.
         """
+        receipt = Receipt() if receipt is None else receipt
         with self._lock:
             consumer = self._open()
-            self._commit(consumer)
+            self._settle(consumer)
+            if receipt.was_given_up():
+                return []
+            self._last = receipt
+            receipt.before = _positions(consumer)
             messages = consumer.poll(max_count, timeout_ms)
-            self._uncommitted = {queue: consumer.position(queue) for queue in consumer.assignment()}
-            return [payload for message in messages for payload in self._convert(consumer, message, target_type)]
+            receipt.after = _positions(consumer)
+            if receipt.was_given_up():
+                return []
+            return [
+                payload
+                for message in messages
+                for payload in converted(consumer, message, target_type, self._settings, self._converter)
+            ]
+
+    def abandon(self, receipt: Receipt) -> None:
+        """Let the next ``receive`` return the messages of this one again; its caller did not get them."""
+        receipt.give_up()
+        consumer = self._consumer
+        if consumer is not None and self._last is receipt and not receipt.after:
+            consumer.wake()
 
     def close(self) -> None:
         """Commit what was received, and leave the group. A ``receive`` that waits in another thread ends."""
@@ -86,7 +157,7 @@ class LitePullConsumer:
         with self._lock:
             consumer, self._consumer = self._consumer, None
             if consumer is not None:
-                self._commit(consumer)
+                self._settle(consumer)
                 consumer.close()
 
     def _open(self) -> Consumer:
@@ -96,30 +167,42 @@ class LitePullConsumer:
             self._consumer = self._broker.subscribe(self._settings.spec())
         return self._consumer
 
-    def _commit(self, consumer: Consumer) -> None:
-        """Commit what the last call returned. The new owner of a reassigned queue reads on from the last commit."""
-        assigned = consumer.assignment()
-        for queue, queue_offset in self._uncommitted.items():
-            if queue in assigned:
-                consumer.commit(queue, queue_offset)
-        self._uncommitted = {}
+    def _settle(self, consumer: Consumer) -> None:
+        """Commit what the last call returned, or go back if its caller gave up.
 
-    def _convert(self, consumer: Consumer, message: MessageExt, target_type: Any) -> list[Any]:
-        if target_type is MessageExt or target_type is Message:
-            return [message]
-        try:
-            return [self._converter.from_body(message.body, target_type, message.properties)]
-        except ConversionError as exc:
-            if self._settings.message_model is MessageModel.CLUSTERING:
-                consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS)
-            _log.error(
-                "receive.conversion_failed",
-                topic=message.topic,
-                tag=message.tags,
-                group=self._settings.group,
-                msg_id=message.msg_id,
-                queue=message.queue_id,
-                offset=message.queue_offset,
-                reason=str(exc),
-            )
-            return []
+        The new owner of a reassigned queue reads on from the last commit.
+        """
+        last, self._last = self._last, Receipt()
+        for queue in last.after.keys() & consumer.assignment():
+            if not last.was_given_up():
+                consumer.commit(queue, last.after[queue])
+            elif (begin := last.before.get(queue, consumer.committed(queue))) is not None:
+                consumer.seek(queue, begin)
+
+
+def converted(
+    consumer: Consumer, message: MessageExt, target_type: Any, settings: PullSettings, converter: MessageConverter
+) -> list[Any]:
+    """Return the message as *target_type*, or nothing if that is impossible: then it goes to the dead-letter topic."""
+    if target_type is MessageExt or target_type is Message:
+        return [message]
+    try:
+        return [converter.from_body(message.body, target_type, message.properties)]
+    except ConversionError as exc:
+        if settings.message_model is MessageModel.CLUSTERING:
+            consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS)
+        _log.error(
+            "receive.conversion_failed",
+            topic=message.topic,
+            tag=message.tags,
+            group=settings.group,
+            msg_id=message.msg_id,
+            queue=message.queue_id,
+            offset=message.queue_offset,
+            reason=str(exc),
+        )
+        return []
+
+
+def _positions(consumer: Consumer) -> dict[MessageQueue, int]:
+    return {queue: consumer.position(queue) for queue in consumer.assignment()}

@@ -9,6 +9,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration
 from mqtemplate.errors import MessageError
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.template.background import Background, awaitable
 from mqtemplate.template.delay_options import deliver_time, epoch_ms
 from mqtemplate.template.send_options import unknown_option
 
@@ -33,6 +34,7 @@ class PendingVerbs:
     """Verbs of `mqtemplate.template.RocketMQTemplate` for messages that are not delivered yet."""
 
     broker: Broker
+    _background: Background
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         """Cancel pending messages, by the handle of a `SendResult` or by a key. Levels and timers alike.
@@ -97,6 +99,11 @@ class PendingVerbs:
             raise MessageError(f"by must be a millisecond or more, got {by}")
         query = _query("count_pending", topic, conditions)
         return self.broker.count_pending(query, by // timedelta(milliseconds=1))
+
+    async_cancel = awaitable(cancel)
+    async_reschedule = awaitable(reschedule)
+    async_pending = awaitable(pending)
+    async_count_pending = awaitable(count_pending)
 
 
 def _query(verb: str, topic: str | None, conditions: PendingFilter) -> PendingQuery:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import ConfigurationError, DestinationError, MessageError, MQTemplateError, SendTimeoutError
+from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
+from mqtemplate.template.background import Background, awaitable
 from mqtemplate.template.callbacks import add_callbacks
 from mqtemplate.template.destination import MessageQueueSelector, hash_key_text, select_queue_by_hash
-from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings
+from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings, Receipt, ReceiveFuture
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
 from mqtemplate.template.pending_verbs import PendingVerbs
 from mqtemplate.template.requests import Requests
 from mqtemplate.template.send_options import QUEUE_OPTIONS, SEND_OPTIONS, SendOptions, SendPlan, unknown_option
 from mqtemplate.template.spring_names import SpringNames
+from mqtemplate.template.subscription import Subscription
 from mqtemplate.template.transactions import Transactions
 
 T = TypeVar("T")
@@ -76,8 +79,10 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self.message_queue_selector = message_queue_selector
         self._now_ms = broker.clock.now_ms
         self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
+        self._background = Background(is_virtual=broker.clock.is_virtual)
         self._requests = Requests(broker, self.converter)
         self._transactions = Transactions(broker, self.converter, producer_group)
+        self._subscriptions: WeakSet[Subscription[Any]] = WeakSet()
         self._pull: LitePullConsumer | None = None
         if consumer_group is not None and consumer_topic is not None:
             settings = PullSettings(
@@ -140,8 +145,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         on_success: Callable[[SendResult], object] | None = None,
         on_error: Callable[[BaseException], object] | None = None,
         **options: Unpack[SendOptions],
-    ) -> Future[SendResult]:
-        """Send without waiting; ``asyncio.wrap_future`` makes the result awaitable. Other arguments as `sync_send`.
+    ) -> AwaitableFuture[SendResult]:
+        """Send without waiting: ``result = await template.async_send(...)``. Other arguments as `sync_send`.
 
         Args:
             on_success: Called with the result, in the thread that receives it. An exception in it is logged.
@@ -156,7 +161,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         except MessageError:
             raise
         except MQTemplateError as exc:
-            future = Future()
+            future = AwaitableFuture()
             future.set_exception(exc)
         add_callbacks(future, on_success, on_error, kind="send", destination=destination)
         return future
@@ -215,6 +220,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             raise MessageError(f"the post_processor must return a Message, it returned {type(message).__name__}")
         return self.sync_send(destination, message)
 
+    async_convert_and_send = awaitable(convert_and_send)
+
     # --- requests ------------------------------------------------------------------------------
 
     def send_and_receive(
@@ -237,10 +244,11 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         Raises:
             RequestTimeoutError: No reply arrived in time.
             ConversionError: The reply cannot be converted to *reply_type*.
+            EventLoopBlockedError: The call is in a coroutine on the event loop of ``async def`` handlers.
             MessageError, SendError: As `sync_send`.
         """
-        answer = self.async_send_and_receive(destination, payload, reply_type, timeout, delay_level, **options)
-        return self._requests.result(answer)
+        refuse_on_handler_loop("send_and_receive", "await template.async_send_and_receive(...)")
+        return self.async_send_and_receive(destination, payload, reply_type, timeout, delay_level, **options).result()
 
     def async_send_and_receive(
         self,
@@ -253,8 +261,10 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         on_success: Callable[[T], object] | None = None,
         on_error: Callable[[BaseException], object] | None = None,
         **options: Unpack[SendOptions],
-    ) -> Future[T]:
-        """Send a request without waiting; the future has the reply. Other arguments as `send_and_receive`.
+    ) -> AwaitableFuture[T]:
+        """Send a request without waiting: ``reply = await template.async_send_and_receive(...)``.
+
+        Other arguments as `send_and_receive`.
 
         Args:
             on_success: Called with the reply, in the thread that receives it. An exception in it is logged.
@@ -311,6 +321,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         plan = self._plan("send_in_transaction", destination, payload, timeout, delay_level, options)
         return self._transactions.send(plan, destination, arg)
 
+    async_send_in_transaction = awaitable(send_in_transaction)
+
     # --- receiving -----------------------------------------------------------------------------
 
     def receive(self, target_type: type[T], max_count: int = 32, timeout: Duration = 3_000) -> list[T]:
@@ -326,6 +338,20 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         Raises:
             ConfigurationError: The template has no consumer group or no topic.
         """
+        return self._pull_consumer(max_count).receive(target_type, max_count, _check_wait(timeout))
+
+    def async_receive(
+        self, target_type: type[T], max_count: int = 32, timeout: int = 3_000
+    ) -> AwaitableFuture[list[T]]:
+        """Do `receive` without blocking: ``orders = await template.async_receive(Order)``.
+
+        If the task that awaits it is cancelled, no message is lost: the next call receives them again.
+        """
+        pull, wait_ms, receipt = self._pull_consumer(max_count), _check_wait(timeout), Receipt()
+        future: AwaitableFuture[list[T]] = ReceiveFuture(lambda: pull.abandon(receipt))
+        return self._background.run(lambda: pull.receive(target_type, max_count, wait_ms, receipt), future)
+
+    def _pull_consumer(self, max_count: int) -> LitePullConsumer:
         if self._pull is None:
             raise ConfigurationError(
                 "receive needs a consumer group and a topic: give the template consumer_group and consumer_topic, "
@@ -333,16 +359,59 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             )
         if type(max_count) is not int or max_count < 1:
             raise MessageError(f"max_count must be a whole number, 1 or more, got {max_count!r}")
-        return self._pull.receive(target_type, max_count, 0 if timeout == 0 else _check_timeout(timeout))
+        return self._pull
+
+    def subscribe(
+        self,
+        topic: str,
+        target_type: type[T],
+        consumer_group: str,
+        *,
+        selector_type: SelectorType = SelectorType.TAG,
+        selector_expression: str = "*",
+        message_model: MessageModel = MessageModel.CLUSTERING,
+        consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    ) -> Subscription[T]:
+        """Return the messages of a group, for ``async with`` and ``async for``.
+
+        A message is committed when the loop takes the next one, or ``async with`` ends without an error. See
+        `Subscription`.
+
+        Args:
+            target_type: Type of each payload; `MessageExt` for the whole message.
+            selector_expression: Messages to select: ``*``, tags as ``a || b``, or SQL92.
+            consume_from_where: Start of a new group.
+
+        Raises:
+            SelectorError: *selector_expression* is invalid.
+            DestinationError: *topic* is not a legal name.
+        """
+        settings = PullSettings(
+            group=consumer_group,
+            topic=topic,
+            selector_type=selector_type,
+            selector_expression=selector_expression,
+            message_model=message_model,
+            consume_from_where=consume_from_where,
+        )
+        settings.spec()  # an invalid call raises here, not in the loop
+        subscription = Subscription(
+            self.broker, settings, target_type, self.converter, on_close=self._subscriptions.discard
+        )
+        self._subscriptions.add(subscription)
+        return subscription
 
     def close(self) -> None:
-        """Commit what was received, leave the consumer group, and answer no more transaction checks.
+        """Commit what was received, leave all consumer groups, and answer no more transaction checks.
 
         The broker stays open: its creator closes it.
         """
         self._transactions.close()
+        for subscription in tuple(self._subscriptions):
+            subscription.close()
         if self._pull is not None:
             self._pull.close()
+        self._background.close()
 
     def __enter__(self) -> Self:
         return self
@@ -413,6 +482,10 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 "or call convert_and_send(destination, payload)"
             )
         return self.default_destination
+
+
+def _check_wait(timeout: Duration) -> int:
+    return 0 if timeout == 0 else _check_timeout(timeout)
 
 
 def _check_timeout(timeout: Duration) -> int:

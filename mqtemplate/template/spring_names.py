@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol, get_type_hints
 
 from mqtemplate.durations import Duration
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.template.destination import MessageQueueSelector
@@ -43,7 +43,7 @@ class _Verbs(Protocol):
     message_queue_selector: MessageQueueSelector
 
     def sync_send(self, *args: Any, **options: Any) -> SendResult: ...
-    def async_send(self, *args: Any, **options: Any) -> Future[SendResult]: ...
+    def async_send(self, *args: Any, **options: Any) -> AwaitableFuture[SendResult]: ...
     def send_one_way(self, *args: Any, **options: Any) -> None: ...
     def convert_and_send(self, *args: Any, **options: Any) -> SendResult: ...
     def send_in_transaction(self, *args: Any, **options: Any) -> TransactionSendResult: ...
@@ -90,7 +90,7 @@ class SpringNames:
         sendCallback: SendCallback | None = None,
         timeout: Duration | None = None,
         delayLevel: int = 0,
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         """Call ``async_send`` with the methods of the callback."""
         return self.async_send(destination, payload, timeout, delayLevel, **_callbacks(sendCallback))
 
@@ -102,7 +102,7 @@ class SpringNames:
         sendCallback: SendCallback | None = None,
         timeout: Duration | None = None,
         delayLevel: int = 0,
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         """Call ``async_send`` with *hash_key* and the methods of the callback."""
         return self.async_send(destination, payload, timeout, delayLevel, hash_key=hashKey, **_callbacks(sendCallback))
 

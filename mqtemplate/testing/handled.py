@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mqtemplate.listener.consuming.container import ListenerContainer
-from mqtemplate.listener.consuming.failure import Failure
+from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.message import MessageExt
 
 

@@ -94,15 +94,21 @@ class Harness:
         self._work()
         self._raise_failures()
 
-    def advance_until(self, happened: Callable[[], bool]) -> None:
+    def advance_until(self, happened: Callable[[], bool], until_ms: int | None = None) -> None:
         """Let time pass until *happened* returns True, or no more work is due.
 
         A handler may call it, by a method that waits. Then its own container is not stepped, but the others are.
+
+        Args:
+            until_ms: Latest time (epoch ms). Time passes up to it, if *happened* does not return True before.
         """
         due_ms = self._work()
-        while not happened() and due_ms is not None:
+        while not happened() and due_ms is not None and (until_ms is None or due_ms <= until_ms):
             self._move_to(due_ms)
             due_ms = self._work()
+        if until_ms is not None and not happened():
+            self._move_to(until_ms)
+            self._work()
 
     def _move_to(self, now_ms: int) -> None:
         """Move the clock, but never back: a handler that waited may have moved it beyond *now_ms*."""
@@ -204,7 +210,7 @@ class Harness:
     def _services(self) -> list[Service]:
         """Return all services; a broker or an application may have new ones in each round."""
         containers = self._app.containers if self._app is not None else ()
-        services = [*self.broker.services(), *containers, *self._containers]
+        services = [*self.broker.services(), *containers, *self._containers, *self.clock.services]
         for service in services:
             if id(service) not in self._listened:
                 self._listened[id(service)] = service

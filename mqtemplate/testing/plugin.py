@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from mqtemplate.brokers import EmbeddedBroker
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.clock import VirtualClock
     from mqtemplate.context import MQApplication
     from mqtemplate.testing.harness import Harness
@@ -81,7 +81,7 @@ def mqtemplate_clock(request: pytest.FixtureRequest) -> VirtualClock:
 @pytest.fixture
 def mqtemplate_broker(mqtemplate_clock: VirtualClock) -> Iterator[EmbeddedBroker]:
     """A broker in memory without threads: the harness steps its services."""
-    from mqtemplate.brokers import EmbeddedBroker
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
     with EmbeddedBroker(None, clock=mqtemplate_clock) as broker:
         yield broker

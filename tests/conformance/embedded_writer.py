@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
+
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.message import HostAddress, Message, MessageQueue
@@ -155,6 +157,8 @@ def _wait_for_messages(broker: EmbeddedBroker, topic: str, count: int) -> None:
 
 def main() -> None:
     folder, port, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    # The result has standard output alone: its threads may log while it is printed.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     broker, written = _fill(folder, port)
     if how == "closed":
         broker.close()

@@ -44,6 +44,18 @@ def settings(port: int, **changes: object) -> EmbeddedSettings:
     return EmbeddedSettings(**(values | changes))  # type: ignore[arg-type]
 
 
+NO_SIZES: dict[str, object] = dict.fromkeys(
+    (
+        "mapped_file_size_commit_log",
+        "mapped_file_size_consume_queue",
+        "mapped_file_size_timer_log",
+        "max_hash_slot_num",
+        "max_index_num",
+    )
+)
+"""Changes of `settings` with which the sizes are those of the folder."""
+
+
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 

@@ -25,6 +25,7 @@ from tests.conformance.store_contents import (
     DELAYED,
     FAR_DELAYED,
     LONG_TOPIC,
+    NO_SIZES,
     ORDERS,
     READERS,
     Sent,
@@ -61,7 +62,7 @@ def opened(
     folder = tmp_path_factory.mktemp("store")
     written = write(folder, name_server, java, port, request.param)
     groups = (folder / "config/subscriptionGroup.json").read_bytes()
-    with EmbeddedBroker(folder, settings(port)) as broker:
+    with EmbeddedBroker(folder, settings(port, **NO_SIZES)) as broker:
         yield Opened(broker, folder, written, groups)
 
 

@@ -404,14 +404,9 @@ def test_stop_ends_a_service_without_close_and_a_close_with_arguments_is_not_cal
 
 
 def test_a_hook_that_cannot_be_called_is_refused(app_of: AppOf) -> None:
-    class Async:
-        async def on_start(self) -> None: ...
-
     class Needing:
         def on_start(self, what: str) -> None: ...
 
-    with pytest.raises(DependencyError, match=r"Async\.on_start is async; hooks are called from a plain thread"):
-        app_of(Async).start()
     with pytest.raises(DependencyError, match=r"Needing\.on_start is called without arguments"):
         app_of(Needing).start()
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 LONG_S = 60
 
 PROGRAM = """
-    import sys
+    import asyncio, sys
     from mqtemplate import MQApplication, RocketMQTemplate
     from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 
@@ -33,6 +33,9 @@ PROGRAM = """
     def main(service: Service):
         show("main"); sys.stdin.read()
 
+    async def async_main(service: Service):
+        show("main"); await asyncio.Event().wait()
+
     app = MQApplication(Service, settings={"rocketmq.name-server": "embedded:memory",
         "mqtemplate.logging.enabled": False}, starters=[EmbeddedAutoConfiguration])
     class Ready(type(app.is_ready)):
@@ -46,8 +49,8 @@ PROGRAM = """
 class Program:
     """A running program and its output."""
 
-    def __init__(self, *, main: bool = False, hang: bool = False) -> None:
-        text = dedent(PROGRAM).replace("MAIN", "main" if main else "None").replace("HANG", str(hang))
+    def __init__(self, *, main: str = "None", hang: bool = False) -> None:
+        text = dedent(PROGRAM).replace("MAIN", main).replace("HANG", str(hang))
         path = os.pathsep.join([str(ROOT), str(ROOT / "starters")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", "import logging; logging.disable()\n" + text],
@@ -89,11 +92,21 @@ def test_a_signal_stops_an_application_in_order(program: Program, number: signal
     assert program.end() == (["stopping", "closed", "returned"], 0)
 
 
-@pytest.mark.parametrize("program", [{"main": True}], indirect=True)
+@pytest.mark.parametrize("program", [{"main": "main"}, {"main": "async_main"}], indirect=True)
 def test_a_signal_interrupts_main_and_stops_in_order(program: Program) -> None:
+    """An ``async def`` main is cancelled."""
     program.read_until("main")
 
     program.process.send_signal(signal.SIGINT)
+
+    assert program.end() == (["stopping", "closed", "returned"], 0)
+
+
+@pytest.mark.parametrize("program", [{"main": "async_main, keep_running=True"}], indirect=True)
+def test_a_signal_ends_an_application_that_runs_on_after_an_async_main(program: Program) -> None:
+    program.read_until("main")
+
+    program.process.send_signal(signal.SIGTERM)
 
     assert program.end() == (["stopping", "closed", "returned"], 0)
 

@@ -28,7 +28,7 @@ def test_events_get_the_fields_of_the_current_message(make_message: MakeMessage)
     finally:
         CURRENT.reset(token)
 
-    assert event == {"event": "x", "topic": "mine", "group": "billing", "tag": "paid", "msg_id": "ABC"}
+    assert event == {"event": "x", "topic": "mine", "group": "billing", "tag": "paid", "msg_id": "ABC", "attempt": 1}
 
 
 def test_a_batch_of_several_messages_has_no_single_current_message(make_message: MakeMessage) -> None:

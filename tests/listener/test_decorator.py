@@ -42,7 +42,10 @@ def test_a_decorated_class_is_the_same_class() -> None:
 def test_the_defaults_are_those_of_the_spring_annotation() -> None:
     spec = ListenerSpec(topics=("t",), consumer_group="g", attributes={})
 
-    assert MESSAGE_LISTENER.read("listener t", spec, resolve=str) == {
+    def resolve(text: str) -> str:
+        return "1000" if "await-termination" in text else text
+
+    assert MESSAGE_LISTENER.read("listener t", spec, resolve) == {
         "selector_type": SelectorType.TAG,
         "selector_expression": "*",
         "consume_mode": ConsumeMode.CONCURRENTLY,
@@ -70,6 +73,9 @@ def test_the_defaults_are_those_of_the_spring_annotation() -> None:
         "consume_message_batch_max_size": 1,
         "consume_from_where": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         # attributes that Spring does not have
+        "retry": None,
+        "retry_for": (),
+        "not_retry_for": (),
         "consume_timestamp": None,
         "batch": None,
         "enabled": True,

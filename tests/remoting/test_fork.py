@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable
 
 import pytest
 
 from mqtemplate.errors import ForkedError
 from mqtemplate.remoting import RemotingClient
+from tests.forking import in_child
 from tests.remoting.wire import LONG_MS, EchoServer, echo
-
-
-def in_child(work: Callable[[], str]) -> str:
-    """Return the result of *work* in a forked child, which then exits without pytest's own exit."""
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads are running: that is the point
-        pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writer, work().encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        result = pipe.read().decode()
-    os.waitpid(pid, 0)
-    return result
 
 
 def test_the_error_of_a_client_created_before_a_fork_states_what_to_do(
@@ -51,7 +32,7 @@ def test_the_error_of_a_client_created_before_a_fork_states_what_to_do(
 
     error = in_child(use)
 
-    assert error.startswith(f"this client was created by process {os.getpid()}, and this is process ")
+    assert error.startswith(f"this client was started by process {os.getpid()}, and this is process ")
     assert "Create the client after the fork" in error
     assert client.invoke(address, echo(b"parent"), LONG_MS).body == b"parent"
 

@@ -6,11 +6,14 @@ import errno
 import mmap
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from mqtemplate.store.files.disk import Disk
+
+_PAGE = 4_096
 
 Judge = Callable[[int, str], int]
 """Takes the number and the kind of a call, and returns the error number of its failure; 0 for success."""
@@ -73,9 +76,12 @@ class FaultyDisk(Disk):
         self._check("open", path)
         return super().open(path, flags=flags)
 
-    def allocate(self, fd: int, size: int) -> None:
+    def set_length(self, fd: int, size: int) -> None:
+        self._check("set_length")
+        super().set_length(fd, size)
+
+    def allocate(self, fd: int, at: int, size: int) -> None:
         self._check("allocate")
-        os.truncate(fd, size)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         self._check("map")
@@ -123,5 +129,25 @@ class FaultyDisk(Disk):
 
 
 FULL = (errno.ENOSPC,)
-FAILS_FULL = {"allocate", "write", "flush", "make_folder", "link", "replace", "open", "sync_folder"}
+FAILS_FULL = {"set_length", "allocate", "write", "flush", "make_folder", "link", "replace", "open", "sync_folder"}
 """Kinds of calls that fail on a full disk."""
+
+
+class LedgerDisk(FaultyDisk):
+    """A disk that notes which bytes of each file have their blocks: allocated, or written by a system call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: defaultdict[int, set[int]] = defaultdict(set)  # inode -> pages
+
+    def allocate(self, fd: int, at: int, size: int) -> None:
+        super().allocate(fd, at, size)
+        self._note(fd, at, size)
+
+    def write_at(self, fd: int, data: bytes, at: int) -> int:
+        written = super().write_at(fd, data, at)
+        self._note(fd, at, written)
+        return written
+
+    def _note(self, fd: int, at: int, size: int) -> None:
+        self.pages[os.fstat(fd).st_ino].update(range(at // _PAGE, -(-(at + size) // _PAGE)))

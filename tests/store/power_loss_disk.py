@@ -112,15 +112,18 @@ class PowerLossDisk(Disk):
         self._opened[fd] = path
         return fd
 
-    def allocate(self, fd: int, size: int) -> None:
+    def set_length(self, fd: int, size: int) -> None:
         self.on_event()
-        os.truncate(fd, size)
+        super().set_length(fd, size)
+
+    def allocate(self, fd: int, at: int, size: int) -> None:
+        self.on_event()
 
     def write_at(self, fd: int, data: bytes, at: int) -> int:
         self.on_event()
         return super().write_at(fd, data, at)
 
-    def write_again(self, fd: int, view: object, end: int) -> None:
+    def write_again(self, fd: int, view: object, end: int, allocated: int) -> None:
         self._forgotten.pop(self._files[self._opened[fd]], None)
 
     def flush(self, fd: int) -> None:
@@ -284,8 +287,8 @@ class RestartedDisk(Disk):
     def sync_folder(self, folder: Path) -> None:
         return
 
-    def allocate(self, fd: int, size: int) -> None:
-        os.truncate(fd, size)
+    def allocate(self, fd: int, at: int, size: int) -> None:
+        return
 
     def boot_id(self) -> str:
         return self.boot

@@ -24,10 +24,11 @@ from mqtemplate.message import Message
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore
-from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, during, never, once
+from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, LedgerDisk, during, never, once
 from tests.store.small_store import bodies, draft, kill, small
 
 RETRY_MS = 1_000
+_PAGE = 4_096
 
 
 @pytest.fixture(autouse=True)
@@ -264,6 +265,30 @@ def test_a_disk_that_fails_for_a_while_loses_no_acknowledged_message(
         user.live()
 
         check(user)
+
+
+def pages_with_content(path: Path) -> set[int]:
+    data = path.read_bytes()
+    return {at // _PAGE for at in range(0, len(data), _PAGE) if data[at : at + _PAGE].strip(b"\0")}
+
+
+@pytest.mark.parametrize("mode", FlushDiskType)
+def test_no_byte_is_written_through_a_map_before_it_is_allocated(quick_folder: Path, mode: FlushDiskType) -> None:
+    """Else a full disk would end the process with SIGBUS. Every function that needs files is used."""
+    user = User(quick_folder, mode)
+    user.disk = disk = LedgerDisk()
+
+    user.live()
+
+    assert user.errors == []
+    wrong = {
+        str(path.relative_to(quick_folder)): sorted(missing)
+        for path in quick_folder.rglob("*")
+        if path.is_file()
+        and path.name != "lock"
+        and (missing := pages_with_content(path) - disk.pages[path.stat().st_ino])
+    }
+    assert wrong == {}
 
 
 # --- retries ----------------------------------------------------------------------------------------

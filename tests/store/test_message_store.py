@@ -226,7 +226,7 @@ def test_a_folder_with_other_file_sizes_is_refused(open_store: OpenStore) -> Non
     with pytest.raises(
         StoreFormatError,
         match=r"the files in commitlog have 4096 bytes, but mapped-file-size-commit-log is 8192; .* "
-        r"set mapped-file-size-commit-log to 4096\. If 8192 is right, a file was cut: restore it$",
+        r"or set it to 4096\. If 8192 is right, a file was cut: restore it$",
     ):
         open_store(small(mapped_file_size_commit_log=8_192))
 

@@ -136,7 +136,7 @@ def test_the_simulated_disk_loses_unflushed_bytes(tmp_path: Path) -> None:
     fd = disk.open(root / "old")
     disk.write_at(fd, b"b" * 1_024, 0)
     new = disk.open(root / "new")
-    disk.allocate(new, 512)
+    disk.set_length(new, 512)
     disk.write_at(new, b"c", 0)
     contents = disk.contents()
 

@@ -597,7 +597,7 @@ def test_queue_files_of_another_size_are_refused_with_the_setting(open_store: Op
 
     with pytest.raises(
         StoreFormatError,
-        match="the files in consumequeue/orders/0 have 200 bytes, but mapped-file-size-consume-queue is 400; .* set "
-        "mapped-file-size-consume-queue to 200. .* or delete the folder consumequeue, which is rebuilt",
+        match="the files in consumequeue/orders/0 have 200 bytes, but mapped-file-size-consume-queue is 400; .* leave "
+        "mapped-file-size-consume-queue out, or set it to 200. .* or delete the folder consumequeue, which is rebuilt",
     ):
         open_store(small(mapped_file_size_consume_queue=400))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, assert_type
 
 import pytest
 
-from mqtemplate import ConsumeMode, SparkBatch, message_listener, spark_listener
+from mqtemplate import Backoff, ConsumeMode, SparkBatch, message_listener, spark_listener
 from mqtemplate.listener import ListenerAttributes
 
 if TYPE_CHECKING:
@@ -26,6 +27,16 @@ def test_a_type_checker_knows_each_attribute_and_its_type() -> None:
     message_listener("orders", "billing", selector_expression=4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="did you mean 'consume_thread_number'"):
         message_listener("orders", "billing", consume_thread_numbr=4)  # type: ignore[call-arg]
+
+
+def test_a_type_checker_knows_retry_policies() -> None:
+    message_listener("orders", "billing", retry=["5s", 60, timedelta(hours=1)], not_retry_for=(ValueError,))
+    message_listener("orders", "billing", retry=Backoff("1s", attempts=3), retry_for="OSError")
+
+    message_listener("orders", "billing", retry=5)  # type: ignore[arg-type]
+    message_listener("orders", "billing", not_retry_for=(7,))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="positional"):
+        Backoff("1s", 2)  # type: ignore[call-arg]
 
 
 def test_attributes_can_be_shared_by_several_listeners() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import assert_type
@@ -12,11 +12,15 @@ from typing import assert_type
 import pytest
 
 from mqtemplate import (
+    AwaitableFuture,
     DelayLevel,
     EmbeddedBroker,
     MessageExt,
     MQApplication,
+    PendingCounts,
+    PendingPage,
     RocketMQTemplate,
+    ScheduleChange,
     SendResult,
     SendStatus,
     SystemClock,
@@ -47,7 +51,7 @@ def template(mqtemplate_broker: EmbeddedBroker) -> Iterator[RocketMQTemplate]:
 def test_a_send_returns_a_result_or_its_future(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
     result = assert_type(template.sync_send("orders:paid", Order(1)), SendResult)
     spring = assert_type(template.syncSend("orders:paid", Order(1), 3_000, 3), SendResult)
-    future = assert_type(template.async_send("orders:paid", Order(1)), Future[SendResult])
+    future = assert_type(template.async_send("orders:paid", Order(1)), AwaitableFuture[SendResult])
     mqtemplate_harness.run_until_idle()
 
     assert assert_type(result.send_status, SendStatus) is spring.send_status is future.result().send_status
@@ -97,7 +101,7 @@ def test_a_transaction_returns_a_result_with_a_state(mqtemplate_broker: Embedded
 
 
 def test_a_request_returns_the_type_of_the_reply(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
-    future = assert_type(template.async_send_and_receive("unread", b"?", Order, timeout=1), Future[Order])
+    future = assert_type(template.async_send_and_receive("unread", b"?", Order, timeout=1), AwaitableFuture[Order])
 
     with pytest.raises(TimeoutError):
         assert_type(template.send_and_receive("unread", b"?", Order, timeout=1), Order)
@@ -112,6 +116,57 @@ def test_receive_returns_the_type_of_the_payload(template: RocketMQTemplate) -> 
 
     assert orders == [Order(1)]
     assert whole == []
+
+
+async def await_each_verb(template: RocketMQTemplate) -> None:
+    """An editor knows what each ``await`` returns, and mypy reports an unknown option and a wrong type."""
+    sent = assert_type(await template.async_send("orders", Order(1), delay=60), SendResult)
+    assert_type(await template.async_convert_and_send("orders", Order(1)), SendResult)
+    assert_type(await template.async_send_in_transaction("orders", Order(1), 4466, keys="1"), TransactionSendResult)
+    assert_type(await template.async_receive(Order, timeout=0), list[Order])
+    assert_type(await template.async_cancel(sent.handle), ScheduleChange)
+    assert_type(await template.async_reschedule(key="1", delay=timedelta(hours=1)), ScheduleChange)
+    assert_type(await template.async_pending("orders", tag="paid"), PendingPage)
+    assert_type(await template.async_count_pending(by=timedelta(hours=1)), PendingCounts)
+    with pytest.raises(TypeError):
+        await template.async_pending("orders", tga="paid")  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        await template.async_send_in_transaction("orders", Order(1), delya=1)  # type: ignore[call-arg]
+    with pytest.raises(MessageError):
+        await template.async_send_in_transaction("orders", Order(1), keys=b"1")  # type: ignore[arg-type]
+
+
+def test_an_awaited_verb_returns_the_type_of_the_verb(mqtemplate_broker: EmbeddedBroker) -> None:
+    template = RocketMQTemplate(
+        mqtemplate_broker, producer_group="shop", consumer_group="readers", consumer_topic="orders"
+    )
+    template.add_transaction_listener(Ledger())
+
+    asyncio.run(await_each_verb(template))
+
+
+def test_an_application_awaits_an_async_main_and_returns_the_type_of_its_result() -> None:
+    async def main(template: RocketMQTemplate) -> int:
+        async with template.subscribe("orders", Order, consumer_group="billing") as orders:
+            await template.async_send("orders", Order(1))
+            async for order in orders:
+                return assert_type(order, Order).id
+        return 0
+
+    async def start() -> None:
+        async with MQApplication(settings={"rocketmq.name-server": "embedded:memory"}) as app:
+            assert_type(app, MQApplication)
+            assert_type(app.template, RocketMQTemplate)
+
+    def plain_main() -> str:
+        return "done"
+
+    assert assert_type(MQApplication(settings={"rocketmq.name-server": "embedded:memory"}).run(main), int | None) == 1
+    assert (
+        assert_type(MQApplication(settings={"rocketmq.name-server": "embedded:memory"}).run(plain_main), str | None)
+        == "done"
+    )
+    asyncio.run(start())
 
 
 def test_decorators_do_not_change_the_type() -> None:

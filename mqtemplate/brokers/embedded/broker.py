@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from os import getpid
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from mqtemplate.brokers.embedded.transactions.checkers import LocalCheckers, Tra
 from mqtemplate.brokers.embedded.transactions.service import TransactionService
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.brokers.requests import PendingRequests, create_reply, create_request, received_reply
+from mqtemplate.brokers.retry import SentBack
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
@@ -33,9 +35,11 @@ from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.event_log import get_logger
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, parse_offset_msg_id
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread, WakeEvent
@@ -68,6 +72,8 @@ class EmbeddedBroker(Broker):
     - In memory the same code uses anonymous memory, for tests and for messages that may be lost.
     - On a virtual clock it starts no thread: a harness steps ``services()``.
     - It is started once. To start again, create another broker.
+    - It works in the process that starts it. In a process that was forked later, each use raises `ForkedError`, and
+      `close` does nothing.
 
     Args:
         path: The store directory, created if missing; None for memory.
@@ -103,6 +109,7 @@ class EmbeddedBroker(Broker):
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
         )
         self._is_open = False
+        self._owner = self._this_process()
         self._threads: list[ServiceThread] = []
         self._remote_clients: RemoteClients | None = None
         self.levels = DelayLevels.parse(settings.message_delay_level)
@@ -114,7 +121,13 @@ class EmbeddedBroker(Broker):
         )
         self.topics = TopicTable(self._store_files, clock)
         self._groups = ConsumerGroups()
-        self.routes = TopicRoutes(self.topics, self.name, settings.default_topic_queue_nums, self._groups.rebalance)
+        self.routes = TopicRoutes(
+            self.topics,
+            self.name,
+            settings.default_topic_queue_nums,
+            self._groups.rebalance,
+            auto_create=settings.auto_create_topic_enable,
+        )
         self.reader = QueueReader(self.store, self.name)
         self._finder = MessageFinder(self.store, self.name, settings.listen_host)
         self._offsets = CommittedOffsets(self.store, settings.flush_consumer_offset_interval_ms)
@@ -156,15 +169,29 @@ class EmbeddedBroker(Broker):
         )
 
     def _capabilities(self) -> frozenset[Capability]:
-        missing = set() if self.settings.timer_wheel_enable else {Capability.TIMER}
+        timers = {Capability.TIMER, Capability.TIMER_CHANGE, Capability.RETRY_DELAY}
+        missing = set() if self.settings.timer_wheel_enable else timers
         if self.path is None:
             missing.add(Capability.LOCAL_FILES)
         return frozenset(Capability) - missing
 
     @property
+    def delay_levels_ms(self) -> Sequence[int]:
+        return self.levels.delays_ms
+
+    @property
+    def retry_delays_ms(self) -> Sequence[int]:
+        return self.drafts.retry_delays_ms
+
+    @property
     def metrics(self) -> Metrics:
         """Metrics of this broker; docs/metrics.md has their names."""
         return self.store.metrics
+
+    @property
+    def timer_log_file_size(self) -> int:
+        """Bytes of each file of the timer log; ``store.sizes`` has the other sizes."""
+        return self._timer.log_file_size
 
     # --- start and close -----------------------------------------------------------------------
 
@@ -174,9 +201,12 @@ class EmbeddedBroker(Broker):
         Raises:
             StoreLockedError: Another process owns the store directory.
             StoreFormatError: The store directory was created with other file sizes.
+            ForkedError: The parent process has started it.
         """
         if self._is_open:
+            self._owner.check()
             return
+        self._owner = self._this_process()
         was_clean = not self._store_files.was_left_open()
         self.store.load([self._schedule, self._timer], self._delay_control)
         try:
@@ -199,6 +229,9 @@ class EmbeddedBroker(Broker):
         self.topics.load()
         self.topics.create(SCHEDULE_TOPIC, _SCHEDULE_QUEUES)
         self.topics.create(TIMER_TOPIC, 1)
+        self.routes.expect(self.settings.topics)
+        for topic in self.settings.topics:
+            self.routes.queues(topic)
         self.offsets.load()
 
     def _start_threads(self) -> None:
@@ -213,12 +246,18 @@ class EmbeddedBroker(Broker):
             self._threads.append(ServiceThread(name, stepped, self.clock, self.store.report))
             self._threads[-1].start()
 
+    def _this_process(self) -> OwnerProcess:
+        place = "in memory" if self.path is None else f"store directory {self.path}"
+        return OwnerProcess(f"broker {self.name!r} ({place}), with the templates and consumers that use it,")
+
     def services(self) -> Sequence[Service]:
+        if self._is_open:
+            self._owner.check()
         store_services = [*self.store.services(), self._offsets.service, self.store.cleaning]
         return [self._schedule, self._timer, *store_services, self.transactions, self.requests]
 
     def close(self) -> None:
-        if not self._is_open:
+        if not self._is_open or not self._owner.is_current:
             return
         self._groups.close()
         self._checkers.close()
@@ -253,12 +292,17 @@ class EmbeddedBroker(Broker):
             raise BrokerClosedError(
                 f"broker {self.name!r} is not running; call start() first, or use it in a with block"
             )
+        if getpid() != self._owner.pid:  # not `check`: each send comes here
+            raise self._owner.error()
 
     # --- sending -------------------------------------------------------------------------------
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         self._check_open()
         return self.routes.queues(topic)
+
+    def expect_topics(self, topics: Iterable[str]) -> None:
+        self.routes.expect(topics)
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         self._check_open()
@@ -276,7 +320,7 @@ class EmbeddedBroker(Broker):
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         self._check_open()
         return self._sender.send_async(messages, queue)
 
@@ -284,10 +328,10 @@ class EmbeddedBroker(Broker):
         self._check_open()
         self._sender.send_one_way(message, queue)
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
-        """Store a message that a member of *group* sends back; see `Consumer.send_back`."""
+    def send_back(self, sent_back: SentBack) -> None:
+        """Store a message that a member of a group sends back; see `Consumer.send_back`."""
         self._check_open()
-        self._sender.send_back(message, group, delay_level, max_reconsume_times)
+        self._sender.send_back(sent_back)
 
     # --- transactions and requests -------------------------------------------------------------
 
@@ -414,9 +458,11 @@ class EmbeddedBroker(Broker):
                 f"group {spec.group!r} is read by remote clients of this broker, which share no queues with listeners "
                 "in its own process; give the listener a group of its own"
             )
+        self.routes.expect(spec.subscriptions)
         return EmbeddedConsumer(self, self._groups.group(spec.group), spec, self._offsets.table(spec))
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        self._check_open()
         return self.offsets.offset(group, queue.topic, queue.queue_id)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
@@ -439,9 +485,19 @@ class EmbeddedBroker(Broker):
         self._check_open()
         return self._pending.page(query, max_count, cursor)
 
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+    def count_pending(
+        self, query: PendingQuery, bucket_ms: int = 60_000, *, max_buckets: int | None = None
+    ) -> PendingCounts:
+        """See `Broker.count_pending`.
+
+        Args:
+            max_buckets: Most time spans in the result.
+
+        Raises:
+            MessageError: There are more spans, or *bucket_ms* is below 1.
+        """
         self._check_open()
-        return self._pending.count(query, bucket_ms)
+        return self._pending.count(query, bucket_ms, max_buckets)
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table, such as ``"1s 10s 2h"``, until the next start.
@@ -451,6 +507,8 @@ class EmbeddedBroker(Broker):
         Raises:
             ConfigurationError: *text* is not a level table.
         """
+        if self._is_open:
+            self._owner.check()
         self.levels = levels = DelayLevels.parse(text)
         self.drafts.change_levels(levels)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.brokers.rebalance import allocate_averagely
-from mqtemplate.brokers.retry import check_can_send_back
+from mqtemplate.brokers.retry import SentBack, send_back_of
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import WakeEvent
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
@@ -41,8 +42,8 @@ class ConsumerBackend(Protocol):
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         """See `Broker.create_topic`."""
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
-        """Store a message that a member of *group* sends back; see `Consumer.send_back`."""
+    def send_back(self, sent_back: SentBack) -> None:
+        """Store a message that a member of a group sends back; see `Consumer.send_back`."""
 
 
 class ConsumerGroups:
@@ -134,12 +135,16 @@ class ConsumerGroup:
 
 
 class EmbeddedConsumer(Consumer):
-    """A member of a group in the process of the broker. Its ``poll`` waits until the store wakes it."""
+    """A member of a group in the process of the broker. Its ``poll`` waits until the store wakes it.
+
+    In a process that was forked later each use raises `ForkedError`, and `close` does nothing.
+    """
 
     def __init__(
         self, broker: ConsumerBackend, group: ConsumerGroup, spec: ConsumerSpec, offsets: ConsumerOffsets
     ) -> None:
         self.spec = spec
+        self._owner = OwnerProcess(f"this member of group {spec.group!r}")
         self._broker = broker
         self._group = group
         self._offsets = offsets
@@ -180,13 +185,15 @@ class EmbeddedConsumer(Consumer):
         return self._assignment
 
     def lock(self, queue: MessageQueue) -> bool:
+        self._owner.check()
         return self._group.lock(queue, self)
 
     def unlock(self, queue: MessageQueue) -> None:
+        self._owner.check()
         self._group.unlock(queue, self)
 
     def close(self) -> None:
-        if self._is_closed:
+        if self._is_closed or not self._owner.is_current:
             return
         self._is_closed = True
         for topic in self._selectors:
@@ -218,6 +225,7 @@ class EmbeddedConsumer(Consumer):
     def _read(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
         """Read without waiting. Each call starts with another queue, so that all queues are read."""
         self._has_skipped = False
+        self._owner.check()
         if self._is_closed:
             raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
         messages: list[MessageExt] = []
@@ -285,11 +293,13 @@ class EmbeddedConsumer(Consumer):
         return low if low == 0 and reader.bytes_after(queue, low) <= _YOUNG_QUEUE_BYTES else high
 
     def position(self, queue: MessageQueue) -> int:
+        self._owner.check()
         with self._lock:
             at = self._positions.get(queue)
             return self._first_position(queue) if at is None else at
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        self._owner.check()
         with self._lock:
             self._positions[queue] = queue_offset
         self._wake_event.set()
@@ -300,8 +310,15 @@ class EmbeddedConsumer(Consumer):
         return self._offsets.offset(self.spec.group, queue.topic, queue.queue_id)
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        self._owner.check()
         self._offsets.commit(self.spec.group, queue.topic, queue.queue_id, queue_offset)
 
-    def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        check_can_send_back(self.spec)
-        self._broker.send_back(message, self.spec.group, delay_level, self.spec.max_reconsume_times)
+    def send_back(
+        self,
+        message: MessageExt,
+        delay_level: int = 0,
+        *,
+        delay_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self._broker.send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))

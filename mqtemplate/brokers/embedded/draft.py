@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mqtemplate.brokers.embedded.transactions.records import committed_properties, copy_half, half_properties
+from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
 from mqtemplate.delay.levels.table import DelayLevels
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.java_hash import tags_code
 from mqtemplate.message import (
     BROKER_PROPERTIES,
@@ -28,6 +29,8 @@ _Encoded = tuple[bytes, int, str | None, bool]
 
 _SPECIAL_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 """Properties that request a delay, or that only a broker may set. Most messages have none."""
+
+_DEFAULT_LEVELS = DelayLevels.parse()
 
 _UNIQUE_ID = property_format(UNIQ_KEY, b"%b")
 
@@ -116,6 +119,39 @@ class DraftMaker:
             drafts.append(draft)
             ids.append(unique_id)
         return drafts, ids
+
+    @property
+    def retry_delays_ms(self) -> tuple[int, ...]:
+        """Delays of the retries whose delay the broker chooses; see `Broker.retry_delays_ms`.
+
+        With timers they do not depend on the level table: a table for other delays does not change the retries.
+        """
+        levels = _DEFAULT_LEVELS if self._limits.enabled else self._levels
+        return levels.delays_ms[FIRST_RETRY_LEVEL - 1 :] or levels.delays_ms[-1:]
+
+    def delayed_retry(self, sent_back: SentBack) -> Message:
+        """Return the message for the retry topic with its delay: by level if one is exact, else by a timer.
+
+        Raises:
+            UnsupportedError: An exact delay was requested, and this broker has no timers.
+        """
+        message, delay_ms = sent_back.retry(), sent_back.delay_ms
+        if delay_ms is None and sent_back.delay_level > 0:
+            message.properties[Property.DELAY] = str(sent_back.delay_level)
+            return message
+        if delay_ms is None:
+            delays_ms = self.retry_delays_ms
+            delay_ms = delays_ms[min(sent_back.message.reconsume_times, len(delays_ms) - 1)]
+        elif not self._limits.enabled:
+            raise UnsupportedError(
+                "this broker has no timers, and so no exact retry delays; set mqtemplate.broker.timer-wheel-enable "
+                "to true, or use a delay level"
+            )
+        if delay_ms in self._levels.delays_ms:
+            message.properties[Property.DELAY] = str(self._levels.delays_ms.index(delay_ms) + 1)
+        else:
+            message.properties[Property.TIMER_DELAY_MS] = str(min(delay_ms, self._limits.max_delay_ms))
+        return message
 
     def make_send_back(self, message: Message, original: MessageExt, queue_id: int, now_ms: int) -> RecordDraft:
         """Return the record of a message that a consumer sends back: born as *original*, with one more retry."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from mqtemplate.brokers.embedded.draft import DraftMaker, batch_topic
 from mqtemplate.brokers.embedded.message_writer import MessageWriter, StoredBatch
 from mqtemplate.brokers.embedded.routing import TopicRoutes
-from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
+from mqtemplate.brokers.retry import SentBack
 from mqtemplate.errors import MessageError, SendError, StoreError
-from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, offset_msg_id
+from mqtemplate.futures import AwaitableFuture
+from mqtemplate.message import HostAddress, Message, MessageQueue, offset_msg_id
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.store.commit_log import PutResult
@@ -58,9 +58,9 @@ class Sender:
         target, batch = self._put_batch(messages, queue)
         return _batch_result(target, batch, is_safe=self.store.confirm(batch.end, batch.topics, timeout_ms))
 
-    def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> Future[SendResult]:
+    def send_async(self, messages: Sequence[Message], queue: MessageQueue | None) -> AwaitableFuture[SendResult]:
         """See `Broker.send_async`."""
-        future: Future[SendResult] = Future()
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
         future.set_running_or_notify_cancel()  # the messages are stored when this method returns
         try:
             target, batch = self._put_batch(messages, queue)
@@ -103,13 +103,12 @@ class Sender:
             transaction_id=unique_id,
         )
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int, max_reconsume_times: int) -> None:
-        """Store a message for the retry topic or the dead-letter topic of *group*, and wait until it is durable."""
-        is_dead = is_exhausted(message, delay_level, max_reconsume_times)
-        copy = dead_letter(message, group) if is_dead else retry(message, group, delay_level)
+    def send_back(self, sent_back: SentBack) -> None:
+        """Store a message for the retry topic or the dead-letter topic of a group, and wait until it is durable."""
+        copy = sent_back.dead_letter() if sent_back.is_dead else self.drafts.delayed_retry(sent_back)
         self.routes.create(copy.topic, 1)
         queue_id = self.routes.select(copy.topic, None).queue_id
-        draft = self.drafts.make_send_back(copy, message, queue_id, self.store.clock.now_ms())
+        draft = self.drafts.make_send_back(copy, sent_back.message, queue_id, self.store.clock.now_ms())
         self.store.confirm(self._put(draft, copy.topic, queue_id).end, (draft.topic,))
 
     def _put(self, draft: RecordDraft, topic: str, queue_id: int) -> PutResult:

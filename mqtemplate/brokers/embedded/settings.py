@@ -19,14 +19,21 @@ class EmbeddedSettings(StoreSettings):
     broker_name: Annotated[str, MinLen(1)] = "broker-a"
     """Name of the broker in queues and results."""
 
-    mapped_file_size_timer_log: Annotated[int, Gt(0)] = 4 << 20
-    """Size of one timer log file."""
+    mapped_file_size_timer_log: Annotated[int, Gt(0)] | None = None
+    """Size of one timer log file. By default that of the store directory; 4194304 in a new one."""
 
     max_message_size: Annotated[int, Gt(0)] = 4 << 20
     """Largest message that the broker accepts, in bytes."""
 
     default_topic_queue_nums: Annotated[int, Ge(1), Le(1_024)] = 4
     """Queues of a topic that its first message creates."""
+
+    auto_create_topic_enable: bool = True
+    """True: the first message to an unknown topic creates it, and that is logged. False: it is refused. Topics that a
+    listener of the application reads, or that ``topics`` names, are known."""
+
+    topics: tuple[str, ...] = ()
+    """Topics that the broker creates when it starts."""
 
     flush_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
     """Milliseconds between two writes of the consumer offsets."""

@@ -8,21 +8,26 @@ from concurrent.futures import Future
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
-from mqtemplate.brokers.remote.producing.recall import cancel
+from mqtemplate.brokers.remote.delayed.levels import change_delay_levels
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.brokers.remote.topics import create_topic, topic_queues
+from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
+from mqtemplate.delay.levels.table import DelayLevels
+from mqtemplate.errors import BrokerClosedError, BrokerError
 from mqtemplate.event_log import get_logger
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
 
 _log = get_logger("mqtemplate.remote")
 
-_ALTERNATIVES = "use the broker's own tools (mqadmin), or the embedded broker or our server"
+_LEVELS_MS: Sequence[int] = DelayLevels.parse().delays_ms
 
 
 class RemoteBroker(Broker):
@@ -30,7 +35,8 @@ class RemoteBroker(Broker):
 
     - Each object has its own client id and connections, so several of them in one process share nothing.
     - Its reads return all messages that it has sent.
-    - It works in the process that has created it. After a fork, the child needs an object of its own.
+    - It works in the process that starts it. After a fork, the child needs an object of its own; `close` does nothing
+      there.
     - `capabilities` depends on the versions of the cluster's brokers. It is set by `start`.
     """
 
@@ -40,6 +46,7 @@ class RemoteBroker(Broker):
         self.name = "cluster"
         self.capabilities = frozenset[Capability]()
         self._lifecycle = threading.Lock()
+        self._owner = OwnerProcess("this client of a cluster")
         self._started: ClusterClient | None = None
         self._threads: list[ServiceThread] = []
 
@@ -60,6 +67,7 @@ class RemoteBroker(Broker):
             except BaseException:
                 client.close()
                 raise
+            self._owner = OwnerProcess("this client of a cluster")
             self.name, self.capabilities, self._started = client.name, client.capabilities(), client
             if not self.clock.is_virtual:
                 self._threads = [
@@ -71,6 +79,8 @@ class RemoteBroker(Broker):
         _log.debug("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
 
     def close(self) -> None:
+        if not self._owner.is_current:
+            return  # connections and threads belong to the parent process
         with self._lifecycle:
             client, self._started = self._started, None
             threads, self._threads = self._threads, []
@@ -94,6 +104,14 @@ class RemoteBroker(Broker):
             )
         return self._started
 
+    @property
+    def delay_levels_ms(self) -> Sequence[int]:
+        return _LEVELS_MS
+
+    @property
+    def retry_delays_ms(self) -> Sequence[int]:
+        return _LEVELS_MS[FIRST_RETRY_LEVEL - 1 :]
+
     # --- sending -------------------------------------------------------------------------------
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
@@ -113,7 +131,7 @@ class RemoteBroker(Broker):
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         return self._client.producer.send_async(messages, queue, timeout_ms)
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
@@ -177,26 +195,29 @@ class RemoteBroker(Broker):
     # --- delayed messages ----------------------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """Cancel a message with a timer, by its handle.
-
-        A RocketMQ broker does not check the message: ``CANCELLED`` means that it will not be delivered if it is still
-        pending.
-        """
-        return cancel(self._client.context, handle, key)
+        return self._client.delayed.cancel(handle, key=key, topic=topic)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
-        raise UnsupportedError(
-            "a RocketMQ cluster cannot reschedule a message; cancel it by its handle and send it again, or use the "
-            "embedded broker or our server"
-        )
+        return self._client.delayed.reschedule(handle, deliver_ms, key=key, topic=topic)
 
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
-        raise UnsupportedError(f"a RocketMQ cluster does not list pending messages; {_ALTERNATIVES}")
+        return self._client.delayed.pending(query, max_count, cursor)
 
     def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        raise UnsupportedError(f"a RocketMQ cluster does not count pending messages; {_ALTERNATIVES}")
+        return self._client.delayed.count_pending(query, bucket_ms)
+
+    def change_delay_levels(self, text: str) -> None:
+        """Use another level table on each server, such as ``"1s 10s 2h"``, until its next start.
+
+        Pending messages keep their deliver time. With access control this needs an administrator.
+
+        Raises:
+            ConfigurationError: *text* is not a level table.
+            UnsupportedError: A broker of the cluster is one of RocketMQ, which reads its table at start only.
+        """
+        change_delay_levels(self._client.context, text)
 
     # --- finding -------------------------------------------------------------------------------
 
@@ -219,6 +240,6 @@ class RemoteBroker(Broker):
 def _report(service: Service, error: Exception) -> None:
     """Log a failed step; the service repeats it."""
     if isinstance(error, BrokerError):
-        _log.warning("remote.service_failed", service=service.name, reason=str(error))
+        log_failure(_log, "remote.service_failed", error, service=service.name)
     else:
         _log.error("remote.service_failed", service=service.name, exc_info=error)

@@ -33,19 +33,18 @@ class SentOffsets:
         self._queue_ends: dict[MessageQueue, tuple[int, int]] = {}  # (offset, time of the entry in ms)
         self._physical: dict[str, tuple[int, int]] = {}
 
-    def add_sent(self, result: SendResult, count: int, *, in_queue: bool) -> None:
+    def add_sent(self, result: SendResult, count: int, queue: MessageQueue | None) -> None:
         """Remember a send.
 
         Args:
             count: Number of messages: one, or those of a batch.
-            in_queue: The messages are in their queue: neither delayed nor in an open transaction.
+            queue: The queue that has the messages: of a delayed message, that of its system topic. None if unknown.
         """
-        queue, now_ms = result.message_queue, self._clock.now_ms()
-        if in_queue:
-            self._queue_ends[queue] = (result.queue_offset + count, now_ms)
+        if queue is not None:
+            self._queue_ends[queue] = (result.queue_offset + count, self._clock.now_ms())
         digits = result.offset_msg_id[-_OFFSET_DIGITS:]
         if len(digits) == _OFFSET_DIGITS:
-            self.add_seen(queue.broker_name, int(digits, 16))
+            self.add_seen(result.message_queue.broker_name, int(digits, 16))
 
     def add_seen(self, broker_name: str, physical_offset: int) -> None:
         """Remember that a broker's commit log has a message at this offset."""

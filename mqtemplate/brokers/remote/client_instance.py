@@ -14,15 +14,18 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
+from mqtemplate.broker import Capability
+from mqtemplate.brokers.remote.outages import UNANSWERED, Outages, log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.group import UnregisterClientRequestHeader
 from mqtemplate.remoting.settings import RemotingClientSettings
 
@@ -32,6 +35,7 @@ Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Handles a broker's request; returns the response, or None if there is none."""
 
 _numbers = itertools.count()
+_MAX_WARNINGS = 100
 
 
 class GroupMember(Protocol):
@@ -57,6 +61,12 @@ def _local_ip(address: str) -> str:
         return "127.0.0.1"
 
 
+def _capabilities(names: str | None) -> frozenset[Capability]:
+    """Return the capabilities with these names; a newer server may announce more than this client knows."""
+    known = Capability.__members__
+    return frozenset(known[name] for name in (names or "").split(",") if name in known)
+
+
 class ClientInstance:
     """A client id with its own connections.
 
@@ -70,7 +80,10 @@ class ClientInstance:
 
     Attributes:
         producer_groups: Producer groups as named on the wire.
+        outages: Log of servers that do not answer; all instances of a client share it.
         versions: Address -> version of the broker there, from its last response to a heartbeat.
+        announced: Address -> capabilities that the server there announced; one of RocketMQ announces none.
+        refusal: Why a strict server refused a member of a group, at the last heartbeat that it refused.
     """
 
     def __init__(
@@ -80,12 +93,18 @@ class ClientInstance:
         members: dict[str, GroupMember],
         handlers: Mapping[int, Handler],
         on_connection_lost: Callable[[str], None],
+        outages: Outages,
     ) -> None:
         self.id = create_client_id(settings.name_servers[0])
         self.members = members
         self.producer_groups: set[str] = set()
         self.versions: dict[str, int] = {}
+        self.announced: dict[str, frozenset[Capability]] = {}
+        self.refusal: str | None = None
+        self._logged: set[str] = set()
         self._handlers = handlers
+        self.outages = outages
+        self._is_closed = False
         self._request_timeout_ms = settings.request_timeout_ms
         self._extra_fields = {"nsd": "true", "ns": settings.namespace_v2} if settings.namespace_v2 else {}
         self._registration_lock = threading.Lock()
@@ -99,7 +118,16 @@ class ClientInstance:
 
     def invoke(self, address: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
         """Send a request and wait for the response; see `RemotingClient.invoke`."""
-        return self._remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
+        try:
+            response = self._remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
+        except UNANSWERED as exc:
+            # A caller that waits for a short time only, such as a send with a timeout of its own, proves no outage.
+            if isinstance(exc, RemoteConnectError) or timeout_ms >= self._request_timeout_ms:
+                self.report_failure(address, exc)
+            raise
+        if self.outages.is_open:
+            self.outages.answered(address)
+        return response
 
     def invoke_async(
         self,
@@ -114,6 +142,10 @@ class ClientInstance:
     def invoke_one_way(self, address: str, request: RemotingCommand) -> None:
         """Send a request that has no response."""
         self._remoting.invoke_one_way(address, self._with_extra_fields(request))
+
+    def call_later(self, delay_ms: float, work: Callable[[], None]) -> None:
+        """Call *work* later in a worker thread, where it may block; see `RemotingClient.call_later`."""
+        self._remoting.call_later(delay_ms, work)
 
     def invoke_all(
         self, requests: Iterable[tuple[str, RemotingCommand]], timeout_ms: int
@@ -131,7 +163,22 @@ class ClientInstance:
                 self.invoke_async(address, request, timeout_ms, future.set_result)
             except BrokerError as exc:
                 future.set_result(exc)
-        return [(address, future.result()) for address, future in pending]  # each request ends by its time limit
+        results = [(address, future.result()) for address, future in pending]  # each request ends by its time limit
+        for address, result in results:
+            self.report(address, result)
+        return results
+
+    def report(self, address: str, result: RemotingCommand | BrokerError) -> None:
+        """Log the start or the end of an outage after the result of an asynchronous request."""
+        if isinstance(result, UNANSWERED):
+            self.report_failure(address, result)
+        elif self.outages.is_open and isinstance(result, RemotingCommand):
+            self.outages.answered(address)
+
+    def report_failure(self, address: str, error: BrokerError) -> None:
+        """Log the start of an outage, unless the request failed because this instance was closed."""
+        if not self._is_closed:
+            self.outages.failed(address, error)
 
     def _with_extra_fields(self, request: RemotingCommand) -> RemotingCommand:
         if self._extra_fields:
@@ -154,17 +201,39 @@ class ClientInstance:
                 producer_data_set=[ProducerData(group_name=group) for group in sorted(self.producer_groups)],
                 consumer_data_set=[member.consumer_data() for member in list(self.members.values())],
             ).encode()
-            requests = [(address, RemotingCommand.request(RequestCode.HEART_BEAT, body=body)) for address in addresses]
+            header = HeartbeatRequestHeader(requests_capabilities=True)
+            requests = [
+                (address, RemotingCommand.request(RequestCode.HEART_BEAT, header, body)) for address in addresses
+            ]
+            self.refusal = None
             responses = self.invoke_all(requests, self._request_timeout_ms)
         failed = [address for address, response in responses if not self._is_registered(address, response)]
         return not failed
 
+    def register_at(self, addresses: Iterable[str]) -> None:
+        """Send a heartbeat to those brokers that have answered none yet, so that `announced` has their capabilities."""
+        missing = [address for address in addresses if address not in self.versions]
+        if missing:
+            self.heartbeat(missing)
+
     def _is_registered(self, address: str, response: RemotingCommand | BrokerError) -> bool:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
             self.versions[address] = response.version
+            header = response.header(HeartbeatResponseHeader)
+            self.announced[address] = _capabilities(header.capabilities)
+            self._log_warnings(address, header.warnings)
             return True
-        _log.warning("remote.heartbeat_failed", address=address, client_id=self.id, reason=str(response))
+        if isinstance(response, RemotingCommand) and response.code == ResponseCode.ILLEGAL_OPERATION:
+            self.refusal = response.remark
+        log_failure(_log, "remote.heartbeat_failed", response, address=address, client_id=self.id)
         return False
+
+    def _log_warnings(self, address: str, warnings: str | None) -> None:
+        """Log each warning of a server once: it repeats them with each heartbeat."""
+        for warning in (warnings or "").splitlines()[:_MAX_WARNINGS]:
+            if warning not in self._logged and len(self._logged) < _MAX_WARNINGS:
+                self._logged.add(warning)
+                _log.warning("remote.subscriptions_differ", address=address, reason=warning)
 
     def unregister(
         self, addresses: Iterable[str], *, producer_group: str | None = None, consumer_group: str | None = None
@@ -182,6 +251,7 @@ class ClientInstance:
 
     def close(self) -> None:
         """Close the connections; pending requests end with an error."""
+        self._is_closed = True
         self._remoting.close()
 
     def _on_request(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:

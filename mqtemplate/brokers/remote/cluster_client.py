@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from mqtemplate.broker import Capability
+from mqtemplate.broker import Capability, DelayedMessages
 from mqtemplate.brokers.remote.client_context import ClientContext, SentOffsets
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.delayed.our_server import OurServer
+from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
 from mqtemplate.brokers.remote.namespace import Namespace
+from mqtemplate.brokers.remote.outages import Outages, log_failure
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.producing.requests import Requests
@@ -21,6 +24,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
 from mqtemplate.services import Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
@@ -45,6 +49,7 @@ class ClusterClient:
             "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
         )
 
+        self._outages = Outages(clock)
         first = self._first = self._new_instance()
         names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
         self._routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed)
@@ -55,6 +60,8 @@ class ClusterClient:
         self.queries = Queries(context)
         self.transactions = Transactions(context, self.producer)
         self.requests = Requests(context, self.producer)
+        self._our_server = OurServer(context)
+        self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 
@@ -66,7 +73,7 @@ class ClusterClient:
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: lambda channel, request: self.requests.on_reply(request),
             **AdminRequests(members, self._namespace, self._settings.name_servers).handlers(),
         }
-        return ClientInstance(self._settings, self._clock, members, handlers, self._on_connection_lost)
+        return ClientInstance(self._settings, self._clock, members, handlers, self._on_connection_lost, self._outages)
 
     # --- start and close -----------------------------------------------------------------------
 
@@ -88,17 +95,25 @@ class ClusterClient:
         self._first.heartbeat(self._routes.masters())
 
     def capabilities(self) -> frozenset[Capability]:
-        """Return the capabilities that all brokers have, by the versions in their heartbeat responses."""
-        common = {
-            Capability.DELAY_LEVEL,
-            Capability.QUERY,
-            Capability.TRANSACTION,
-            Capability.REQUEST_REPLY,
-            Capability.SQL92,
-        }
-        if min(self._first.versions.values(), default=int(Version.V5_0_0)) >= Version.V5_0_0:
-            common.add(Capability.TIMER)
-        return frozenset(common)
+        """Return the capabilities that all brokers have.
+
+        A server of this library announces its own; for one of RocketMQ the version decides, and its answer to a recall.
+        """
+        first = self._first
+        rocketmq = [first.versions[address] for address in first.versions if not first.announced[address]]
+        each = [announced for address in first.versions if (announced := first.announced[address])]
+        if rocketmq or not each:
+            oldest = min(rocketmq, default=int(Version.V5_0_0))
+            each.append(_rocketmq_capabilities(oldest, can_recall=self._rocketmq_cluster.can_recall()))
+        return frozenset.intersection(*each)
+
+    @property
+    def delayed(self) -> DelayedMessages:
+        """Pending messages: by our own requests if all brokers have announced them, else by those of RocketMQ."""
+        masters = self._routes.masters()
+        self._first.register_at(masters)
+        is_ours = all(Capability.PENDING in self._first.announced.get(address, ()) for address in masters)
+        return self._our_server if masters and is_ours else self._rocketmq_cluster
 
     def leave(self) -> None:
         """Close the members and unregister, while the services still run."""
@@ -111,6 +126,7 @@ class ClusterClient:
     def close(self) -> None:
         """Close the connections; pending requests end with an error."""
         self._is_closing = True
+        self.producer.close()
         self.requests.pending.close()
         for instance in self.members.instances():
             instance.close()
@@ -121,7 +137,7 @@ class ClusterClient:
             "remote": [self._refreshes, self._heartbeats],
             "remote-groups": [self.members.rebalances, self.members.lock_renewals],
             "remote-offsets": [self.members.commits],
-            "remote-timers": [self.members.pull_retries, self.requests.pending],
+            "remote-timers": [self.members.pull_retries, self.requests.pending, self._outages],
         }
 
     # --- actions of the services ---------------------------------------------------------------
@@ -130,7 +146,7 @@ class ClusterClient:
         try:
             self._routes.load_cluster()
         except RemoteConnectError as exc:
-            _log.warning("remote.route_refresh_failed", reason=str(exc))
+            log_failure(_log, "remote.route_refresh_failed", exc)
             return _FAILED_REFRESH_MS
         except BrokerError:
             pass  # access control may forbid this request; the routes contain the brokers in use
@@ -148,7 +164,8 @@ class ClusterClient:
     # --- events --------------------------------------------------------------------------------
 
     def _on_group_changed(self, channel: Connection, request: RemotingCommand) -> RemotingCommand | None:
-        self.members.rebalance_all()
+        self._routes.look_up_missing()  # our server also sends this request when a topic was created
+        self.members.rebalance_group(request.header(ConsumerGroupRequestHeader).consumer_group)
         return None if request.is_one_way else request.response()
 
     def _on_transaction_check(self, channel: Connection, request: RemotingCommand) -> None:
@@ -158,9 +175,25 @@ class ClusterClient:
         route = self._routes.cached(topic)
         if route is not None and not self._first.versions.keys() >= set(route.masters()):
             self._heartbeats.trigger()  # the route has a broker at which this client is not registered
-        if self.members.all():
-            self.members.rebalance_all()
+        self.members.rebalance_topic(topic)
 
     def _on_connection_lost(self, address: str) -> None:
         if not self._is_closing:
             self._heartbeats.trigger()
+
+
+def _rocketmq_capabilities(version: int, *, can_recall: bool) -> frozenset[Capability]:
+    """Return the capabilities of a RocketMQ broker."""
+    capabilities = {
+        Capability.DELAY_LEVEL,
+        Capability.QUERY,
+        Capability.TRANSACTION,
+        Capability.REQUEST_REPLY,
+        Capability.SQL92,
+        Capability.PENDING,
+    }
+    if version >= Version.V5_0_0:
+        capabilities |= {Capability.TIMER, Capability.RETRY_DELAY}
+        if can_recall:
+            capabilities.add(Capability.TIMER_CHANGE)
+    return frozenset(capabilities)

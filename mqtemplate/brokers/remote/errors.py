@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mqtemplate.durations import format_ms
 from mqtemplate.errors import (
     BrokerError,
     DelayError,
     MessageError,
     MQTemplateError,
     SendError,
-    SendTimeoutError,
     UnsupportedError,
 )
 from mqtemplate.remoting.protocol.codes import ResponseCode
@@ -93,16 +91,14 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
     return SendError(text)
 
 
-def unanswered_send_error(operation: str, cause: BrokerError, attempts: int, timeout_ms: int) -> SendError:
-    """Return the error for a send whose last attempt got no response."""
-    kind = SendTimeoutError if isinstance(cause, TimeoutError) else SendError
-    times = "once" if attempts == 1 else f"{attempts} times"
-    return kind(f"{operation}: tried {times} within {format_ms(timeout_ms)}, the last time: {cause}")
-
-
 def _describe(response: RemotingCommand, operation: str, address: str) -> str:
+    return f"{operation}: {refusal_text(response, address)}"
+
+
+def refusal_text(response: RemotingCommand, address: str) -> str:
+    """Return who answered, the response, and advice."""
     code = ResponseCode.of(response.code)
     name = f"{response.code} {code.name}" if isinstance(code, ResponseCode) else str(response.code)
     remark = f": {response.remark}" if response.remark else ""
     advice = f"; {_ADVICE[code]}" if isinstance(code, ResponseCode) and code in _ADVICE else ""
-    return f"{operation}: {address} answered {name}{remark}{advice}"
+    return f"{address} answered {name}{remark}{advice}"

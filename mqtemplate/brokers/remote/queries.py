@@ -246,7 +246,7 @@ class Queries:
             request = RemotingCommand.request(RequestCode.QUERY_MESSAGE, header)
             response = self._context.call(address, request, operation, accept=_INDEX_RESPONSES)
             if response.code == ResponseCode.QUERY_NOT_FOUND:
-                if self._context.sent.age_ms(broker_name) > _INDEX_LAG_MS:
+                if self._context.sent.age_ms(broker_name) > _INDEX_LAG_MS or time.monotonic() > deadline:
                     return []
             else:
                 reached = response.header(QueryMessageResponseHeader).index_last_update_phyoffset

@@ -21,7 +21,7 @@ from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, To
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
-from mqtemplate.topics import AUTO_CREATE_TOPIC
+from mqtemplate.topics import AUTO_CREATE_TOPIC, nearest_topic
 
 _log = get_logger("mqtemplate.remote")
 
@@ -164,6 +164,10 @@ class RouteTable:
             self._routes.pop(topic, None)
             self._looked_up_ms.pop(topic, None)
 
+    def look_up_missing(self) -> None:
+        """Have missing topics looked up at their next use, even within a second."""
+        self._looked_up_ms = {}
+
     def add_cluster_topic(self, topic: str) -> None:
         """Declare a topic of the cluster itself: no namespace is added to its name."""
         self._cluster_topics.add(topic)
@@ -177,8 +181,13 @@ class RouteTable:
         return self.clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
 
     def _fetch(self, topic: str) -> TopicRoute | None:
-        data = self.name_servers.topic_route(topic, in_namespace=topic not in self._cluster_topics)
-        self._looked_up_ms[topic] = self.clock.now_ms()
+        looked_up_ms = self._looked_up_ms
+        looked_up_ms[topic] = self.clock.now_ms()  # before the request: `look_up_missing` may be called while it runs
+        try:
+            data = self.name_servers.topic_route(topic, in_namespace=topic not in self._cluster_topics)
+        except BrokerError:
+            looked_up_ms.pop(topic, None)
+            raise
         if data is None:
             return None
         route = _route_of(topic, data)
@@ -209,7 +218,13 @@ class RouteTable:
         ]
         route = _route_of(topic, TopicRouteData(queue_datas=limited, broker_datas=data.broker_datas), is_default=True)
         with self._lock:
-            return self._routes.setdefault(topic, route)
+            nearest = nearest_topic(topic, self._routes)
+            is_new = topic not in self._routes
+            route = self._routes.setdefault(topic, route)
+        if is_new:
+            fields = {"nearest": nearest} if nearest else {}
+            _log.info("topic.created", topic=topic, reason="it is not in the cluster", **fields)
+        return route
 
     # --- brokers -------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from mqtemplate.remoting.tls import ClientTls
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientIntervals:
-    """Intervals of a client's requests to name servers and brokers. The ranges apply to ``application.yml``."""
+    """Intervals and limits of the requests of a client. The ranges apply to ``application.yml``."""
 
     poll_name_server_interval_ms: Annotated[int, Gt(0)] = 30_000
     """Milliseconds between two requests for the routes of topics."""
@@ -26,6 +26,9 @@ class ClientIntervals:
 
     persist_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
     """Milliseconds between two updates of the brokers' consumer offsets. Commits in between are collected."""
+
+    pending_read_limit: Annotated[int, Gt(0)] = 100_000
+    """Most delayed messages that one query of pending messages reads from a RocketMQ cluster; with more it fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -310,6 +310,11 @@ def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Cal
                 f"{name_of(component)} is abstract and cannot be built; give a class that implements it"
             )
         return as_type or component, component
+    if inspect.iscoroutinefunction(component):
+        raise DependencyError(
+            f"{name_of(component)} is async, and objects are built without waiting; build it in a plain function or "
+            "constructor, and open it in 'async def on_start'"
+        )
     if inspect.isfunction(component):
         kind = as_type or type_hints(component).get("return")
         if not isinstance(kind, type) or kind is type(None):

@@ -46,4 +46,5 @@ class MQContainer(containers.DeclarativeContainer):
         converter,
         resolve=settings.provided.resolve_text,
         is_enabled=settings.provided.rocketmq.consumer.is_listener_enabled,
+        retry_defaults=settings.provided.mqtemplate.listener.retry_defaults,
     )

@@ -17,6 +17,7 @@ from mqtemplate.context.config.tree import ConfigOrigins
 from mqtemplate.context.settings import starters
 from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings
 from mqtemplate.context.settings.cluster import ClusterSettings
+from mqtemplate.context.settings.listener import ListenerDefaultSettings
 from mqtemplate.context.settings.name_server import EmbeddedStore, RemoteCluster, parse_name_server
 from mqtemplate.context.settings.properties import Properties
 from mqtemplate.context.settings.rocketmq import RocketMQSettings
@@ -30,6 +31,7 @@ class MQTemplateSettings(Properties):
     broker: BrokerSettings = BrokerSettings()
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
+    listener: ListenerDefaultSettings = ListenerDefaultSettings()
     embedded: starters.EmbeddedStarterSettings = starters.EmbeddedStarterSettings()
     logging: starters.LoggingSettings = starters.LoggingSettings()
     spark: starters.SparkSettings = starters.SparkSettings()

@@ -12,8 +12,9 @@ from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, duration_in, host_and_port, upper_case
 from mqtemplate.delay.levels.table import DelayLevels
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.store.settings import parse_delete_when
+from mqtemplate.topics import check_send_topic
 
 DEFAULT_STORE_PATH = Path("./mqtemplate-store")
 
@@ -46,6 +47,17 @@ class BrokerSettings(EmbeddedSettings):
     _hours = field_validator("file_reserved_time", mode="before")(duration_in(3_600_000))
     _address = field_validator("listen_host", mode="before")(host_and_port)
     _flush_disk_type = field_validator("flush_disk_type", mode="before")(upper_case)
+
+    @field_validator("topics", mode="before")
+    @classmethod
+    def _check_topics(cls, value: Any) -> Any:
+        names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+        for name in names if isinstance(names, list | tuple) else ():
+            try:
+                check_send_topic(str(name))
+            except DestinationError as exc:
+                raise ValueError(str(exc)) from exc
+        return names
 
     @field_validator("delete_when", mode="before")
     @classmethod

@@ -67,7 +67,9 @@ def host_and_port(value: Any) -> Any:
 
 
 def bytes_of(value: Any) -> Any:
-    """Return the number of bytes for ``64MiB``."""
+    """Return the number of bytes for ``64MiB``; None for None."""
+    if value is None:
+        return None
     try:
         return int(_BYTE_SIZE.validate_python(value))
     except ValidationError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,11 +15,12 @@ from mqtemplate.delay.timers.timer_checkpoint import (
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from mqtemplate.delay.timers.timer_log import TimerLog, TimerLogDamageError
+from mqtemplate.delay.timers.timer_log import MIN_TIMER_LOG_SIZE, TimerLog, TimerLogDamageError
 from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_SIZE, Magic, are_valid, slots_of
 from mqtemplate.delay.timers.timer_wheel import SLOT_DTYPE, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
+from mqtemplate.store.file_sizes import NEW_TIMER_LOG_SIZE, size_in_folder
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
 
@@ -54,14 +56,14 @@ class TimerFiles:
         self._store_files = store_files
         self.settings = settings
         self._snapshots = [name for name in store_files.file_sizes("") if _SNAPSHOT.fullmatch(name)]
-        self.log = TimerLog(_open_log(store_files, settings.log_file_size))
+        self.log = TimerLog(_open_log(store_files, log_file_size(store_files, settings)))
         self._checkpoint_file = store_files.open_mapped(TIMER_CHECKPOINT_FILE, TIMER_CHECKPOINT_SIZE)
         self.checkpoint, self.writer = read_timer_checkpoint(self._checkpoint_file)
         self._flushed_to = 0  # position in the log
         self.is_condemned = False
         try:
             self._check_precision()
-            wheel_file = store_files.open_mapped(TIMER_WHEEL_FILE, wheel_file_size(settings.slots_total))
+            wheel_file = store_files.open_mapped(TIMER_WHEEL_FILE, wheel_file_size(settings.slots_total), sparse=True)
             is_ours = self.writer is Writer.OURS
             from_ms = self.checkpoint.last_read_time_ms if is_ours else _NEVER_MS
             self.wheel = TimerWheel(wheel_file, settings.slots_total, settings.precision_ms, from_ms)
@@ -80,7 +82,8 @@ class TimerFiles:
 
     @classmethod
     def create_empty(cls, store_files: StoreFiles, settings: TimerSettings) -> TimerFiles:
-        """Delete existing files, and create empty ones."""
+        """Delete existing files, and create empty ones of the same sizes."""
+        settings = replace(settings, log_file_size=log_file_size(store_files, settings))
         store_files.delete(TIMER_CHECKPOINT_FILE)  # first: after a kill in between, the rest must not look valid
         for name in [TIMER_WHEEL_FILE, *(name for name in store_files.file_sizes("") if _SNAPSHOT.fullmatch(name))]:
             store_files.delete(name)
@@ -252,6 +255,14 @@ class TimerFiles:
         self._checkpoint_file.close()
 
 
+def log_file_size(store_files: StoreFiles, settings: TimerSettings) -> int:
+    """Return the size of the timer log's files: of the settings, else of the files, else of a new directory."""
+    if settings.log_file_size is not None:
+        return settings.log_file_size
+    found = size_in_folder(store_files, TIMER_LOG_FOLDER)
+    return found if found and found >= MIN_TIMER_LOG_SIZE else NEW_TIMER_LOG_SIZE
+
+
 def _open_log(store_files: StoreFiles, size: int) -> MappedFileQueue:
     try:
         return store_files.mapped_queue(TIMER_LOG_FOLDER, size)
@@ -261,5 +272,5 @@ def _open_log(store_files: StoreFiles, size: int) -> MappedFileQueue:
             raise
         raise StoreFormatError(
             f"the timer log's files have {max(others)} bytes, but mapped-file-size-timer-log is {size}; "
-            f"open the directory with mapped-file-size-timer-log: {max(others)}"
+            f"leave mapped-file-size-timer-log out, or set it to {max(others)}"
         ) from exc

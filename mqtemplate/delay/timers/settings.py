@@ -28,13 +28,13 @@ class TimerSettings:
         precision_ms: Length of a slot. Delivery is exact to the millisecond all the same.
         slots_total: Slots in the window; the wheel has twice as many.
         roll_window_slots: A message due more than this many slots ahead is parked in a nearer slot, and rolled there.
-        log_file_size: Bytes of each timer log file.
+        log_file_size: Bytes of each timer log file; None for that of the store directory.
     """
 
     precision_ms: int = 1_000
     slots_total: int = 7 * 86_400  # seven days of seconds: RocketMQ's TimerMessageStore.TIMER_WHEEL_TTL_DAY
     roll_window_slots: int = 2 * 86_400  # RocketMQ's MessageStoreConfig.timerRollWindowSlot
-    log_file_size: int = 4 << 20
+    log_file_size: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.precision_ms <= 10_000:

@@ -29,6 +29,9 @@ _BLANK = struct.Struct(">iqi")  # bytes to the end of the file, 0, magic. Source
 _BLANK_SIZE = _BLANK.size
 assert _BLANK_SIZE == 16
 
+MIN_TIMER_LOG_SIZE = TIMER_UNIT_SIZE + _BLANK_SIZE
+"""Bytes of a file that has space for one unit."""
+
 _SCAN_UNITS = 1 << 16  # units in one piece: limits the memory for reading a large part of the log
 _MARK_GAP = 4_096  # bytes between two marked units; up to this, one write of both is cheaper than two (measured)
 _DENSE = 32
@@ -94,9 +97,12 @@ class TimerLog:
                 if start != position:
                     file, file_start = self._file_at(position)
                     remaining = self._files.file_size - (position - file_start)
+                    file.allocate(position - file_start + _BLANK_SIZE)
                     file.write(position - file_start, _BLANK.pack(remaining, 0, MAGIC_BLANK))
             taken = min(count, (self._units_end - start % self._files.file_size) // TIMER_UNIT_SIZE)
             position = start + taken * TIMER_UNIT_SIZE
+            file, file_start = self._file_at(start)
+            file.allocate(position - file_start)
             pieces.append(np.arange(start, position, TIMER_UNIT_SIZE))
             count -= taken
         return np.concatenate(pieces)

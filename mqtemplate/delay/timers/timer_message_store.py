@@ -14,7 +14,7 @@ from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, Pendi
 from mqtemplate.delay.release import DEAD_LETTER_TOPIC
 from mqtemplate.delay.releaser import MAX_RELEASE_COUNT, count_copies
 from mqtemplate.delay.timers.backlog import TimerBacklog
-from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TimerFiles
+from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TimerFiles, log_file_size
 from mqtemplate.delay.timers.intake import TimerTopicReader
 from mqtemplate.delay.timers.pending_timers import PendingTimers
 from mqtemplate.delay.timers.replay import TimerReplay
@@ -77,6 +77,11 @@ class TimerMessageStore(DelayStore):
         self._backlog: TimerBacklog | None = None
         self._pending: PendingTimers | None = None
         store.metrics.gauge("delay.waiting.timer", self.count_pending)
+
+    @property
+    def log_file_size(self) -> int:
+        """Bytes of each file of the timer log."""
+        return log_file_size(self._store.store_files, self._settings)
 
     # --- recovery ------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import struct
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ assert SLOT_SIZE == SLOT_DTYPE.itemsize == 32
 _PAGE_SIZE = 4_096
 _PAGE_SLOTS = _PAGE_SIZE // SLOT_SIZE
 _BLOCK_SLOTS = 4_096
+# Linux replaces freed pages by zeros (man madvise); macOS may keep their content. Some systems have larger pages.
+_CAN_FREE = sys.platform == "linux" and mmap.PAGESIZE == _PAGE_SIZE
 _LOADED_PAGES = 512  # pages that are read and summed at once
 
 # Odd factors: a product modulo 2 ** 64 with an odd number loses no bit, so each wrong bit changes the sum.
@@ -106,9 +109,8 @@ class TimerWheel:
             self._load(from_ms // precision_ms)
 
     def _load(self, from_tick: int) -> None:
-        data = self._file.view
         for first in range(0, len(self._sums), _LOADED_PAGES):
-            piece = data[first * _PAGE_SIZE : min((first + _LOADED_PAGES) * _PAGE_SIZE, self._file.size)]
+            piece = self._file.read(first * _PAGE_SIZE, _LOADED_PAGES * _PAGE_SIZE)
             if not piece.strip(b"\0"):
                 continue  # a sum of zeros is 0
             piece += bytes(-len(piece) % _PAGE_SIZE)
@@ -118,7 +120,6 @@ class TimerWheel:
                 at = (first + page) * _PAGE_SIZE
                 self._memory[at : at + _PAGE_SIZE] = piece[page * _PAGE_SIZE : (page + 1) * _PAGE_SIZE]
                 self._pages[first + page] = int(times[page])
-        data.madvise(mmap.MADV_DONTNEED)  # the file is not read again, so its pages need not stay resident
         for page in self._pages:
             times = self._slots(page * _PAGE_SLOTS, min(_PAGE_SLOTS, self._ring - page * _PAGE_SLOTS))["time"]
             self._blocks.update(np.unique(times // _BLOCK_SLOTS).tolist())
@@ -213,7 +214,8 @@ class TimerWheel:
 
     def clear_all(self) -> None:
         """Reset every slot. The next `write` resets the file, too."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+        for page in self._pages:
+            self._free(page)
         self._blocks.clear()
         self._touched.update(np.flatnonzero(self._sums).tolist(), self._pages)
         self._pages.clear()
@@ -223,7 +225,14 @@ class TimerWheel:
         tick = slot_ms // self._precision_ms // _PAGE_SLOTS * _PAGE_SLOTS
         for page in [page for page, last in self._pages.items() if last < tick and page not in self._touched]:
             del self._pages[page]
+            self._free(page)
+
+    def _free(self, page: int) -> None:
+        """Set a page to zero, and free its memory where that is possible."""
+        if _CAN_FREE:
             self._memory.madvise(mmap.MADV_DONTNEED, page * _PAGE_SIZE, _PAGE_SIZE)
+        else:
+            self._memory[page * _PAGE_SIZE : (page + 1) * _PAGE_SIZE] = bytes(_PAGE_SIZE)
 
     # --- the file ------------------------------------------------------------------------------
 

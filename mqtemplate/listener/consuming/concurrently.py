@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
-from mqtemplate.listener.consuming.failure import Failure, NextStep
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
 from mqtemplate.listener.consuming.watchdog import ReplaceThread
+from mqtemplate.listener.failures.failure import Decision, Failure, NextStep
 from mqtemplate.message import MessageExt, MessageQueue
 
 _Delivery = tuple[ProcessQueue, MessageExt]
 
 _SEND_BACK_RETRY_MS = 5_000
-_HANGING_LEVEL = 3
 _COMMIT_EVERY = 32
 
 
 class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
     """One queue of messages, from which every consume thread takes the next.
 
-    - A failed message is sent back at ``delay_level_when_next_consume``. The broker counts its retries and moves it to
-      the dead letter topic after the last one. If the broker does not take it, it is handled here again after 5 s.
+    - A failed message is sent back with the delay that the failure policy decides, or to the dead letter topic. If the
+      broker does not take it, it is handled here again after 5 s.
     - In a broadcasting group a failed message is reported and dropped, as RocketMQ does.
     - A queue is committed up to its first unfinished message, after about 32 messages or when no message is ready.
 
@@ -30,7 +30,10 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
 
     def __init__(self, context: ConsumeContext) -> None:
         super().__init__(context)
-        self._is_single = not context.is_batch
+        self._is_batch = context.is_batch
+        if not context.is_batch:
+            # With more, a thread could not stop between two of them when the listener is paused.
+            self._take_size = 1
         self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
 
     def excluded(self) -> frozenset[MessageQueue]:
@@ -50,16 +53,24 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
                 continue
             messages = [message for _, message in running.work]
             blocked_ms = self._clock.now_ms() - running.since_ms
-            self._failures.blocked(messages, blocked_ms, running.stack(), self._next_step(messages[0]).value)
+            decision = self._decide(messages[0], None)
+            self._failures.blocked(messages, blocked_ms, running.stack(), decision.next_step.value)
+            error = TimeoutError(f"the handler has not returned after {blocked_ms} ms")
             for process, message in running.work:
-                self._send_back(process, message, self._settings.delay_level_when_next_consume or _HANGING_LEVEL)
+                self._finish_failed(process, message, self._decide(message, None), error)
+
+    def discard_dropped(self) -> None:
+        with self._delayed_lock:
+            self._delayed = [each for each in self._delayed if not each[2][0].dropped]
+            heapq.heapify(self._delayed)
 
     def run_next(self) -> bool:
         work = self._take()
         if not work:
             return False
         self.taken += 1
-        self._handle(work)
+        if not self._handle(work):
+            return False
         self._uncommitted += len(work)
         if not self._ready or self._uncommitted >= _COMMIT_EVERY:
             self._uncommitted = 0
@@ -67,57 +78,61 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         return True
 
     def _take(self) -> list[_Delivery]:
-        ready, work = self._ready, []
+        ready, missing = self._ready, self._take_size
+        work: list[_Delivery] = []
         try:
-            for _ in range(self._take_size):
+            while missing:
                 delivery = ready.popleft()
                 if not delivery[0].dropped:
                     work.append(delivery)
+                    missing -= 1
         except IndexError:
             pass  # another thread took the last one
         return work
 
-    def _handle(self, work: list[_Delivery]) -> None:
+    def _handle(self, work: list[_Delivery]) -> bool:
+        """Call the handler. Return False if the listener was paused instead."""
         running = self._watchdog.start(work)
-        if self._is_single and len(work) == 1:
+        if self.is_paused:
+            if self._watchdog.finish(running):
+                self._ready.extendleft(reversed(work))
+            return False
+        if self._is_batch:
+            failures = self._handling.handle([message for _, message in work])
+        else:
             failure = self._handling.handle_one(work[0][1])
             failures = [] if failure is None else [failure]
-        else:
-            failures = self._handling.handle([message for _, message in work])
         if not self._watchdog.finish(running):
-            return  # the messages were sent back while the handler hung
+            return True  # the messages were sent back while the handler hung
         failed = self._report(work, failures) if failures else frozenset()
         for process, message in work:
             if not failed or id(message) not in failed:
                 process.finish(message.queue_offset)
+        return True
 
     def _report(self, work: list[_Delivery], failures: Sequence[Failure]) -> frozenset[int]:
         """Report and send back the messages that failed. Return their `id`s."""
         processes = {id(message): process for process, message in work}
         for failure in failures:
-            self._failures.failed(failure, self._next_step(failure.messages[0]))
-            for message in failure.messages:
+            decisions = [self._decide(message, failure.error) for message in failure.messages]
+            self._failures.failed(failure, decisions[0])
+            for message, decision in zip(failure.messages, decisions, strict=True):
                 process = processes[id(message)]
-                # A dropped queue was reassigned, and its new owner reads it. Sending back would duplicate the message.
-                if not process.dropped:
-                    self._send_back(process, message, self._settings.delay_level_when_next_consume)
+                # A reassigned queue is read by its new owner. Sending back would duplicate the message.
+                if not process.dropped or process.superseded:
+                    self._finish_failed(process, message, decision, failure.error)
         return frozenset(id(message) for failure in failures for message in failure.messages)
 
-    def _send_back(self, process: ProcessQueue, message: MessageExt, delay_level: int) -> None:
+    def _finish_failed(
+        self, process: ProcessQueue, message: MessageExt, decision: Decision, error: BaseException | None
+    ) -> None:
         """Send a message back; if the broker does not take it, delay it here and handle it again."""
-        if not self._settings.is_broadcasting:
+        if decision.next_step is not NextStep.DROPPED:
             try:
-                self._consumer.send_back(message, delay_level)
-            except Exception as error:
-                self._failures.send_back_failed(message, error, _SEND_BACK_RETRY_MS)
+                self._send_back.send(message, decision, error)
+            except Exception as refusal:
+                self._failures.send_back_failed(message, refusal, _SEND_BACK_RETRY_MS)
                 message.reconsume_times += 1
                 self._delay((process, message), _SEND_BACK_RETRY_MS)
                 return
         process.finish(message.queue_offset)
-
-    def _next_step(self, message: MessageExt) -> NextStep:
-        settings = self._settings
-        if settings.is_broadcasting:
-            return NextStep.DROPPED
-        is_dead = settings.delay_level_when_next_consume < 0 or message.reconsume_times >= settings.retry_limit
-        return NextStep.DEAD_LETTER if is_dead else NextStep.REDELIVERY

@@ -16,14 +16,20 @@ from typing import Generic, Protocol, TypeVar
 
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
-from mqtemplate.listener.consuming.failure import Failure, FailureLog
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.listener.consuming.watchdog import ReplaceThread, Watchdog
+from mqtemplate.listener.failures.failure import Decision, Failure
+from mqtemplate.listener.failures.failure_log import FailureLog
+from mqtemplate.listener.failures.send_back import SendBack
 from mqtemplate.listener.settings import ListenerSettings
 from mqtemplate.message import MessageExt, MessageQueue
 
 _Item = TypeVar("_Item")
 _Work = TypeVar("_Work")
+
+
+Decide = Callable[[MessageExt, BaseException | None], Decision]
+"""Function that decides about a message that failed with an exception; see `FailurePolicy.decide`."""
 
 
 class Handling(Protocol):
@@ -52,6 +58,7 @@ class ConsumeContext:
     queues: ProcessQueues
     handling: Handling
     failures: FailureLog
+    decide: Decide
     clock: Clock
     on_earlier_due: Callable[[], None]
 
@@ -61,6 +68,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
 
     The polling thread calls `excluded`, `accept`, `next_due`, `release_due` and `check_hanging`. Consume threads
     call `run_next`.
+
+    Attributes:
+        is_paused: True: no handler is called. A thread notes its call in the watchdog first and reads this second, so
+            that every call that is not noted when this becomes True does not happen.
     """
 
     def __init__(self, context: ConsumeContext) -> None:
@@ -70,6 +81,8 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._queues = context.queues
         self._handling = context.handling
         self._failures = context.failures
+        self._decide = context.decide
+        self._send_back = SendBack(context.settings.id, context.consumer, context.clock)
         self._clock = context.clock
         self._on_earlier_due = context.on_earlier_due
         self._watchdog: Watchdog[_Work] = Watchdog(context.settings.consume_timeout_ms, context.clock)
@@ -78,11 +91,12 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._delayed_lock = threading.Lock()
         self._numbers = itertools.count()
         self.taken = 0
+        self.is_paused = False
 
     @property
     def ready_count(self) -> int:
-        """Number of items that are ready for a consume thread."""
-        return len(self._ready)
+        """Number of items that are ready for a consume thread; 0 while the listener is paused."""
+        return 0 if self.is_paused else len(self._ready)
 
     @abstractmethod
     def excluded(self) -> frozenset[MessageQueue]:
@@ -99,6 +113,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     @abstractmethod
     def run_next(self) -> bool:
         """Handle the next item. Return False if none is ready."""
+
+    @abstractmethod
+    def discard_dropped(self) -> None:
+        """Discard the items of dropped queues, which need not be due."""
 
     def next_due(self) -> int | None:
         """Return when the next delayed item becomes ready; None if there is none."""

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
 from mqtemplate.broker import Broker, Consumer
+from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ListenerError
+from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.consuming.async_loop import LoopThread, PrivateLoop
+from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
-from mqtemplate.listener.consuming.failure import FailureLog
+from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
 from mqtemplate.listener.consuming.invocation import Invocation
 from mqtemplate.listener.consuming.observed import ObservedInvocation, Observer
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
+from mqtemplate.listener.consuming.polling_requests import PollingRequests
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
+from mqtemplate.listener.consuming.repositioning import Repositioning, epoch_ms
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
+from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.failures.failure_log import FailureLog
+from mqtemplate.listener.failures.policy import FailurePolicy
+from mqtemplate.message import MessageQueue
 
 _log = get_logger("mqtemplate.listener")
 
@@ -61,7 +71,7 @@ class ListenerContainer:
         endpoint: Endpoint,
         converter: MessageConverter,
         *,
-        loop: LoopThread | PrivateLoop | None = None,
+        loop: HandlerLoop | None = None,
     ) -> None:
         self.name = f"listener {endpoint.id}"
         self.endpoint = endpoint
@@ -70,8 +80,9 @@ class ListenerContainer:
         self._clock = broker.clock
         self._converter = converter
         self._owns_loop = loop is None
-        self._loop = loop or (PrivateLoop() if broker.clock.is_virtual else LoopThread())
-        self._failures = FailureLog(endpoint.id, endpoint.settings.group)
+        self._loop = loop or choose_loop(broker.clock)
+        self._is_async = is_async(endpoint.plan.handler)
+        self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
         self._observers: list[Observer] = []
         self._wake: Callable[[], None] = lambda: None
@@ -79,10 +90,15 @@ class ListenerContainer:
         self._wake_event = threading.Event()
         self._thread: threading.Thread | None = None
         self._pool: ConsumeThreadPool | None = None
+        self._virtual_threads: VirtualThreads | None = None
         self._next_poll_ms = 0
+        self._drained_until = 0.0  # on the monotonic clock
         # The container has these from `start` on; each start creates new ones.
         self._consumer: Consumer
         self._queues: ProcessQueues
+        self._policy: FailurePolicy
+        self._repositioning: Repositioning
+        self._requests: PollingRequests
         self._service: ConsumeService[Any, Any]
 
     @property
@@ -107,17 +123,36 @@ class ListenerContainer:
             settings = self.endpoint.settings
             self._consumer = self._broker.subscribe(settings.consumer_spec(self._clock.now_ms()))
             self._queues = ProcessQueues(self._consumer)
+            self._policy = FailurePolicy(settings, self._broker)
             self._service = self._make_service()
+            self._repositioning = Repositioning(
+                self._broker, self._consumer, self._queues, self._service.discard_dropped
+            )
+            self._requests = PollingRequests(self.name)
             self._next_poll_ms = 0
             self.state = ContainerState.RUNNING
+            if self._is_async:
+                self._loop.serve()
             if not self._clock.is_virtual:
                 self._start_threads()
+            elif self._is_async and isinstance(self._clock, VirtualClock):
+                self._virtual_threads = VirtualThreads(
+                    self._service.run_next, settings.thread_number, self._clock, self._freed, self._report
+                )
         self._log.debug(
             "listener.started",
             topics=list(settings.topics),
             selector=settings.selector.expression,
             mode=settings.consume_mode.value,
+            retry=self._policy.describe(),
         )
+        if (replaced := self._policy.replaced_delays()) is not None:
+            self._log.info(
+                "listener.retries_by_level",
+                retry=str(settings.retry),
+                used=replaced,
+                reason="the broker has no exact retry delays; each retry has the nearest level that is not shorter",
+            )
 
     def _make_service(self) -> ConsumeService[Any, Any]:
         endpoint, settings = self.endpoint, self.endpoint.settings
@@ -129,6 +164,7 @@ class ListenerContainer:
             queues=self._queues,
             handling=self._make_invocation(),
             failures=self._failures,
+            decide=self._policy.decide,
             clock=self._clock,
             on_earlier_due=self._wake_polling,
         )
@@ -151,16 +187,25 @@ class ListenerContainer:
         self._thread = threading.Thread(target=self._poll_loop, args=(self._pool,), name=f"{name}-poll", daemon=True)
         self._thread.start()
 
+    def stop_fetching(self) -> None:
+        """Fetch no more. `stop` then waits for the handlers; their time starts now."""
+        with self._state_lock:
+            if self.is_running or self.state is ContainerState.BROKEN:
+                self.state = ContainerState.STOPPING
+                wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
+                self._drained_until = time.monotonic() + wait_ms / 1_000
+                self._wake_polling()
+
     def stop(self) -> None:
         """Stop fetching, wait for running handlers, commit, and leave the group. Stopping twice is harmless.
 
         The wait ends after ``await_termination_millis_when_shutdown``. Messages that are unfinished then stay
         uncommitted and are redelivered.
         """
+        self.stop_fetching()
         with self._state_lock:
-            if not self.is_running and self.state is not ContainerState.BROKEN:
+            if self.state is not ContainerState.STOPPING:
                 return
-            self.state = ContainerState.STOPPING
             self._stop_threads()
             unfinished = self._service.abandon()
             try:
@@ -174,33 +219,94 @@ class ListenerContainer:
         write("listener.stopped", unfinished=unfinished)
 
     def _stop_threads(self) -> None:
-        self._wake_polling()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
+        # On the loop of the handlers a wait for them would never end.
+        is_abandoned = self._is_async and self._loop.is_current()
         if self._pool is not None:
-            self._pool.stop(self.endpoint.settings.await_termination_millis_when_shutdown / 1_000)
-        self._thread = self._pool = None
+            self._pool.stop(0.0 if is_abandoned else max(0.0, self._drained_until - time.monotonic()))
+        if self._virtual_threads is not None:
+            wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
+            self._virtual_threads.finish(0 if is_abandoned else wait_ms)
+        self._thread = self._pool = self._virtual_threads = None
 
     def _commit(self) -> None:
         try:
             self._queues.commit()
-        except BrokerClosedError:
+        except (BrokerClosedError, ForkedError):
             self._log.warning("listener.commit_failed", reason="the broker was closed first")
 
     def pause(self) -> None:
-        """Stop fetching until ``resume``. Fetched messages are handled, and the queues stay assigned."""
+        """Call no handler and fetch nothing until ``resume``.
+
+        When this returns, handlers finish the messages that they have, and no further one starts. Fetched messages
+        are kept, and the queues stay assigned.
+        """
         with self._state_lock:
             if self.state is ContainerState.RUNNING:
+                self._service.is_paused = True
                 self.state = ContainerState.PAUSED
                 self._wake_polling()
 
     def resume(self) -> None:
-        """Fetch again after ``pause``."""
+        """Handle messages and fetch again after ``pause``."""
         with self._state_lock:
             if self.state is ContainerState.PAUSED:
                 self.state = ContainerState.RUNNING
+                self._service.is_paused = False
+                if self._pool is not None:
+                    self._pool.wake()
                 self._wake_polling()
         self._wake()
+
+    # --- positions ---------------------------------------------------------------------------------
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Continue a queue at another offset: an earlier one to handle messages again, a later one to skip some.
+
+        It works on a running or paused listener, from any thread. Messages that were fetched and that no handler has
+        are dropped; a handler that runs finishes. The new offset is committed. An offset that does not exist becomes
+        the nearest that does.
+
+        Raises:
+            ListenerError: The listener is not running, or the queue is assigned to another member.
+        """
+        self._reposition(lambda: self._repositioning.to_offsets({queue: queue_offset}))
+
+    def rewind(self, span: Duration | None = None) -> None:
+        """Handle the messages of the last *span* again, such as ``"1h"``; None: all that the broker has.
+
+        It moves the queues that are assigned to this member, as `seek` does.
+
+        Raises:
+            ListenerError: The listener is not running.
+            ValueError: *span* is no span of time.
+        """
+        time_ms = 0 if span is None else max(0, self._clock.now_ms() - _span_ms(span))
+        self._reposition(lambda: self._repositioning.to_time(time_ms))
+
+    def reset_to_time(self, time: datetime | int) -> None:
+        """Continue with the first messages that were stored at a time or later; now skips all earlier ones.
+
+        It moves the queues that are assigned to this member, as `seek` does.
+
+        Args:
+            time: An aware datetime, or epoch milliseconds.
+
+        Raises:
+            ListenerError: The listener is not running, or *time* has no time zone or is epoch seconds.
+        """
+        time_ms = epoch_ms(time)
+        self._reposition(lambda: self._repositioning.to_time(time_ms))
+
+    def _reposition(self, action: Callable[[], None]) -> None:
+        if not self.is_running:
+            raise ListenerError(f"{self.name} is not running; start it first")
+        if self._clock.is_virtual:
+            action()
+            self._wake()
+        else:
+            self._requests.submit(action, self._wake_polling)
 
     # --- on a virtual clock ------------------------------------------------------------------------
 
@@ -228,9 +334,15 @@ class ListenerContainer:
         next_poll_ms = self._next_poll_ms if found or self._next_poll_ms > now_ms else None
         return min((due for due in (next_poll_ms, self._service.next_due()) if due is not None), default=None)
 
+    def _freed(self) -> None:
+        """Handle the next message, since a handler that awaited something has ended."""
+        self._wake()
+
     def _handle_ready(self) -> None:
         # A handler may stop its own container, and the broker may be closed under it.
-        while self.is_running and self._service.run_next():
+        threads = self._virtual_threads
+        run_next = self._service.run_next if threads is None else threads.run_next
+        while self.is_running and run_next():
             pass
 
     # --- on a real clock ---------------------------------------------------------------------------
@@ -239,6 +351,7 @@ class ListenerContainer:
         wait_ms = 0
         while self.is_running:
             try:
+                self._requests.run()
                 rest_ms = self._next_poll_ms - self._clock.now_ms()
                 if self.state is ContainerState.PAUSED or rest_ms > 0:
                     self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
@@ -250,6 +363,7 @@ class ListenerContainer:
             except Exception as error:
                 self._report(error)
                 wait_ms = _RETRY_POLL_MS
+        self._requests.close()
 
     def _next_wait_ms(self, pool: ConsumeThreadPool) -> int:
         """Return how long the next fetch may wait for messages."""
@@ -293,7 +407,7 @@ class ListenerContainer:
 
     def _report(self, error: Exception) -> int | None:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
-        if not isinstance(error, BrokerClosedError):
+        if not isinstance(error, BrokerClosedError | ForkedError):
             self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
             self._next_poll_ms = self._clock.now_ms() + _RETRY_POLL_MS
             return self._next_poll_ms
@@ -301,3 +415,10 @@ class ListenerContainer:
             self.state = ContainerState.BROKEN
             self._log.warning("listener.broker_closed")
         return None
+
+
+def _span_ms(span: Duration) -> int:
+    try:
+        return duration_ms(span, 1_000)
+    except ValueError as exc:
+        raise ValueError(f"span must be {exc}") from None

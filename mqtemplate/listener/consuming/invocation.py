@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 from mqtemplate.broker import Broker
 from mqtemplate.converter import CONTENT_TYPE, MessageConverter
 from mqtemplate.errors import MQTemplateError
-from mqtemplate.listener.consuming.async_loop import RunCoroutine
-from mqtemplate.listener.consuming.failure import HANDLER_ERRORS, Failure, FailureLog
-from mqtemplate.listener.current import CURRENT
+from mqtemplate.listener.consuming.handler_loop import RunAwaitable
+from mqtemplate.listener.current import enter_batch, enter_message, handler_context
 from mqtemplate.listener.endpoint import Endpoint
+from mqtemplate.listener.failures.failure import HANDLER_ERRORS, Failure
+from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler_result import BatchFailure, ConsumeStatus, failed_indices
 from mqtemplate.message import MessageExt, Property
 
@@ -24,15 +25,17 @@ class Invocation:
         endpoint: Endpoint,
         broker: Broker,
         converter: MessageConverter,
-        run_coroutine: RunCoroutine,
+        run_awaitable: RunAwaitable,
         log: FailureLog,
     ) -> None:
         self._group = endpoint.settings.group
+        self._topics = endpoint.settings.topics
+        self._context = handler_context(self._group, self._topics)
         self._reply_timeout_ms = endpoint.settings.reply_timeout
         self._broker = broker
         self._converter = converter
         self._is_batch = endpoint.plan.is_batch
-        self._run_coroutine = run_coroutine
+        self._run_awaitable = run_awaitable
         self._log = log
         self._warned = False
         if self._is_batch:
@@ -43,12 +46,15 @@ class Invocation:
     def handle(self, messages: Sequence[MessageExt]) -> list[Failure]:
         """Handle several messages: in one call if the handler takes batches, else one after the other."""
         if self._is_batch:
-            return self._handle_batch(messages)
+            return self._context.copy().run(self._handle_batch, messages)
         return [failure for message in messages if (failure := self.handle_one(message)) is not None]
 
     def handle_one(self, message: MessageExt) -> Failure | None:
         """Handle one message with a handler that takes single messages."""
-        token = CURRENT.set((self._group, message))
+        return self._context.copy().run(self._handle_one, message)
+
+    def _handle_one(self, message: MessageExt) -> Failure | None:
+        enter_message(self._group, self._topics, message)
         try:
             result = self._call(message)
             if result is None or not self._asks_for_redelivery(message, result):
@@ -56,25 +62,20 @@ class Invocation:
             return Failure((message,), None)
         except HANDLER_ERRORS as error:
             return Failure((message,), error)
-        finally:
-            CURRENT.reset(token)
 
     def _handle_batch(self, messages: Sequence[MessageExt]) -> list[Failure]:
+        enter_batch(self._group, messages)
         failures: list[Failure] = []
         payloads: list[object] = []
         readable: list[MessageExt] = []
-        token = CURRENT.set((self._group, messages))
-        try:
-            for message in messages:
-                try:  # each body is read alone, so that an unreadable one fails alone
-                    payloads.append(self._read(message))
-                    readable.append(message)
-                except HANDLER_ERRORS as error:
-                    failures.append(Failure((message,), error))
-            if readable and (failure := self._call_batch(payloads, readable)):
-                failures.append(failure)
-        finally:
-            CURRENT.reset(token)
+        for message in messages:
+            try:  # each body is read alone, so that an unreadable one fails alone
+                payloads.append(self._read(message))
+                readable.append(message)
+            except HANDLER_ERRORS as error:
+                failures.append(Failure((message,), error))
+        if readable and (failure := self._call_batch(payloads, readable)):
+            failures.append(failure)
         return failures
 
     def _call_batch(self, payloads: list[object], messages: list[MessageExt]) -> Failure | None:
@@ -114,12 +115,4 @@ class Invocation:
 
     def _awaited(self, result: object) -> object:
         """Return the result of an ``async def`` handler; other results unchanged."""
-        return self._run_coroutine(_without_exit(result)) if inspect.isawaitable(result) else result
-
-
-async def _without_exit(result: Awaitable[object]) -> object:
-    try:
-        return await result
-    except SystemExit as error:
-        # asyncio would end the loop, which runs the handlers of all listeners.
-        raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
+        return self._run_awaitable(result) if inspect.isawaitable(result) else result

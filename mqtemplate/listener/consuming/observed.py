@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from mqtemplate.listener.consuming.failure import Failure
 from mqtemplate.listener.consuming.invocation import Invocation
+from mqtemplate.listener.failures.failure import Failure
 from mqtemplate.message import MessageExt
 
 Observer: TypeAlias = Callable[[Sequence[MessageExt], Sequence[Failure]], object]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
-from mqtemplate.listener.consuming.failure import Failure, NextStep
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
-from mqtemplate.listener.consuming.watchdog import ReplaceThread
+from mqtemplate.listener.consuming.watchdog import ReplaceThread, RunningCall
+from mqtemplate.listener.failures.failure import Decision, Failure, NextStep
 from mqtemplate.message import MessageExt, MessageQueue
 
 _MAX_CALLS_IN_A_ROW = 64  # handler calls for one queue before another queue is handled
 _LOCK_RETRY_MS = 1_000
-_TO_DEAD_LETTERS = -1  # as a delay level
 
 
 class _OrderedQueue:
@@ -39,8 +39,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
 
     - A queue is handled only while this member holds the group's lock on it. So the previous member has finished the
       queue before this one starts with it.
-    - After a failure the queue is suspended for ``suspend_current_queue_time_millis``. Then the same message is handled
-      again with ``reconsume_times`` one higher. After ``max_reconsume_times`` it goes to the dead letter topic.
+    - After a failure the queue is suspended for the delay that the failure policy decides. Then the same message is
+      handled again with ``reconsume_times`` one higher. After its last retry it goes to the dead letter topic.
     - If some messages of a batch failed, these are handled again in their order, before the messages that follow.
     - A hanging handler is only reported: sending its message back would break the order.
 
@@ -51,6 +51,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         super().__init__(context)
         if not context.is_batch:
             self._take_size = 1
+        self._suspend_ms = context.settings.suspend_current_queue_time_millis
         self._ordered: dict[MessageQueue, _OrderedQueue] = {}
         self._locked: set[MessageQueue] = set()
         self._lock_retries: dict[MessageQueue, int] = {}  # queue locked by another member -> time of the next try
@@ -58,6 +59,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     def excluded(self) -> frozenset[MessageQueue]:
         """Return the queues that are full, and those that another member or a thread of this one has not finished."""
         assignment = self._consumer.assignment()
+        if self._locked - assignment:
+            self.discard_dropped()
         for queue in self._locked - assignment:
             self._unlock_when_idle(queue)
         for queue in self._lock_retries.keys() - assignment:
@@ -135,13 +138,27 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                     ordered.messages.clear()
             if not ordered.messages:
                 break
-            if self._handle_next(ordered):
-                self._delay(ordered, self._settings.suspend_current_queue_time_millis)
+            with ordered.lock:
+                messages = list(islice(ordered.messages, self._take_size))
+            running = self._watchdog.start(messages)
+            if self.is_paused:
+                self._watchdog.finish(running)
+                break
+            if (delay_ms := self._handle(ordered, messages, running)) is not None:
+                self._delay(ordered, delay_ms)
                 self._queues.commit()
                 return True
         self._queues.commit()
         self._release(ordered)
-        return True
+        return not self.is_paused
+
+    def discard_dropped(self) -> None:
+        """Make suspended queues that were dropped ready, so that a thread discards their messages now."""
+        with self._delayed_lock:
+            dropped = [each for each in self._delayed if each[2].process.dropped]
+            self._delayed = [each for each in self._delayed if not each[2].process.dropped]
+            heapq.heapify(self._delayed)
+            self._ready.extend(ordered for _, _, ordered in dropped)
 
     def _release(self, ordered: _OrderedQueue) -> None:
         with ordered.lock:
@@ -152,41 +169,49 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         if ordered.process.dropped:
             self._on_earlier_due()  # the polling thread can unlock the queue now
 
-    def _handle_next(self, ordered: _OrderedQueue) -> bool:
-        """Handle the next message or batch. Return True if the queue must be suspended."""
-        with ordered.lock:
-            messages = list(islice(ordered.messages, self._take_size))
-        running = self._watchdog.start(messages)
+    def _handle(
+        self, ordered: _OrderedQueue, messages: list[MessageExt], running: RunningCall[MessageExt]
+    ) -> int | None:
+        """Handle a message or a batch. Return the time (ms) for which the queue must be suspended, or None."""
         failures = self._handling.handle(messages)
         if not self._watchdog.finish(running):
-            return False  # the container was stopped
-        retried = self._retried(failures) if failures else []
+            return None  # the container was stopped
+        retried, delay_ms = self._retried(failures) if failures else ([], None)
         retried_offsets = {message.queue_offset for message in retried}
         for message in messages:
             ordered.messages.popleft()
             if message.queue_offset not in retried_offsets:
                 ordered.process.finish(message.queue_offset)
         ordered.messages.extendleft(reversed(retried))
-        return bool(retried)
+        return delay_ms
 
-    def _retried(self, failures: Sequence[Failure]) -> list[MessageExt]:
-        """Report failures, and send messages without retries left to the dead letter topic. Return the others."""
+    def _retried(self, failures: Sequence[Failure]) -> tuple[list[MessageExt], int | None]:
+        """Report failures, and send messages without retries left to the dead letter topic.
+
+        Returns:
+            The other messages, and the delay (ms) before they are handled again; None if there are none.
+        """
         retried: list[MessageExt] = []
+        delays_ms: list[int] = []
         for failure in failures:
-            is_dead = failure.messages[0].reconsume_times >= self._settings.retry_limit
-            self._failures.failed(failure, NextStep.DEAD_LETTER if is_dead else NextStep.RETRY_IN_PLACE)
-            retried += [message for message in failure.messages if not self._send_to_dead_letters(message)]
+            decisions = [self._decide(message, failure.error) for message in failure.messages]
+            self._failures.failed(failure, decisions[0])
+            for message, decision in zip(failure.messages, decisions, strict=True):
+                if not self._is_sent_to_dead_letters(message, decision, failure.error):
+                    retried.append(message)
+                    is_retry = decision.next_step is NextStep.RETRY_IN_PLACE
+                    delays_ms.append(decision.delay_ms if is_retry else self._suspend_ms)
         for message in retried:
             message.reconsume_times += 1
-        return sorted(retried, key=lambda message: message.queue_offset)
+        return sorted(retried, key=lambda message: message.queue_offset), max(delays_ms, default=None)
 
-    def _send_to_dead_letters(self, message: MessageExt) -> bool:
+    def _is_sent_to_dead_letters(self, message: MessageExt, decision: Decision, error: BaseException | None) -> bool:
         """Send a message without retries left to the dead letter topic. Return False if it must be retried here."""
-        if message.reconsume_times < self._settings.retry_limit:
+        if decision.next_step is not NextStep.DEAD_LETTER:
             return False
         try:
-            self._consumer.send_back(message, _TO_DEAD_LETTERS)
-        except Exception as error:
-            self._failures.send_back_failed(message, error, self._settings.suspend_current_queue_time_millis)
+            self._send_back.send(message, decision, error)
+        except Exception as refusal:
+            self._failures.send_back_failed(message, refusal, self._suspend_ms)
             return False
         return True

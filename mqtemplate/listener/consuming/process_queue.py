@@ -16,7 +16,8 @@ class ProcessQueue:
     - Every message before `commit_offset` is finished. A message that is finished before an earlier one is not
       committed until the earlier one is finished. After a crash it is redelivered rather than lost.
     - The queue is full from 1,000 messages or 64 MiB on, until half of that is finished.
-    - Dropped means that the queue belongs to another member now: no message of it is handled or committed any more.
+    - Dropped means that the queue belongs to another member now, or that the listener continues at another position
+      (superseded): no message of it is handled or committed any more.
 
     Source: RocketMQ ``client: ProcessQueue``, ``pullThresholdForQueue``.
 
@@ -31,6 +32,7 @@ class ProcessQueue:
         self.queue = queue
         self.is_full = False
         self.dropped = False
+        self.superseded = False
         self._on_resume = on_resume
         self._lock = threading.Lock()
         self._sizes: dict[int, int] = {}  # queue offset -> bytes, in the order of the offsets
@@ -68,6 +70,11 @@ class ProcessQueue:
         if resumes:
             self._on_resume()
 
+    def supersede(self) -> None:
+        """Drop the queue, since the listener continues at another position. No commit is running afterwards."""
+        with self._lock:
+            self.dropped = self.superseded = True
+
     @property
     def commit_offset(self) -> int:
         """First queue offset that is not finished; -1 before the first message."""
@@ -90,7 +97,8 @@ class ProcessQueue:
     def commit_dropped(self, consumer: Consumer) -> None:
         """Commit a dropped queue. It must still be locked for this member, so that no other one has read it."""
         with self._lock:
-            self._commit(consumer, self.commit_offset)
+            if not self.superseded:
+                self._commit(consumer, self.commit_offset)
 
     def _commit(self, consumer: Consumer, offset: int) -> None:
         if offset != self._committed and offset >= 0:
@@ -143,6 +151,12 @@ class ProcessQueues:
         for queue in [queue for queue in self._queues if queue not in assignment]:
             self._queues.pop(queue).dropped = True
         self._by_message = {key: process for key, process in self._by_message.items() if not process.dropped}
+
+    def supersede(self, queue: MessageQueue) -> None:
+        """Forget the messages of a queue, since the listener continues at another position of it."""
+        if (process := self._queues.pop(queue, None)) is not None:
+            process.supersede()
+            self._by_message = {key: other for key, other in self._by_message.items() if other is not process}
 
     def commit(self) -> None:
         """Commit the finished messages of every queue."""

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from mqtemplate.event_log import get_logger
+from mqtemplate.processes import call_after_fork
 
 _log = get_logger("mqtemplate.listener")
 
@@ -63,6 +64,12 @@ class ConsumeThreadPool:
         self._ramp = 1
         self._last_tick = (0.0, 0.0, -1)  # time, processor time of the process, pieces taken
         self._last_help = 0.0
+        call_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Let the thread end that forked in a handler: it handles no further message. See `UsedByOneProcess`."""
+        self._lock = threading.Lock()  # a thread that is missing here may hold the other one
+        self._stopping = self._abandoned = True
 
     def wake(self) -> None:
         """Wake a thread for work that arrived, unless one is awake."""
@@ -130,7 +137,13 @@ class ConsumeThreadPool:
                 return
             thread = threading.Thread(target=self._loop, name=f"{self._name}-{len(self._threads) + 1}", daemon=True)
             self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no memory for it, or the interpreter is shutting down
+            with self._lock:
+                self._threads.remove(thread)
+                self._awake -= 1
+            raise
 
     def _loop(self) -> None:
         while True:

@@ -93,7 +93,11 @@ CURRENT_VERSION = Version.V5_3_3
 
 
 class RequestCode(_Code):
-    """Operation of a request. Source: ``remoting: RequestCode``; 50-53 are those of 4.9.x."""
+    """Operation of a request. Source: ``remoting: RequestCode``; 50-53 are those of 4.9.x.
+
+    Codes from 500,001 to 500,099 are our own: RocketMQ's highest code is 200,151. A client sends them only to a server
+    that announced the capability; see `headers.delayed.HeartbeatResponseHeader`.
+    """
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -197,6 +201,10 @@ class RequestCode(_Code):
     CHANGE_MESSAGE_INVISIBLETIME = 200053
     NOTIFICATION = 200054
     BATCH_ACK_MESSAGE = 200151
+    CANCEL_DELAYED_MESSAGE = 500_001
+    RESCHEDULE_DELAYED_MESSAGE = 500_002
+    GET_PENDING_MESSAGES = 500_003
+    COUNT_PENDING_MESSAGES = 500_004
 
 
 class ResponseCode(_Code):

@@ -122,7 +122,7 @@ class BrokerAdmin:
     def config(self) -> dict[str, str]:
         """Return the settings by RocketMQ's names. None of them is secret."""
         broker, server = self.server.engine, self.server.settings
-        engine = broker.settings
+        engine, store = broker.settings, broker.store
         ip, _, port = self.server.address().rpartition(":")
         values: dict[str, object] = {
             "brokerClusterName": server.cluster_name,
@@ -141,11 +141,11 @@ class BrokerAdmin:
             "storePathRootDir": broker.path or "memory",
             "flushDiskType": engine.flush_disk_type.value,
             "flushConsumerOffsetInterval": engine.flush_consumer_offset_interval_ms,
-            "mappedFileSizeCommitLog": engine.mapped_file_size_commit_log,
-            "mappedFileSizeConsumeQueue": engine.mapped_file_size_consume_queue,
-            "mappedFileSizeTimerLog": engine.mapped_file_size_timer_log,
-            "maxHashSlotNum": engine.max_hash_slot_num,
-            "maxIndexNum": engine.max_index_num,
+            "mappedFileSizeCommitLog": store.sizes.commit_log,
+            "mappedFileSizeConsumeQueue": store.sizes.consume_queue,
+            "mappedFileSizeTimerLog": broker.timer_log_file_size,
+            "maxHashSlotNum": store.index.geometry.slots,
+            "maxIndexNum": store.index.geometry.units,
             "maxMessageSize": engine.max_message_size,
             _DELAY_LEVELS: broker.levels.text,
             "timerWheelEnable": engine.timer_wheel_enable,

@@ -17,10 +17,12 @@ from mqtemplate.remoting.protocol.bodies.group import (
 )
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader, HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.group_table import mixed_group_error
 from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.processors.delayed import announced_capabilities
 from mqtemplate.server.registration import answers, handles
 from mqtemplate.server.response import RefusedError
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -59,22 +61,30 @@ class ClientProcessor:
         if any(is_first):
             self.server.engine.transactions.producer_connected()
         refusals = []
+        differences = []
         for consumer in heartbeat.consumer_data_set:
             try:
-                self._register_consumer(consumer, channel, without_sub=heartbeat.without_sub)
+                differences.append(self._register_consumer(consumer, channel, without_sub=heartbeat.without_sub))
             except RefusedError as exc:  # The other groups of the client are registered nevertheless.
                 refusals.append(exc)
         if not connection.is_open:  # It was closed before the client was registered: `forget` came too early.
             clients.forget(connection)
         if refusals:
             raise refusals[0]
-        return request.response()
+        # A client of RocketMQ does not request the capabilities, and gets the response of RocketMQ's broker.
+        if not request.header(HeartbeatRequestHeader).requests_capabilities:
+            return request.response()
+        header = HeartbeatResponseHeader(
+            capabilities=announced_capabilities(self.server), warnings="\n".join(filter(None, differences)) or None
+        )
+        return request.response(header=header)
 
-    def _register_consumer(self, consumer: ConsumerData, channel: ClientChannel, *, without_sub: bool) -> None:
-        """Register a consumer.
+    def _register_consumer(self, consumer: ConsumerData, channel: ClientChannel, *, without_sub: bool) -> str | None:
+        """Register a consumer. Return a text if another member of its group has other subscriptions.
 
         Raises:
-            RefusedError: The group is missing and may not be created, or has consumers in this process.
+            RefusedError: The group is missing and may not be created, or has consumers in this process; or another
+                member has other subscriptions, and the server is strict.
         """
         group = consumer.group_name
         config = self.server.groups.ensure(group)
@@ -82,7 +92,13 @@ class ClientProcessor:
             self.server.topics.create_group_topic(RETRY_TOPIC_PREFIX + group, config.retry_queue_nums)
         if self.server.engine.has_members(group):
             raise mixed_group_error(group)
+        difference = None if without_sub else self.server.clients.difference(consumer, channel.client_id)
+        if difference is not None and self.server.settings.strict_subscriptions:
+            raise RefusedError(
+                ResponseCode.ILLEGAL_OPERATION, f"{difference}, or set strict-subscriptions to false on the server"
+            )
         self.server.clients.register_consumer(consumer, channel, without_sub=without_sub)
+        return difference
 
     @answers(RequestCode.UNREGISTER_CLIENT)
     def _unregister(self, header: UnregisterClientRequestHeader, connection: Connection) -> None:

@@ -258,5 +258,8 @@ def _new_message(original: MessageExt, header: ConsumerSendMsgBackRequestHeader,
         )
     else:
         message = retry(original, header.group, header.delay_level)
+        if header.delay_ms is not None:
+            del message.properties[Property.DELAY]
+            message.properties[Property.TIMER_DELAY_MS] = str(header.delay_ms)
     message.properties[Property.WAIT] = "false"
     return message

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import mmap
 import os
-import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.store.files.system_calls import allocate_blocks, pwrite, sync_data, sync_folder_entries
 
 _Result = TypeVar("_Result")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -42,35 +42,52 @@ class Disk:
         """Return the size of a file in bytes."""
         return os.fstat(fd).st_size
 
-    def allocate(self, fd: int, size: int) -> None:
-        """Make the file *size* bytes long and reserve disk blocks for all of them. New bytes are zero."""
-        os.posix_fallocate(fd, 0, size)
+    def set_length(self, fd: int, size: int) -> None:
+        """Make the file *size* bytes long. New bytes are zero and have no disk blocks."""
+        os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, at: int, size: int) -> None:
+        """Reserve the disk blocks of *size* bytes from *at* on. Their content does not change.
+
+        No other thread may write to these bytes meanwhile: where the system has no such call, their blocks are written.
+        """
+        allocate_blocks(fd, at, size)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
         """Map the file into memory. The map has a descriptor of its own."""
         return _with_more_files(lambda: mmap.mmap(fd, size))
 
-    write_at = staticmethod(os.pwrite)
+    def read_at(self, fd: int, size: int, at: int) -> bytes:
+        """Return *size* bytes from *at* on; fewer at the end of the file."""
+        return os.pread(fd, size, at)
+
+    write_at = staticmethod(pwrite)
     """Write *data*, or its first part, at *at*, and return the number of bytes: ``(fd, data, at)``.
 
     This is the system call itself, without a wrapper, because each message needs it.
     """
 
-    def write_again(self, fd: int, view: mmap.mmap, end: int) -> None:
+    def write_again(self, fd: int, view: mmap.mmap, end: int, allocated: int) -> None:
         """Mark the pages before *end* as changed, so that the next `flush` writes them again.
 
         After a failed flush Linux may count pages as clean that are not on the disk (``man fsync``, EIO). So one byte
         of each page is overwritten with itself. That happens through the map and under the interpreter lock, so that no
         change of another thread is lost.
+
+        Args:
+            allocated: Pages of zeros after it are left out: they may have no disk blocks, and were never written.
         """
         chunk = _PAGES_AT_ONCE * mmap.PAGESIZE
         for start in range(0, end, chunk):
-            touched = np.frombuffer(view, np.uint8, min(chunk, end - start), start)[:: mmap.PAGESIZE]
-            np.bitwise_or(touched, 0, out=touched)
+            data = np.frombuffer(view, np.uint8, min(chunk, end - start), start)
+            pages = np.arange(0, len(data), mmap.PAGESIZE)
+            has_blocks = (np.bitwise_or.reduceat(data, pages) != 0) | (pages + start < allocated)
+            touched = data[:: mmap.PAGESIZE]
+            np.bitwise_or(touched, 0, out=touched, where=has_blocks)
 
     def flush(self, fd: int) -> None:
         """Return when the file's bytes and its length are on the disk."""
-        os.fdatasync(fd)
+        sync_data(fd)
 
     def replace(self, path: Path, target: Path) -> None:
         """Rename the file at *path* to *target*, replacing a file of that name."""
@@ -92,7 +109,7 @@ class Disk:
         """Return when the names in *folder* are on the disk."""
         fd = _with_more_files(lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
-            os.fsync(fd)
+            sync_folder_entries(fd)
         finally:
             os.close(fd)
 
@@ -133,6 +150,8 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
             "send again: what was acknowledged is safe"
         )
     if exc.errno == errno.EMFILE:
+        import resource
+
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return StoreError(
             f"cannot {action} {path}: this process has {limit} open files, which is its limit; raise the limit "
@@ -202,6 +221,8 @@ def _with_more_files(call: Callable[[], _Result]) -> _Result:
 
 def _raise_file_limit() -> bool:
     """Raise the soft limit of open files to the hard limit. Return False if it is there already."""
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return False

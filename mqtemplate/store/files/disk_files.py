@@ -6,25 +6,29 @@ import contextlib
 import mmap
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mqtemplate.errors import StoreFormatError
+from mqtemplate.errors import StoreFormatError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, sync_folder
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.layout import file_name
 
+_FIRST_STEP = 256  # the part of a queue's first file that is allocated at once: 256 KiB of 64 MiB
+
 _log = get_logger("mqtemplate.store")
 
 
 class DiskFile(MappedFile):
-    """A preallocated file, mapped completely.
+    """A file of fixed length, mapped completely, whose disk blocks are allocated ahead of the writer.
 
-    - Its length never changes, and each byte has its disk block. So writing to the map cannot fail: a full disk is
-      reported when the file is created.
+    - Its length never changes. Writing to the map before ``allocated`` cannot fail: each of these bytes has its disk
+      block. A full disk is reported by `allocate`, before anything is written, and never as a bus error.
+    - `allocate` takes growing steps, so a file with little content takes little space.
+    - Bytes after ``allocated`` may only be written by `write`: that is a system call, which reports a full disk.
     - After a failed flush the system may count bytes as written that are not on the disk (``man fsync``). They are
       marked as changed again, so the next flush that succeeds has written them.
 
@@ -33,6 +37,7 @@ class DiskFile(MappedFile):
         durable_name: The name is on the disk when the constructor returns. Else the owner calls `sync_folder` when it
             flushes, which saves one or two milliseconds for each new file.
         grows: A file that is too short was longer before a power failure. Replace the missing bytes by zeros.
+        first_step: Bytes to allocate now; by default all.
 
     Raises:
         StoreFullError: There is no space for it; nothing is left behind.
@@ -43,7 +48,14 @@ class DiskFile(MappedFile):
     path: Path
 
     def __init__(
-        self, path: Path, size: int, disk: Disk | None = None, *, durable_name: bool = True, grows: bool = False
+        self,
+        path: Path,
+        size: int,
+        disk: Disk | None = None,
+        *,
+        durable_name: bool = True,
+        grows: bool = False,
+        first_step: int | None = None,
     ) -> None:
         self.path = path
         self.size = size
@@ -51,7 +63,46 @@ class DiskFile(MappedFile):
         self._fd_lock = threading.Lock()  # a flush and `release_descriptor` run in different threads
         self._is_closed = False
         make_folder(path.parent, disk, durable=durable_name)
-        self._fd, self.view, self.is_new = _open_allocated(disk, path, size, durable_name=durable_name, grows=grows)
+        self.allocated = size if first_step is None else min(_whole_pages(first_step), size)
+        self._fd, self.view, self.is_new = _open_allocated(
+            disk, path, size, self.allocated, durable_name=durable_name, grows=grows
+        )
+
+    def allocate(self, end: int) -> None:
+        """See `MappedFile.allocate`. Not thread-safe: the one writer of the file calls it."""
+        if end <= self.allocated:
+            return
+        # Twice as much each time: few calls for a file that is filled, and never much more than what it contains.
+        needed = min(_whole_pages(end), self.size)
+        doubled = min(max(needed, 2 * self.allocated), self.size)
+        try:
+            self._allocate_to(doubled)
+        except StoreFullError:
+            if doubled == needed:
+                raise
+            self._allocate_to(needed)
+
+    def _allocate_to(self, end: int) -> None:
+        size = end - self.allocated
+        with disk_errors("allocate disk space for", self.path, size), self._descriptor() as fd:
+            self._disk.allocate(fd, self.allocated, size)
+        self.allocated = end
+
+    def read(self, at: int, size: int) -> bytes:
+        with disk_errors("read", self.path), self._descriptor() as fd:
+            return self._disk.read_at(fd, size, at)
+
+    @contextlib.contextmanager
+    def _descriptor(self) -> Iterator[int]:
+        """Yield the descriptor of the file, or a new one if it was released."""
+        if self._fd >= 0:
+            yield self._fd
+            return
+        fd = self._disk.open(self.path, flags=0)
+        try:
+            yield fd
+        finally:
+            self._disk.close(fd)
 
     def write(self, at: int, data: bytes) -> None:
         """Write through the file: a system call.
@@ -82,7 +133,8 @@ class DiskFile(MappedFile):
             try:
                 self._disk.flush(self._fd)
             except OSError as exc:
-                self._disk.write_again(self._fd, self.view, self.size if end is None else min(end, self.size))
+                touched_end = self.size if end is None else min(end, self.size)
+                self._disk.write_again(self._fd, self.view, touched_end, self.allocated)
                 raise disk_error("flush", self.path, exc) from exc
 
     def release_descriptor(self) -> None:
@@ -104,7 +156,7 @@ class DiskFile(MappedFile):
 
 
 def _open_allocated(
-    disk: Disk, path: Path, size: int, *, durable_name: bool, grows: bool
+    disk: Disk, path: Path, size: int, allocated: int, *, durable_name: bool, grows: bool
 ) -> tuple[int, mmap.mmap, bool]:
     """Return the descriptor, the map, and True if the file was created now."""
     fd = length = -1
@@ -113,11 +165,13 @@ def _open_allocated(
         length = disk.length(fd)
         if length not in (0, size) and not (grows and length < size):
             raise StoreFormatError(
-                f"{path} has {length} bytes, but the settings require {size}; "
-                "open the folder with the sizes that it was created with"
+                f"{path} has {length} bytes, but the settings or the other files say {size}; it was cut, or belongs to "
+                "another folder: restore it"
             )
         if length != size:
-            disk.allocate(fd, size)
+            disk.set_length(fd, size)
+        if allocated:
+            disk.allocate(fd, 0, allocated)
         if durable_name:
             disk.sync_folder(path.parent)
         return fd, disk.map(fd, size), length == 0
@@ -130,6 +184,10 @@ def _open_allocated(
         if isinstance(exc, OSError):
             raise disk_error("create" if length == 0 else "open", path, exc, size) from exc
         raise
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class _FoundFile(NamedTuple):
@@ -181,7 +239,10 @@ class DiskFileQueue(MappedFileQueue):
         try:
             for each in kept:
                 grows = bool(files) or self._is_unfinished(each)
-                files.append(DiskFile(each.path, self.file_size, self._disk, durable_name=False, grows=grows))
+                # Nothing is allocated yet: the file may be sparse (RocketMQ's are), and mostly it is full.
+                files.append(
+                    DiskFile(each.path, self.file_size, self._disk, durable_name=False, grows=grows, first_step=0)
+                )
                 files[-1].release_descriptor()
             if not self._rebuildable:
                 sync_folder(self.folder, self._disk)  # a killed process may have left names that are not durable
@@ -212,7 +273,7 @@ class DiskFileQueue(MappedFileQueue):
                 if not self._rebuildable:
                     raise StoreFormatError(
                         f"{self.folder}: a file is missing between {found[index - 1].path.name} and "
-                        f"{each.path.name}; restore it, or open the folder with the sizes that it was created with"
+                        f"{each.path.name}; restore it"
                     )
                 return index
             # The file before shows that the size setting is right, so a shorter file is an unfinished one.
@@ -237,7 +298,15 @@ class DiskFileQueue(MappedFileQueue):
     def new_file(self, start: int) -> MappedFile:
         self._sync_names()  # else a power failure could leave this file without the files before it
         self._has_new_names = self._rebuildable
-        return DiskFile(self.path_of(start), self.file_size, self._disk, durable_name=not self._rebuildable)
+        # The first file of an application with few messages stays small. One that needs a second file will fill it.
+        first_step = None if self.files else max(self.file_size // _FIRST_STEP, 1)
+        return DiskFile(
+            self.path_of(start),
+            self.file_size,
+            self._disk,
+            durable_name=not self._rebuildable,
+            first_step=first_step,
+        )
 
     def remove(self, files: Sequence[MappedFile]) -> None:
         for file in files:

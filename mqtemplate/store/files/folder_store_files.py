@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections import Counter
 from pathlib import Path
 
 from mqtemplate.errors import StoreFormatError, StoreLockedError
+from mqtemplate.processes import OwnerProcess, call_after_fork
 from mqtemplate.store.files.disk import Disk, disk_errors, make_folder
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.files.system_calls import check_system
 
 _locked_here: set[Path] = set()
 """Lock files that this process has locked."""
 
 
 class FolderStoreFiles(StoreFiles):
-    """Files in a folder. Its ``lock`` file is locked as RocketMQ locks it, so each of the two respects the other."""
+    """Files in a folder. Its ``lock`` file is locked as RocketMQ locks it, so each of the two respects the other.
+
+    A forked child writes no file and removes none. It does not inherit the lock (man fork), so it cannot release it.
+    """
 
     def __init__(self, root: Path, disk: Disk | None = None) -> None:
         self.root = root
         self._disk = disk or Disk()
         self._lock_fd = -1
+        self._locked_path = root / "lock"
+        self._owner: OwnerProcess | None = None
 
     def boot_id(self) -> str:
         return self._disk.boot_id()
@@ -33,8 +39,11 @@ class FolderStoreFiles(StoreFiles):
     # --- the owner -----------------------------------------------------------------------------
 
     def lock(self) -> None:
+        check_system()
+        import fcntl
+
         make_folder(self.root, self._disk)
-        path = self._lock_path()
+        path = (self.root / "lock").resolve()
         # A POSIX lock does not exclude its own process, and closing any descriptor of the file releases it (man fcntl).
         # So a second broker in this process must not open the file.
         if path in _locked_here:
@@ -47,11 +56,10 @@ class FolderStoreFiles(StoreFiles):
             self._disk.close(fd)
             raise self._locked() from exc
         os.pwrite(fd, b"lock", 0)  # as RocketMQ does; no program reads it
-        self._lock_fd = fd
+        self._lock_fd, self._locked_path = fd, path
         _locked_here.add(path)
-
-    def _lock_path(self) -> Path:
-        return (self.root / "lock").resolve()
+        self._owner = OwnerProcess(f"the broker of store directory {self.root}")
+        call_after_fork(self)
 
     def _locked(self) -> StoreLockedError:
         process_id, _ = self.owner()
@@ -68,14 +76,28 @@ class FolderStoreFiles(StoreFiles):
 
     def unlock(self) -> None:
         if self._lock_fd >= 0:
-            _locked_here.discard(self._lock_path())
+            _locked_here.discard(self._locked_path)
             self._disk.close(self._lock_fd)
+            self._lock_fd, self._owner = -1, None
+
+    def after_fork(self) -> None:
+        """Forget the lock of the parent process. See `UsedByOneProcess`.
+
+        Its descriptor stays open: closing it would release a lock that this process may get later.
+        """
+        if self._lock_fd >= 0:
+            _locked_here.discard(self._locked_path)
             self._lock_fd = -1
+
+    def _check_owner(self) -> None:
+        if self._owner is not None:
+            self._owner.check()
 
     # --- mapped files --------------------------------------------------------------------------
 
-    def open_mapped(self, name: str, size: int) -> MappedFile:
-        return DiskFile(self.root / name, size, self._disk)
+    def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
+        self._check_owner()
+        return DiskFile(self.root / name, size, self._disk, first_step=0 if sparse else None)
 
     def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
         if rebuildable:  # the folders below become durable with the first flush, this one must be durable before
@@ -83,14 +105,17 @@ class FolderStoreFiles(StoreFiles):
         try:
             return DiskFileQueue(self.root / folder, size, self._disk, rebuildable=rebuildable)
         except StoreFormatError as exc:
+            hint = ", or delete the folder consumequeue, which is rebuilt from the commit log" if rebuildable else ""
             lengths = Counter(length for length in self.file_sizes(folder).values() if length)
-            if not setting or not lengths or size in lengths:
+            if not lengths or size in lengths:
                 raise
+            if not setting:
+                raise StoreFormatError(f"{exc}{hint}") from exc
             found = lengths.most_common(1)[0][0]
             raise StoreFormatError(
                 f"the files in {folder} have {found} bytes, but {setting} is {size}; a folder keeps the sizes it "
-                f"was created with, so set {setting} to {found}. If {size} is right, a file was cut: restore it"
-                f"{', or delete the folder consumequeue, which is rebuilt from the commit log' if rebuildable else ''}"
+                f"was created with, so leave {setting} out, or set it to {found}. If {size} is right, a file was cut: "
+                f"restore it{hint}"
             ) from exc
 
     # --- small files ---------------------------------------------------------------------------
@@ -101,6 +126,7 @@ class FolderStoreFiles(StoreFiles):
             return self._disk.read_whole(path)
 
     def write_bytes(self, name: str, data: bytes) -> None:
+        self._check_owner()
         path = self.root / name
         make_folder(path.parent, self._disk)
         with disk_errors("write", path, len(data)):
@@ -127,6 +153,7 @@ class FolderStoreFiles(StoreFiles):
         return (self.root / name).exists()
 
     def delete(self, name: str) -> None:
+        self._check_owner()
         path = self.root / name
         with disk_errors("remove", path):
             self._disk.unlink(path)

@@ -12,6 +12,7 @@ class MappedFile:
     Attributes:
         path: The file; None in memory.
         size: Length in bytes; it never changes.
+        allocated: Bytes before it may be written through the map. Those in memory may all be.
         view: All bytes.
         is_new: The file was created by this object.
     """
@@ -21,8 +22,23 @@ class MappedFile:
     view: mmap.mmap
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = self.allocated = size
         self.view = mmap.mmap(-1, size)
+
+    def read(self, at: int, size: int) -> bytes:
+        """Return bytes, also those that may not be allocated; fewer at the end of the file.
+
+        Reading such bytes through the map needs memory that is not there if a file system in memory (tmpfs) is full.
+        """
+        return self.view[at : at + size]
+
+    def allocate(self, end: int) -> None:
+        """Reserve the memory or the disk space for all bytes before *end*. Writing there cannot fail then.
+
+        Raises:
+            StoreFullError: The disk has no space for it.
+            StoreError: The disk failed.
+        """
 
     def write(self, at: int, data: bytes) -> None:
         """Write *data* at *at*: all of it or, if that fails, nothing.

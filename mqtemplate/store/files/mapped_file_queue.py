@@ -9,6 +9,7 @@ from pathlib import Path
 from mqtemplate.store.files.mapped_file import MappedFile
 
 _CHUNK = 1 << 20
+_PAGE = 4_096
 
 _Run = tuple[list[int], list[MappedFile]]
 """Starts and files at one moment; never changed, only replaced. A tuple, because `find` unpacks it fastest."""
@@ -88,7 +89,7 @@ class MappedFileQueue:
         return file
 
     def new_file(self, start: int) -> MappedFile:
-        """Create a file for `append_file`."""
+        """Create a file for `append_file`. The first one of a queue is allocated in steps (`MappedFile.allocate`)."""
         return MappedFile(self.file_size)
 
     def path_of(self, start: int) -> Path | None:
@@ -147,11 +148,18 @@ class MappedFileQueue:
 
 
 def _clear_from(file: MappedFile, at: int) -> bool:
-    """Set the bytes from *at* on to zero. Return True if one was not. Untouched pages stay untouched."""
+    """Set the bytes from *at* on to zero. Return True if one was not. Pages of zeros stay untouched.
+
+    A page with other bytes has its disk space. A page of zeros may have none, and writing to it could fail.
+    """
     found = False
-    for start in range(at, file.size, _CHUNK):
-        piece = file.view[start : start + _CHUNK]
-        if piece.strip(b"\0"):
-            file.write_mapped(start, bytes(len(piece)))
-            found = True
+    for chunk in range(at, file.size, _CHUNK):
+        data = file.read(chunk, _CHUNK)
+        if not data.strip(b"\0"):
+            continue
+        found = True
+        for start in range(0, len(data), _PAGE):
+            if content := data[start : start + _PAGE].rstrip(b"\0"):
+                file.allocate(chunk + start + len(content))  # so that it counts as written, see `Disk.write_again`
+                file.write_mapped(chunk + start, bytes(len(content)))
     return found

@@ -28,15 +28,19 @@ class StoreFiles(Protocol):
     def unlock(self) -> None:
         """End the ownership."""
 
-    def open_mapped(self, name: str, size: int) -> MappedFile:
-        """Return a mapped file; create it if missing."""
+    def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
+        """Return a mapped file; create it if missing.
+
+        Args:
+            sparse: Only what is written takes disk space. The file may be written by `MappedFile.write` only.
+        """
 
     def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
         """Return the queue of the mapped files in a folder.
 
         Args:
             size: Bytes of each file.
-            setting: Configuration key of the size, for the error message.
+            setting: Configuration key of the size, for the error message; empty if the size is that of the files.
             rebuildable: The files can be rebuilt from the commit log, so their names become durable with the next
                 flush.
 
@@ -110,7 +114,7 @@ class MemoryStoreFiles(StoreFiles):
     def unlock(self) -> None:
         return
 
-    def open_mapped(self, name: str, size: int) -> MappedFile:
+    def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
         if name not in self._mapped:
             self._mapped[name] = MappedFile(size)
         return self._mapped[name]

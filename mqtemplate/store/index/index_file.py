@@ -66,6 +66,7 @@ class IndexFile:
         timestamp, physical_offset = previous.end_timestamp, previous.end_physical_offset
         self._slots = np.zeros(self._slots_total, np.int32)
         self.header = IndexHeader(timestamp, timestamp, physical_offset, physical_offset)
+        self._file.allocate(self._units_at)
         self._file.write(0, layout.pack_index_header(self.header))
 
     @property

@@ -10,11 +10,13 @@ from itertools import islice
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.event_log import get_logger
+from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.index.geometry import NEW_GEOMETRY, Geometry, find_geometry
 from mqtemplate.store.index.index_file import IndexFile, KeyRows
 from mqtemplate.store.index.key_reader import KeyReader
 from mqtemplate.store.index.record_keys import index_key_hashes
-from mqtemplate.store.layout import IndexHeader, index_file_size
+from mqtemplate.store.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index_header
 from mqtemplate.store.log_reader import LogReader
 from mqtemplate.store.settings import StoreSettings
 
@@ -47,6 +49,7 @@ class IndexService:
 
     Attributes:
         flushed_timestamp: Store timestamp up to which the index is on the disk.
+        geometry: Slots and units of each file. `load` takes them from the files, unless the settings set them.
     """
 
     name = "store.index"
@@ -54,8 +57,8 @@ class IndexService:
     def __init__(self, store_files: StoreFiles, settings: StoreSettings, clock: Clock) -> None:
         self._store_files = store_files
         self._clock = clock
-        self._slots_total = settings.max_hash_slot_num
-        self._units_total = settings.max_index_num
+        self._settings = settings
+        self.geometry = NEW_GEOMETRY
         self._mutex = threading.Lock()
         self._files: list[IndexFile] = []
         self._end: Callable[[], int] = lambda: 0
@@ -89,28 +92,51 @@ class IndexService:
             self.changed()
 
     def _open_files(self, *, was_clean: bool) -> None:
-        size = index_file_size(self._slots_total, self._units_total)
         sizes = {name: length for name, length in self._store_files.file_sizes(_FOLDER).items() if _is_file_name(name)}
+        self.geometry = self._geometry_of(sizes)
+        size = self.geometry.size
         for name, length in sizes.items():
             if length in (0, size):
                 self._files.append(self._open_file(name))
-            elif length < size and not was_clean and name == max(sizes):
+            elif not self._has_keys(name, length) or (length < size and not was_clean and name == max(sizes)):
                 _log.warning("store.index_file_torn", file=name, size=length)
                 self._store_files.delete(f"{_FOLDER}/{name}")
             else:
                 raise StoreFormatError(self._wrong_size(name, length, size))
 
+    def _geometry_of(self, sizes: dict[str, int]) -> Geometry:
+        """Return the numbers that the settings set, else those of the files, else those of a new directory."""
+        slots, units = self._settings.max_hash_slot_num, self._settings.max_index_num
+        found = NEW_GEOMETRY
+        if slots is None or units is None:
+            geometries = (find_geometry(file) for file in self._existing_files(sizes))
+            found = next((each for each in geometries if each is not None), NEW_GEOMETRY)
+        return Geometry(slots or found.slots, units or found.units)
+
+    def _existing_files(self, sizes: dict[str, int]) -> Iterator[MappedFile]:
+        """Yield the files that have a header, each as long as it is needed."""
+        for name, length in sizes.items():
+            if length > INDEX_HEADER_SIZE:
+                file = self._store_files.open_mapped(f"{_FOLDER}/{name}", length, sparse=True)
+                try:
+                    yield file
+                finally:
+                    file.close()
+
+    def _has_keys(self, name: str, length: int) -> bool:
+        return any(unpack_index_header(file.view).index_count > 1 for file in self._existing_files({name: length}))
+
     def _wrong_size(self, name: str, length: int, size: int) -> str:
-        known = " (RocketMQ's own: 5000000 and 20000000)" if length == index_file_size(5_000_000, 20_000_000) else ""
+        slots, units = self.geometry
         return (
-            f"{_FOLDER}/{name} has {length} bytes, but max-hash-slot-num {self._slots_total} and max-index-num "
-            f"{self._units_total} make {size} (40 + 4 x slots + 20 x keys); set both as they were when the folder was "
-            f"created{known}, or delete the folder {_FOLDER}: it is rebuilt from the log"
+            f"{_FOLDER}/{name} has {length} bytes, but max-hash-slot-num {slots} and max-index-num {units} make {size} "
+            "(40 + 4 x slots + 20 x keys); leave both out to take them from the files, or set both as they were when "
+            f"the folder was created, or delete the folder {_FOLDER}: it is rebuilt from the log"
         )
 
     def _open_file(self, name: str) -> IndexFile:
-        file = self._store_files.open_mapped(f"{_FOLDER}/{name}", index_file_size(self._slots_total, self._units_total))
-        return IndexFile(file, name, self._slots_total, self._units_total)
+        file = self._store_files.open_mapped(f"{_FOLDER}/{name}", self.geometry.size, sparse=True)
+        return IndexFile(file, name, *self.geometry)
 
     def _repair(self, durable_timestamp: int, *, was_clean: bool) -> None:
         """Remove units that are invalid or point past the log's end. Their records are indexed again."""
@@ -143,7 +169,7 @@ class IndexService:
                 # after `IndexFile.keep_before` the time of the last record is exact to the second only
                 if head is None or not 0 <= head.store_timestamp - timestamp < 1_000:
                     return False
-        return 1 < header.index_count <= self._units_total and ends[0][0] <= ends[1][0]
+        return 1 < header.index_count <= self.geometry.units and ends[0][0] <= ends[1][0]
 
     def _drop_files(self, kept: int) -> None:
         while len(self._files) > kept:
@@ -190,7 +216,7 @@ class IndexService:
         is_growing, self._seen_end = end != self._seen_end, end
         with self._mutex:
             backlog = self._index(end, _STEP_RECORDS)
-            if self._files and self._files[-1].unflushed >= max(_FLUSH_UNITS, self._units_total // 10):
+            if self._files and self._files[-1].unflushed >= max(_FLUSH_UNITS, self.geometry.units // 10):
                 self._flush()
         if backlog > 0:
             self._due_ms = now + (_BUSY_PAUSE_MS if is_growing and backlog < _LARGE_BACKLOG_BYTES else _PAUSE_MS)
@@ -232,7 +258,11 @@ class IndexService:
             return self._files[-1]
         self._flush()
         file = self._open_file(self._next_name())
-        file.start_after(self._files[-1].header if self._files else IndexHeader())
+        try:
+            file.start_after(self._files[-1].header if self._files else IndexHeader())
+        except BaseException:
+            file.delete()  # else the next attempt leaves another one
+            raise
         self._files = [*self._files, file]
         return file
 

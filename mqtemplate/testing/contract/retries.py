@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mqtemplate.broker import Capability, Consumer
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
+_EXACT_MS = 1_234
 _LEVEL_MS = {1: 1_000, 3: 10_000, 4: 30_000, 5: 60_000}
 
 
@@ -38,7 +42,7 @@ class RetryContract:
         assert again.store_timestamp >= first.store_timestamp + _LEVEL_MS[1]
 
     def test_the_delay_increases_with_each_retry(self, under_test: BrokerUnderTest) -> None:
-        """As in RocketMQ: level 3 plus the number of earlier retries, so 10 s, 30 s, 1 m, …"""
+        """As in RocketMQ: 10 s, 30 s, 1 m, …"""
         under_test.needs_virtual_time()
         member, message = _send_and_take(under_test, "hard")
 
@@ -47,6 +51,41 @@ class RetryContract:
             message = under_test.take_one_after(member, _LEVEL_MS[level])
 
         assert message.reconsume_times == 3
+
+    def test_the_delay_of_a_retry_is_exact(self, under_test: BrokerUnderTest) -> None:
+        """On a broker with the capability: a delay that is no level, to the millisecond where time is virtual."""
+        under_test.needs(Capability.RETRY_DELAY)
+        member, first = _send_and_take(under_test, "hard")
+        sent_back_ms = under_test.now_ms()
+
+        member.send_back(first, delay_ms=_EXACT_MS, properties={"first_failed_at": "now"})
+        under_test.pass_time(_EXACT_MS - 1 if under_test.broker.clock.is_virtual else _EXACT_MS // 2)
+        assert under_test.takes_nothing(member), "before the delay has passed"
+        again = under_test.take_one(member)
+
+        assert (again.body, again.tags, again.msg_id) == (b"hard", "paid", first.msg_id)
+        assert (again.reconsume_times, again.properties["first_failed_at"]) == (1, "now")
+        assert again.store_timestamp >= sent_back_ms + _EXACT_MS - under_test.early_ms
+        if under_test.broker.clock.is_virtual:
+            assert again.store_timestamp == sent_back_ms + _EXACT_MS
+
+    def test_a_broker_without_exact_delays_refuses_them(self, under_test: BrokerUnderTest) -> None:
+        if Capability.RETRY_DELAY in under_test.broker.capabilities:
+            pytest.skip("this broker has exact retry delays")
+        member, first = _send_and_take(under_test, "hard")
+
+        with pytest.raises(UnsupportedError, match="use a delay level"):
+            member.send_back(first, delay_ms=_EXACT_MS)
+
+    def test_a_dead_letter_has_the_properties_that_it_was_sent_back_with(self, under_test: BrokerUnderTest) -> None:
+        member, message = _send_and_take(under_test, "poison")
+
+        member.send_back(message, delay_level=-1, properties={"dead_letter_message": "no such customer"})
+        dead = _dead_letter(under_test, member)
+
+        assert (dead.body, dead.msg_id, dead.keys) == (b"poison", message.msg_id, "4466")
+        assert dead.properties["dead_letter_message"] == "no such customer"
+        assert dead.properties[Property.DLQ_ORIGIN_TOPIC].endswith(message.topic)
 
     def test_after_the_last_retry_a_message_is_a_dead_letter(self, under_test: BrokerUnderTest) -> None:
         member, first = _send_and_take(under_test, "hopeless", max_reconsume_times=1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from mqtemplate.errors import BrokerClosedError, DestinationError, MessageError
 from mqtemplate.message import Message, Property
-from mqtemplate.results import SendStatus
+from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 from mqtemplate.topics import SCHEDULE_TOPIC
 
@@ -131,6 +133,19 @@ class SendContract:
 
         assert (one.send_status, two.send_status) == (SendStatus.SEND_OK, SendStatus.SEND_OK)
         assert bodies(under_test.broker.pull(one.message_queue, 0).messages) == ["one", "two", "three"]
+
+    def test_an_asynchronous_send_can_be_awaited(self, under_test: BrokerUnderTest) -> None:
+        """On any event loop, which goes on meanwhile."""
+        topic = under_test.topic(queue_count=1)
+
+        async def send() -> list[SendResult]:
+            return await asyncio.gather(
+                *(under_test.broker.send_async([Message(topic, str(number).encode())]) for number in range(10))
+            )
+
+        results = asyncio.run(send())
+
+        assert sorted(result.queue_offset for result in results) == list(range(10))
 
     def test_the_future_of_an_asynchronous_send_has_its_error(self, under_test: BrokerUnderTest) -> None:
         too_large = Message(under_test.topic(), bytes(under_test.max_message_bytes + 1))

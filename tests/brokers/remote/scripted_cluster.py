@@ -70,6 +70,16 @@ class ScriptedBroker:
         """Respond to requests of a code with an error."""
         self.script(code, lambda request: request.response(with_code, remark=remark))
 
+    def drop(self, code: int) -> None:
+        """Close the connection when a request of a code arrives, without a response."""
+
+        def process(connection: Connection, request: RemotingCommand) -> None:
+            with self._lock:
+                self.seen.append(request)
+            connection.close("scripted")
+
+        self._server.register(code, process)
+
     def count(self, code: int) -> int:
         """Return the number of received requests with a code."""
         with self._lock:

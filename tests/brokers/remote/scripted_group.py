@@ -52,7 +52,7 @@ class ScriptedGroups:
         self._lock = Lock()
         broker.script(RequestCode.HEART_BEAT, self._heartbeat)
         broker.script(RequestCode.UNREGISTER_CLIENT, self._unregister)
-        broker.script(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self._list_members)
+        broker.script(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.list_members)
         broker.script(RequestCode.QUERY_CONSUMER_OFFSET, self._query_offset)
         broker.script(RequestCode.UPDATE_CONSUMER_OFFSET, self.commit)
         broker.script(
@@ -82,7 +82,7 @@ class ScriptedGroups:
             self.members[header.consumer_group].remove(header.client_id)
         return request.response()
 
-    def _list_members(self, request: RemotingCommand) -> RemotingCommand:
+    def list_members(self, request: RemotingCommand) -> RemotingCommand:
         ids = self.members.get(request.header(ConsumerGroupRequestHeader).consumer_group, [])
         return request.response(body=GetConsumerListByGroupResponseBody(consumer_id_list=ids).encode())
 

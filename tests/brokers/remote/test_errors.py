@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mqtemplate.brokers.remote.errors import check_response, response_error, send_error, unanswered_send_error
+from mqtemplate.brokers.remote.errors import check_response, response_error, send_error
 from mqtemplate.errors import (
     BrokerError,
     DelayError,
     MessageError,
-    RemoteConnectError,
-    RemoteTimeoutError,
     SendError,
-    SendTimeoutError,
     UnsupportedError,
 )
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
@@ -72,12 +69,3 @@ def test_the_error_for_a_refused_message_depends_on_the_reason(
 
     assert type(problem) is error
     assert text in str(problem)
-
-
-def test_the_error_for_an_unanswered_send_has_the_number_of_attempts() -> None:
-    late = unanswered_send_error("send", RemoteTimeoutError("no answer"), 3, 500)
-    lost = unanswered_send_error("send", RemoteConnectError("refused"), 1, 500)
-
-    assert isinstance(late, SendTimeoutError)
-    assert str(late) == "send: tried 3 times within 500ms, the last time: no answer"
-    assert (type(lost), str(lost)) == (SendError, "send: tried once within 500ms, the last time: refused")

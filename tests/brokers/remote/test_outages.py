@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
 from mqtemplate.errors import MQTemplateError, SendError, UnsupportedError
 from mqtemplate.message import Message
+from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.brokers.remote.clients import bodies, client, join, take
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.contract.test_remote_server import free_address
+from tests.server.process import BrokerProcess
 from tests.waiting import eventually
 
 
@@ -97,3 +107,80 @@ def test_the_error_for_unsupported_sql92_names_the_setting(tmp_path: Path) -> No
         with pytest.raises(UnsupportedError, match="enablePropertyFilter=true on the broker, or select by tags"):
             broker.pull(queue, 0, selector=Sql92Selector("price > 6"))
         assert bodies(take(join(broker, "orders"), 1)) == [b"x"]
+
+
+# --- a server process that is killed ----------------------------------------------------------------
+
+
+class Producing:
+    """Threads that send messages one after the other, until the block ends.
+
+    Attributes:
+        sent: Bodies of the messages that were acknowledged.
+    """
+
+    def __init__(self, broker: RemoteBroker, timeout_ms: int) -> None:
+        self._broker = broker
+        self._timeout_ms = timeout_ms
+        self._stop = threading.Event()
+        self._threads = ThreadPoolExecutor()
+        self.sent: list[bytes] = []
+
+    def _produce(self, kind: str) -> None:
+        for number in itertools.count():
+            if self._stop.wait(0.005):
+                return
+            message = Message("orders", f"{kind}-{number}".encode())
+            if kind == "async":
+                self._broker.send_async([message], None, self._timeout_ms).result(120)
+            else:
+                self._broker.send(message, None, self._timeout_ms)
+            self.sent.append(message.body)
+
+    def __enter__(self) -> Self:
+        self._results = [self._threads.submit(self._produce, kind) for kind in ("sync", "async")]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stop.set()
+        self._threads.shutdown()
+        for result in self._results:
+            result.result()  # raises the error of a send
+
+
+def test_no_send_fails_while_a_server_is_killed_and_started_again(tmp_path: Path) -> None:
+    """As long as the server is back within the timeout of the sends. It is long here: the machine may be busy."""
+    listen, name_server = (str(free_address()) for _ in range(2))
+    server = BrokerProcess(tmp_path, "--name-server", name_server, listen=listen)
+    with server, client(name_server, tmp_path) as broker:
+        member = join(broker, "orders")
+        with capture_logs() as logs, Producing(broker, timeout_ms=60_000) as producing:
+            eventually(lambda: len(producing.sent) > 50, "messages are sent")
+            server.kill()
+            before = len(producing.sent)
+            server.__enter__()
+            eventually(lambda: len(producing.sent) > before + 50, "messages are sent again")
+            eventually(lambda: [log for log in logs if log["event"] == "remote.reconnected"], "it is logged")
+
+        received: set[bytes] = set()
+        eventually(
+            lambda: received.update(bodies(member.poll(32, 50))) or received >= set(producing.sent), "all arrive"
+        )
+
+    assert [log["event"] for log in logs if log["log_level"] in ("warning", "error")] == ["remote.outage_started"]
+    assert [log["event"] for log in logs].count("remote.reconnected") == 1
+
+
+def test_a_group_that_a_restarted_broker_does_not_know_is_no_warning(tmp_path: Path) -> None:
+    """The broker refuses to list its members until the next heartbeat has registered them."""
+    with ScriptedBroker() as scripted:
+        groups = ScriptedGroups(scripted)
+        scripted.topic("orders")
+        with client(scripted.address, tmp_path) as broker, capture_logs() as logs:
+            scripted.refuse(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ResponseCode.SYSTEM_ERROR, "no consumer")
+            member = join(broker, "orders")
+            eventually(lambda: [log for log in logs if log["event"] == "remote.group_unknown"], "it is logged")
+            scripted.script(RequestCode.GET_CONSUMER_LIST_BY_GROUP, groups.list_members)
+            eventually(lambda: len(member.assignment()) == 4, "the member has its queues")
+
+    assert [log for log in logs if log["log_level"] in ("warning", "error")] == []

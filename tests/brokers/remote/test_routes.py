@@ -170,3 +170,26 @@ def test_topics_are_looked_up_in_the_namespace_and_cluster_topics_without_it(
     assert orders is not None
     assert orders.write_queues[0].topic == "orders"
     assert cluster_topic is not None
+
+
+def test_a_missing_topic_is_looked_up_at_once_after_a_broker_has_reported_a_change(
+    client: RemotingClient, cluster: ScriptedBroker
+) -> None:
+    """Otherwise at most once a second. Our server reports that a topic was created."""
+    routes = table(client, cluster.address)
+    assert routes.existing("orders") is None
+    cluster.topic("orders")
+    assert routes.existing("orders") is None, "it was looked up just now"
+
+    routes.look_up_missing()
+
+    assert routes.existing("orders") is not None
+
+
+def test_a_look_up_that_failed_is_repeated_at_its_next_use(client: RemotingClient, cluster: ScriptedBroker) -> None:
+    routes = table(client, cluster.address)
+    cluster.refuse(RequestCode.GET_ROUTEINFO_BY_TOPIC, ResponseCode.SYSTEM_ERROR)
+
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="SYSTEM_ERROR"):
+            routes.existing("orders")

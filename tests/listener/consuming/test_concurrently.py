@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.broker import Consumer, MessageModel
-from mqtemplate.errors import BrokerError, ConversionError
+from mqtemplate.errors import BrokerError
 from mqtemplate.listener import BatchFailure, ConsumeStatus, current_group, current_message, message_listener
+from mqtemplate.listener.failures.dead_letter import iso_time
 from mqtemplate.message import Message, MessageExt
 
 if TYPE_CHECKING:
@@ -223,6 +224,10 @@ def test_a_failure_is_one_structured_error_with_its_stack(app: App) -> None:
         "reconsume_times": 0,
         "error": "LookupError: no such customer",
         "next_step": "redelivery",
+        "attempt": 1,
+        "attempts": 17,
+        "retry_in_ms": 10_000,
+        "retry_at": iso_time(app.broker.clock.now_ms() + 10_000),
     }
 
 
@@ -240,7 +245,8 @@ def test_an_unreadable_body_fails_only_its_own_message(app: App) -> None:
 
     assert received == [{"id": 1}]
     [event] = [event for event in logs if event["event"] == "listener.failed"]
-    assert isinstance(event["exc_info"], ConversionError)
+    assert event["error"].startswith("ConversionError: the body is no ")
+    assert "exc_info" not in event
 
 
 def test_sys_exit_in_a_handler_fails_only_its_message(app: App) -> None:

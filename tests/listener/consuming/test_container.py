@@ -16,6 +16,7 @@ from mqtemplate.errors import CorruptRecordError
 from mqtemplate.listener import ConsumeMode, ContainerState, current_message, message_listener
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
 from mqtemplate.message import MessageExt
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App
@@ -280,7 +281,7 @@ def test_the_message_of_a_hanging_handler_is_sent_back(threaded_app: App, monkey
         assert started.wait(PATIENCE_S)
         container._service._watchdog._timeout_ms = -1  # a quarter of an hour has passed
         threaded_app.send("orders", "next")
-        assert sent_back.get(timeout=PATIENCE_S) == (b"slow", 3)
+        assert sent_back.get(timeout=PATIENCE_S) == (b"slow", 0)
         container._service._watchdog._timeout_ms = 900_000
         threaded_app.send("orders", "after")
         assert "after" in {received.get(timeout=PATIENCE_S), received.get(timeout=PATIENCE_S)}
@@ -361,3 +362,28 @@ def _in_thread(call: Callable[[], None]) -> Future[None]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def test_all_listeners_stop_fetching_before_the_first_one_waits_for_its_handlers(threaded_app: App) -> None:
+    """Their times for the stop pass together: a handler of the last listener sees the first one stopping already."""
+    handled: SimpleQueue[str] = SimpleQueue()
+    handling = threading.Event()
+
+    @message_listener(topic="orders", consumer_group="billing", id="first")
+    def first(message: str) -> None: ...
+
+    @message_listener(topic="orders", consumer_group="audit", id="last", await_termination_millis_when_shutdown=60_000)
+    def last(message: str) -> None:
+        handling.set()
+        first_container = threaded_app.registry.container("first")
+        eventually(lambda: first_container.state is ContainerState.STOPPING, "the first listener is stopping")
+        handled.put(message)
+
+    threaded_app.listen(first, last)
+    threaded_app.send("orders", "x")
+    assert handling.wait(PATIENCE_S)
+
+    threaded_app.registry.stop()
+
+    assert handled.get_nowait() == "x"
+    assert threaded_app.committed("audit") == 1

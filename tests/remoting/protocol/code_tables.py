@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 from typing import TypeVar
 
+from mqtemplate.remoting.protocol.bodies import delayed as delayed_bodies
 from mqtemplate.remoting.protocol.bodies import group as group_bodies
 from mqtemplate.remoting.protocol.bodies import route as route_bodies
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.headers import admin as admin_headers
+from mqtemplate.remoting.protocol.headers import delayed as delayed_headers
 from mqtemplate.remoting.protocol.headers import group as group_headers
 from mqtemplate.remoting.protocol.headers import message as message_headers
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
@@ -34,9 +36,9 @@ def _declared_in(base: type[_T], *modules: ModuleType) -> Mapping[str, type[_T]]
 
 
 HEADERS: Mapping[str, type[CommandHeader]] = _declared_in(CommandHeader, admin_headers, group_headers, message_headers)
-"""Name -> header, for all headers of the library."""
+"""Name -> header, for all headers that RocketMQ has as well."""
 BODIES: Mapping[str, type[JsonBody]] = _declared_in(JsonBody, group_bodies, route_bodies)
-"""Name -> body, for all JSON bodies of the library."""
+"""Name -> body, for all JSON bodies that RocketMQ has as well."""
 
 REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
     {
@@ -53,7 +55,7 @@ REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.GET_MIN_OFFSET: group_headers.TopicQueueRequestHeader,
         RequestCode.GET_EARLIEST_MSG_STORETIME: group_headers.TopicQueueRequestHeader,
         RequestCode.VIEW_MESSAGE_BY_ID: message_headers.ViewMessageRequestHeader,
-        RequestCode.HEART_BEAT: message_headers.RpcRequestHeader,
+        RequestCode.HEART_BEAT: delayed_headers.HeartbeatRequestHeader,
         RequestCode.UNREGISTER_CLIENT: group_headers.UnregisterClientRequestHeader,
         RequestCode.CONSUMER_SEND_MSG_BACK: message_headers.ConsumerSendMsgBackRequestHeader,
         RequestCode.END_TRANSACTION: message_headers.EndTransactionRequestHeader,
@@ -105,6 +107,10 @@ REQUEST_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: group_headers.GroupRequestHeader,
         RequestCode.LITE_PULL_MESSAGE: message_headers.PullMessageRequestHeader,
         RequestCode.RECALL_MESSAGE: message_headers.RecallMessageRequestHeader,
+        RequestCode.CANCEL_DELAYED_MESSAGE: delayed_headers.CancelDelayedMessageRequestHeader,
+        RequestCode.RESCHEDULE_DELAYED_MESSAGE: delayed_headers.RescheduleDelayedMessageRequestHeader,
+        RequestCode.GET_PENDING_MESSAGES: delayed_headers.GetPendingMessagesRequestHeader,
+        RequestCode.COUNT_PENDING_MESSAGES: delayed_headers.CountPendingMessagesRequestHeader,
     }
 )
 """Request code -> header of the request."""
@@ -120,6 +126,7 @@ RESPONSE_HEADERS: Mapping[int, type[CommandHeader]] = MappingProxyType(
         RequestCode.GET_MAX_OFFSET: group_headers.OffsetResponseHeader,
         RequestCode.GET_MIN_OFFSET: group_headers.OffsetResponseHeader,
         RequestCode.GET_EARLIEST_MSG_STORETIME: group_headers.GetEarliestMsgStoretimeResponseHeader,
+        RequestCode.HEART_BEAT: delayed_headers.HeartbeatResponseHeader,
         RequestCode.GET_KV_CONFIG: admin_headers.GetKVConfigResponseHeader,
         RequestCode.REGISTER_BROKER: admin_headers.RegisterBrokerResponseHeader,
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: group_headers.GetAllSubscriptionGroupResponseHeader,
@@ -187,6 +194,10 @@ RESPONSE_BODIES: Mapping[int, type[JsonBody]] = MappingProxyType(
         RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: group_bodies.QuerySubscriptionResponseBody,
         RequestCode.GET_TOPIC_CONFIG: route_bodies.TopicConfig,
         RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: group_bodies.SubscriptionGroupConfig,
+        RequestCode.CANCEL_DELAYED_MESSAGE: delayed_bodies.ScheduleChangeData,
+        RequestCode.RESCHEDULE_DELAYED_MESSAGE: delayed_bodies.ScheduleChangeData,
+        RequestCode.GET_PENDING_MESSAGES: delayed_bodies.PendingMessagesData,
+        RequestCode.COUNT_PENDING_MESSAGES: delayed_bodies.PendingCountsData,
     }
 )
 """Request code -> body of its response."""

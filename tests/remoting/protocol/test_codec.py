@@ -29,6 +29,7 @@ from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from tests.remoting.protocol.golden_file import golden
 from tests.remoting.protocol.strategies import commands, json_values
 
+OUR_CODES = range(500_001, 500_100)
 ROUTE_JSON = bytes.fromhex("000000800000007c") + (
     b'{"code":105,"extFields":{"topic":"T1"},"flag":0,"language":"JAVA",'
     b'"opaque":7,"serializeTypeCurrentRPC":"JSON","version":513}'
@@ -409,13 +410,21 @@ def test_the_text_of_a_command_has_no_secrets() -> None:
     assert str(RemotingCommand(31_000)) == "request 31000 unknown, opaque 0, body of 0 bytes"
 
 
+def test_our_own_codes_are_in_a_range_that_rocketmq_does_not_use() -> None:
+    rocketmqs = {int(number) for number in golden("code").values()}
+
+    assert set(OUR_CODES) & set(RequestCode), "there are codes of our own"
+    assert rocketmqs.isdisjoint(OUR_CODES)
+    assert max(rocketmqs) < min(OUR_CODES)
+
+
 @pytest.mark.parametrize("kind", [RequestCode, ResponseCode])
 def test_codes_are_rocketmqs(kind: type[RequestCode] | type[ResponseCode]) -> None:
-    """Except the four codes of ACL 1.0, which 5.x removed."""
+    """Except our own, and the four codes of ACL 1.0, which 5.x removed."""
     old = {"UPDATE_AND_CREATE_ACL_CONFIG", "DELETE_ACL_CONFIG", "GET_BROKER_CLUSTER_ACL_INFO"}
     old.add("UPDATE_GLOBAL_WHITE_ADDRS_CONFIG")
 
-    ours = {code.name: code.value for code in kind if code.name not in old}
+    ours = {code.name: code.value for code in kind if code.name not in old and code not in OUR_CODES}
 
     assert ours == {name: int(golden("code")[name]) for name in ours}
 

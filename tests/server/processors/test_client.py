@@ -351,3 +351,21 @@ def test_a_remote_body_that_cannot_be_decompressed_does_not_stop_listeners_of_th
     messages = member.poll(10)
 
     assert [(message.body, message.sys_flag) for message in messages] == [(b"as lz4", 0x101), (b"plain", 0)]
+
+
+# --- new topics --------------------------------------------------------------------------------------
+
+
+def test_the_members_of_the_groups_that_subscribe_to_a_new_topic_are_notified(serving: Serving) -> None:
+    """Otherwise they find it with their next periodic look-up. Also those of a broadcasting group."""
+    billing, shipping, other = (RecordingConnection() for _ in range(3))
+    serving.heartbeat("billing", "orders", over=billing, client_id="c1")
+    serving.heartbeat("shipping", "orders", over=shipping, client_id="c2", model="BROADCASTING")
+    serving.heartbeat("other", "invoices", over=other, client_id="c3")
+    for connection in (billing, shipping, other):
+        connection.pushed.clear()
+
+    serving.send("orders")
+    serving.send("orders")
+
+    assert [notices(connection) for connection in (billing, shipping, other)] == [["billing"], ["shipping"], []]

@@ -25,7 +25,11 @@ def serving() -> Iterator[Serving]:
 
 
 def send_back(
-    serving: Serving, message: MessageExt, delay_level: int = 0, max_times: int | None = None
+    serving: Serving,
+    message: MessageExt,
+    delay_level: int = 0,
+    max_times: int | None = None,
+    delay_ms: int | None = None,
 ) -> RemotingCommand:
     header = ConsumerSendMsgBackRequestHeader(
         offset=message.physical_offset,
@@ -34,6 +38,7 @@ def send_back(
         origin_msg_id=message.msg_id,
         origin_topic=message.topic,
         max_reconsume_times=max_times,
+        delay_ms=delay_ms,
     )
     response = serving.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
     assert response is not None
@@ -57,6 +62,22 @@ def test_a_message_is_delivered_again_after_the_delay_of_its_level(serving: Serv
     assert again.properties["ORIGIN_MESSAGE_ID"] == message.offset_msg_id
     assert again.properties["WAIT"] == "false"
     assert (again.born_timestamp, again.born_host) == (message.born_timestamp, message.born_host)
+
+
+@pytest.mark.parametrize("delay_level", [0, 5])
+def test_an_exact_delay_replaces_the_level(serving: Serving, delay_level: int) -> None:
+    """Our own field: RocketMQ's brokers have levels only."""
+    serving.send("orders", b"hard")
+    (message,) = serving.read("orders")
+
+    response = send_back(serving, message, delay_level, delay_ms=1_234)
+
+    assert response.code == ResponseCode.SUCCESS
+    serving.advance(1_233)
+    assert serving.read("%RETRY%billing") == []
+    serving.advance(1)
+    (again,) = serving.read("%RETRY%billing")
+    assert (again.body, again.reconsume_times) == (b"hard", 1)
 
 
 def test_a_compressed_body_is_stored_unchanged(serving: Serving) -> None:

@@ -23,7 +23,16 @@ from mqtemplate.java_hash import java_string_hash
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.store import FolderStoreFiles, IndexService, MappedFile, MemoryStoreFiles, MessageStore, PutResult
+from mqtemplate.store import (
+    FolderStoreFiles,
+    IndexService,
+    MappedFile,
+    MemoryStoreFiles,
+    MessageStore,
+    PutResult,
+    layout,
+)
+from mqtemplate.store.index.geometry import find_geometry
 from mqtemplate.store.index.index_file import IndexFile, KeyRows
 from mqtemplate.store.index.record_keys import index_key_hashes, keys_of
 from mqtemplate.store.layout import IndexHeader, index_file_size, unpack_index_header
@@ -602,13 +611,54 @@ def test_an_index_file_of_another_size_is_refused_with_the_settings(open_store: 
         open_store(small(max_hash_slot_num=SLOTS, max_index_num=UNITS + 1))
 
 
-def test_the_size_of_rocketmqs_index_files_is_recognized(open_store: OpenStore, tmp_path: Path) -> None:
+def test_the_geometry_of_rocketmqs_index_files_is_recognized(open_store: OpenStore, tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()
     with (tmp_path / "index" / "20260101000000000").open("wb") as file:
         file.truncate(420_000_040)
 
-    with pytest.raises(StoreFormatError, match=r"5000000 and 20000000"):
-        open_store(TINY)
+    store = open_store(small(max_hash_slot_num=None, max_index_num=None))
+
+    assert store.index.geometry == (5_000_000, 20_000_000)
+
+
+def test_an_index_file_of_another_size_without_keys_is_dropped(open_store: OpenStore, tmp_path: Path) -> None:
+    """It shows no geometry. A crash before its first flush leaves such a file."""
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "20260101000000000").write_bytes(bytes(1_000))
+
+    store = open_store(small(max_hash_slot_num=None, max_index_num=None))
+
+    assert store.index.geometry == (250_000, 1_000_000)
+    assert index_files(tmp_path) == []
+
+
+@given(
+    slots=st.integers(1, 3_000),
+    spare=st.integers(0, 5_000),
+    keys=st.lists(st.tuples(st.integers(0, 3), st.integers(1, (1 << 31) - 1)), min_size=1, max_size=60),
+    start=st.sampled_from([0, 1, 123_456_789]),
+)
+def test_the_geometry_of_an_index_file_follows_from_its_content(
+    slots: int, spare: int, keys: list[tuple[int, int]], start: int
+) -> None:
+    """Numbers of slots and units that no other geometry of the same size explains as well."""
+    units = len(keys) + 1 + spare
+    file = MappedFile(layout.index_file_size(slots, units))
+    index_file = IndexFile(file, "20260101000000000", slots, units)
+    offsets = start + np.cumsum([step * 100 for step, _ in keys]) - keys[0][0] * 100
+    rows = KeyRows(np.array([key for _, key in keys], np.int32), offsets.astype(np.int64), np.full(len(keys), 1_000))
+    index_file.start_after(layout.IndexHeader())
+    index_file.append(rows)
+    index_file.flush()
+
+    found = find_geometry(file)
+
+    assert found is not None
+    if found != (slots, units):  # then a reader that uses it finds the same records
+        other = IndexFile(file, "20260101000000000", *found)
+        for _, key in keys:
+            expected = index_file.follow(key, index_file.newest_unit(key), 0, 2_000, 100)
+            assert other.follow(key, other.newest_unit(key), 0, 2_000, 100) == expected
 
 
 class FullStoreFiles(FolderStoreFiles):
@@ -616,10 +666,10 @@ class FullStoreFiles(FolderStoreFiles):
 
     is_full = True
 
-    def open_mapped(self, name: str, size: int) -> MappedFile:
+    def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
         if self.is_full and name.startswith("index/"):
             raise StoreFullError(f"no room on the disk for {name}")
-        return super().open_mapped(name, size)
+        return super().open_mapped(name, size, sparse=sparse)
 
 
 def test_without_space_for_an_index_file_sends_succeed_and_queries_fail(tmp_path: Path) -> None:

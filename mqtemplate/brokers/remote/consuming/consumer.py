@@ -18,9 +18,10 @@ from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.subscriptions import Subscription
-from mqtemplate.brokers.retry import check_can_send_back
-from mqtemplate.errors import BrokerClosedError, BrokerError
+from mqtemplate.brokers.retry import send_back_of
+from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
@@ -97,7 +98,9 @@ class RemoteConsumer(Consumer):
             routes.existing(topic)  # its route has the addresses for the heartbeat
         for topic, subscription in self.subscriptions.items():
             self.requests.check_subscription(topic, subscription.data)
-        self.context.instance.heartbeat(routes.addresses())
+        instance, group = self.context.instance, self.requests.wire_group
+        if not instance.heartbeat(routes.addresses()) and f"group {group!r} has members" in (instance.refusal or ""):
+            raise ListenerError(instance.refusal)
         self._has_joined = True
         self.rebalance()
 
@@ -145,7 +148,7 @@ class RemoteConsumer(Consumer):
                 return set(route.read_queues)
             ids = self.requests.list_members(topic)
         except BrokerError as exc:
-            _log.warning("remote.rebalance_failed", group=self.spec.group, topic=topic, reason=str(exc))
+            log_failure(_log, "remote.rebalance_failed", exc, group=self.spec.group, topic=topic)
             return None
         if self.context.instance.id not in ids:  # the broker has no heartbeat with this member yet
             return None
@@ -162,7 +165,7 @@ class RemoteConsumer(Consumer):
             try:
                 queue_offset = self.start_offset(queue)
             except BrokerError as exc:
-                _log.warning("remote.queue_start_failed", group=self.spec.group, queue=str(queue), reason=str(exc))
+                log_failure(_log, "remote.queue_start_failed", exc, group=self.spec.group, queue=str(queue))
                 is_complete = False
                 continue
             self._assignment |= {queue}  # before its messages can be polled: commits of other queues are ignored
@@ -224,9 +227,15 @@ class RemoteConsumer(Consumer):
         elif self.is_clustering and self.locks.holds(queue):  # reassigned, but its new owner cannot lock it yet
             self.offsets.commit_now(queue, queue_offset)
 
-    def send_back(self, message: MessageExt, delay_level: int = 0) -> None:
-        check_can_send_back(self.spec)
-        self.retry_sender.send_back(message, delay_level)
+    def send_back(
+        self,
+        message: MessageExt,
+        delay_level: int = 0,
+        *,
+        delay_ms: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self.retry_sender.send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))
 
     def reset(self, offsets: dict[MessageQueue, int]) -> None:
         """Continue at other offsets, by request of an administrator."""

@@ -47,7 +47,13 @@ class GroupRequests:
         address = random.choice(masters)
         header = ConsumerGroupRequestHeader(consumer_group=self.wire_group)
         request = RemotingCommand.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        response = self.context.call(address, request, f"get the members of group {self.group!r}")
+        operation = f"get the members of group {self.group!r}"
+        # SYSTEM_ERROR: the broker lacks the group, as after a restart. The next heartbeat registers its members.
+        accepted = (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR)
+        response = self.context.call(address, request, operation, accept=accepted)
+        if response.code == ResponseCode.SYSTEM_ERROR:
+            _log.debug("remote.group_unknown", group=self.group, reason=response.remark)
+            return []
         return GetConsumerListByGroupResponseBody.decode(response.body).consumer_id_list
 
     def check_subscription(self, topic: str, subscription: SubscriptionData) -> None:

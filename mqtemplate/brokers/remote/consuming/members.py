@@ -23,6 +23,7 @@ from mqtemplate.brokers.remote.consuming.pull_client import PullClient
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
@@ -72,7 +73,7 @@ class Members:
         )
         self.lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
         self.pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
-        self._all_members_due = False
+        self._due_members: set[RemoteConsumer] = set()
         self._rebalanced_ms = clock.now_ms()
         self._offsets = BrokerOffsets(self.context)
         self._lock = threading.Lock()
@@ -138,7 +139,7 @@ class Members:
             locks=QueueLocks(requests, clock, settings.lock_live_ms),
             pulls=PullLoop(client.pull, clock, *limits, wake_event.set, self.pull_retries.trigger),
             wake_event=wake_event,
-            retry_sender=RetrySender(context, spec, self.producer),
+            retry_sender=RetrySender(context, self.producer),
             start_offset=partial(_start_offset, spec, offsets, self.queries, clock),
             on_close=self._leave,
         )
@@ -208,20 +209,32 @@ class Members:
         failed = [each for each in self.instances() if not each.heartbeat(addresses if each.members else masters)]
         return not failed
 
-    def rebalance_all(self) -> None:
-        """Have all members rebalanced at once."""
-        self._all_members_due = True
-        self.rebalances.trigger()
+    def rebalance_group(self, wire_group: str) -> None:
+        """Have the members of a group rebalanced at once."""
+        self._rebalance_soon(lambda member: member.requests.wire_group == wire_group)
+
+    def rebalance_topic(self, topic: str) -> None:
+        """Have the members that subscribe to *topic* rebalanced at once."""
+        self._rebalance_soon(lambda member: topic in member.subscriptions)
+
+    def _rebalance_soon(self, is_concerned: Callable[[RemoteConsumer], bool]) -> None:
+        concerned = {member for member in self.all() if is_concerned(member)}
+        if concerned:
+            with self._lock:
+                self._due_members |= concerned
+            self.rebalances.trigger()
 
     def _rebalance(self) -> int | None:
-        """Rebalance all members if that is due, or those that need it."""
+        """Rebalance all members if that is due, or those that it is requested for or that need it."""
         now_ms = self.context.clock.now_ms()
         interval_ms = self.context.settings.rebalance_interval_ms
-        all_members = self._all_members_due or now_ms - self._rebalanced_ms >= interval_ms
+        all_members = now_ms - self._rebalanced_ms >= interval_ms
         if all_members:
-            self._all_members_due, self._rebalanced_ms = False, now_ms
+            self._rebalanced_ms = now_ms
+        with self._lock:
+            due, self._due_members = self._due_members, set()
         for member in self.all():
-            if all_members or member.needs_rebalance():
+            if all_members or member in due or member.needs_rebalance():
                 member.rebalance()
         return _INCOMPLETE_REBALANCE_MS if any(member.is_incomplete for member in self.all()) else None
 
@@ -232,7 +245,7 @@ class Members:
         return None if due_ms is None else max(0, due_ms - self.context.clock.now_ms())
 
     def _flush_offsets(self) -> None:
-        self._for_each(lambda member: member.offsets.flush(), "remote.commit_failed")
+        self._for_each(lambda member: member.offsets.flush(is_last=False), "remote.commit_failed")
 
     def _renew_locks(self) -> None:
         self._for_each(RemoteConsumer.renew_locks, "remote.lock_renewal_failed")
@@ -242,7 +255,7 @@ class Members:
             try:
                 action(member)
             except MQTemplateError as exc:
-                _log.warning(failure_event, group=member.spec.group, reason=str(exc))
+                log_failure(_log, failure_event, exc, group=member.spec.group)
 
 
 def _start_offset(spec: ConsumerSpec, offsets: OffsetStore, queries: Queries, clock: Clock, queue: MessageQueue) -> int:

@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import check_response, response_error
-from mqtemplate.errors import BrokerError, MQTemplateError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
+from mqtemplate.brokers.remote.outages import UNANSWERED, log_failure
+from mqtemplate.errors import BrokerError, MQTemplateError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
@@ -30,7 +31,6 @@ from mqtemplate.remoting.protocol.headers.group import (
 
 _log = get_logger("mqtemplate.remote")
 
-_NO_ANSWER = (RemoteConnectError, RemoteTimeoutError)
 _OFFSET_RESPONSES = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 
 
@@ -63,8 +63,12 @@ class OffsetStore(ABC):
         """Store the offset of a queue, which need not be assigned to this member."""
 
     @abstractmethod
-    def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store the changed offsets of *queues*, or of all queues, before this returns."""
+    def flush(self, queues: Iterable[MessageQueue] | None = None, *, is_last: bool = True) -> None:
+        """Store the changed offsets of *queues*, or of all queues, before this returns.
+
+        Args:
+            is_last: False if a later flush repeats what fails now.
+        """
 
     @abstractmethod
     def forget(self, queue: MessageQueue) -> None:
@@ -116,7 +120,7 @@ class BrokerOffsets:
         else:
             check_response(response, f"commit offset {queue_offset} of group {group!r} in {queue}", address)
 
-    def commit_all(self, group: str, offsets: dict[MessageQueue, int]) -> set[MessageQueue]:
+    def commit_all(self, group: str, offsets: dict[MessageQueue, int], *, is_last: bool) -> set[MessageQueue]:
         """Commit several offsets; return the queues whose commit failed.
 
         RocketMQ's broker loses concurrent first commits (``ConsumerOffsetManager.commitOffset`` in 4.9.7 and 5.5.0). It
@@ -128,12 +132,12 @@ class BrokerOffsets:
         """
         first = set({(queue.broker_name, queue.topic): queue for queue in offsets}.values())
         problems = self._commit_concurrently(group, {queue: offsets[queue] for queue in first})
-        silent = {queue.broker_name: problem for queue, problem in problems.items() if isinstance(problem, _NO_ANSWER)}
+        silent = {queue.broker_name: problem for queue, problem in problems.items() if isinstance(problem, UNANSWERED)}
         others = offsets.keys() - first
         problems |= {queue: silent[queue.broker_name] for queue in others if queue.broker_name in silent}
         problems |= self._commit_concurrently(group, {queue: offsets[queue] for queue in others - problems.keys()})
         for broker_name, problem in {queue.broker_name: problem for queue, problem in problems.items()}.items():
-            _log.warning("remote.commit_failed", group=group, broker=broker_name, reason=str(problem))
+            log_failure(_log, "remote.commit_failed", problem, always=is_last, group=group, broker=broker_name)
         return set(problems)
 
     def _commit_concurrently(self, group: str, offsets: dict[MessageQueue, int]) -> dict[MessageQueue, BrokerError]:
@@ -181,7 +185,7 @@ class RemoteBrokerOffsetStore(OffsetStore):
     def commit_now(self, queue: MessageQueue, queue_offset: int) -> None:
         self._brokers.commit(self._group, queue, queue_offset)
 
-    def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
+    def flush(self, queues: Iterable[MessageQueue] | None = None, *, is_last: bool = True) -> None:
         """Commit the changed offsets of *queues*, or of all, and wait until the brokers have them.
 
         A flush in another thread is awaited first: it may be committing offsets of these queues.
@@ -190,7 +194,7 @@ class RemoteBrokerOffsetStore(OffsetStore):
             with self._lock:
                 chosen = self._changed if queues is None else self._changed & set(queues)
                 changed = {queue: self._offsets[queue] for queue in chosen}
-            failed = self._brokers.commit_all(self._group, changed)
+            failed = self._brokers.commit_all(self._group, changed, is_last=is_last)
             with self._lock:
                 self._changed -= {
                     queue
@@ -244,7 +248,7 @@ class LocalFileOffsetStore(OffsetStore):
         self.commit(queue, queue_offset)
         self.flush()
 
-    def flush(self, queues: Iterable[MessageQueue] | None = None) -> None:
+    def flush(self, queues: Iterable[MessageQueue] | None = None, *, is_last: bool = True) -> None:
         with self._lock:
             if not self._changed:
                 return

@@ -72,12 +72,13 @@ class PullClient:
 
     def _outcome(self, queue: MessageQueue, address: str, response: RemotingCommand | BrokerError) -> Outcome:
         retry_ms = self._settings.retry_after_error_ms
+        self.context.instance.report(address, response)
         if isinstance(response, BrokerError):
-            return PullFailed(str(response), retry_ms)
+            return PullFailed(response, retry_ms)
         try:
             return self._read(queue, address, response)
         except RemoteProtocolError as exc:
-            return PullFailed(f"{address} sent an invalid response: {exc}", retry_ms)
+            return PullFailed(RemoteProtocolError(f"{address} sent an invalid response: {exc}"), retry_ms)
 
     def _read(self, queue: MessageQueue, address: str, response: RemotingCommand) -> Outcome:
         if response.code not in PULL_RESPONSES:
@@ -99,11 +100,13 @@ class PullClient:
         return Pulled(messages, header.next_begin_offset, header.suggest_which_broker_id, lags)
 
     def _refused(self, queue: MessageQueue, address: str, response: RemotingCommand) -> PullFailed:
-        if response.code in _UNKNOWN_MEMBER:
+        is_unknown = response.code in _UNKNOWN_MEMBER
+        if is_unknown:
             self.on_unknown_member()
         problem = response_error(response, f"group {self.group!r} reads {queue}", address)
         is_flow_control = response.code == ResponseCode.FLOW_CONTROL
-        return PullFailed(str(problem), _FLOW_CONTROL_MS if is_flow_control else self._settings.retry_after_error_ms)
+        retry_ms = _FLOW_CONTROL_MS if is_flow_control else self._settings.retry_after_error_ms
+        return PullFailed(problem, retry_ms, is_unknown)
 
     def _set_topics(self, queue: MessageQueue, messages: list[MessageExt]) -> None:
         """Give the messages the application's topic names."""

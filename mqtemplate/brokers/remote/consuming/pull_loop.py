@@ -9,8 +9,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
 from mqtemplate.event_log import get_logger
@@ -39,10 +40,15 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """A failed pull, to be repeated after *retry_ms*."""
+    """A failed pull, to be repeated after *retry_ms*.
 
-    reason: str
+    Attributes:
+        needs_heartbeat: The broker does not know the member, as after a restart; the next heartbeat registers it.
+    """
+
+    error: BrokerError
     retry_ms: int
+    needs_heartbeat: bool = False
 
 
 Outcome: TypeAlias = Pulled | PullFailed
@@ -64,6 +70,7 @@ class _QueueState:
         epoch: Incremented by a seek; outcomes of pulls from an earlier epoch are ignored.
         is_first: The next outcome is the first one of this epoch. The first pull does not wait at the broker.
         is_settled: A pull of this epoch has read the messages that this client had sent to the queue.
+        needs_heartbeat: The last pull failed because the broker did not know the member.
         retry_ms: Time of the next pull after a failure.
     """
 
@@ -75,6 +82,7 @@ class _QueueState:
     is_first: bool = True
     is_settled: bool = False
     is_pulling: bool = False
+    needs_heartbeat: bool = False
     retry_ms: int | None = None
     broker_id: int = 0
 
@@ -186,7 +194,7 @@ class PullLoop:
                 state.queue, queue_offset, broker_id, may_wait, lambda outcome: self._done(state, epoch, outcome)
             )
         except BrokerError as exc:
-            self._done(state, epoch, PullFailed(str(exc), _RETRY_MS))
+            self._done(state, epoch, PullFailed(exc, _RETRY_MS))
 
     def _is_full(self, state: _QueueState) -> bool:
         return len(state.messages) >= self.max_messages or state.body_bytes >= self.max_bytes
@@ -197,10 +205,12 @@ class PullLoop:
             if state.epoch != epoch:
                 return
             state.is_pulling = state.is_first = False
+            did_need_heartbeat, state.needs_heartbeat = state.needs_heartbeat, False
             was_settled = state.is_settled
             if isinstance(outcome, PullFailed):
                 state.is_settled = True  # poll() must not wait for a broker that fails
                 state.retry_ms = self.clock.now_ms() + outcome.retry_ms
+                state.needs_heartbeat = outcome.needs_heartbeat
             else:
                 state.is_settled = was_settled or not outcome.lags
                 state.next_offset = outcome.next_offset
@@ -209,15 +219,7 @@ class PullLoop:
                 state.body_bytes += sum([len(message.body) for message in outcome.messages])
             has_arrival = state.is_settled != was_settled or (isinstance(outcome, Pulled) and outcome.messages)
         if isinstance(outcome, PullFailed):
-            queue = state.queue
-            _log.warning(
-                "remote.pull_failed",
-                topic=queue.topic,
-                queue=queue.queue_id,
-                broker=queue.broker_name,
-                reason=outcome.reason,
-                retry_in_ms=outcome.retry_ms,
-            )
+            _log_failed_pull(state.queue, outcome, is_expected=outcome.needs_heartbeat and not did_need_heartbeat)
             self.on_retry()
         if has_arrival:
             self.on_arrival()
@@ -241,3 +243,11 @@ def _take_from(state: _QueueState, max_count: int, taken: list[MessageExt]) -> N
         message = state.messages.popleft()
         state.body_bytes -= len(message.body)
         taken.append(message)
+
+
+def _log_failed_pull(queue: MessageQueue, outcome: PullFailed, *, is_expected: bool) -> None:
+    fields: dict[str, Any] = {"topic": queue.topic, "queue": queue.queue_id, "broker": queue.broker_name}
+    if is_expected:
+        _log.debug("remote.member_unknown", reason=str(outcome.error), **fields)
+    else:
+        log_failure(_log, "remote.pull_failed", outcome.error, retry_in_ms=outcome.retry_ms, **fields)

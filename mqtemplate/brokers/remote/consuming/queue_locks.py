@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
+from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
 from mqtemplate.event_log import get_logger
@@ -76,9 +77,7 @@ class QueueLocks:
             try:
                 locked = self.requests.lock(broker_name, mine)
             except BrokerError as exc:
-                _log.warning(
-                    "remote.lock_renewal_failed", group=self.requests.group, broker=broker_name, reason=str(exc)
-                )
+                log_failure(_log, "remote.lock_renewal_failed", exc, group=self.requests.group, broker=broker_name)
                 continue
             with self._lock:
                 for queue in mine:

@@ -5,18 +5,19 @@ Source: RocketMQ ``client: DefaultMQPushConsumerImpl.sendMessageBack``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
-from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError
+from mqtemplate.brokers.retry import SentBack, retry_level
+from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.message import MessageExt, Property
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.message import DELAY_PROPERTIES, Message, Property, copy_properties
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.remote")
 
@@ -33,27 +34,39 @@ class RetrySender:
     """
 
     context: ClientContext
-    spec: ConsumerSpec
     producer: Producer
 
-    def send_back(self, message: MessageExt, delay_level: int) -> None:
+    def send_back(self, sent_back: SentBack) -> None:
         """Send a message back; see `Consumer.send_back`.
+
+        A broker moves the message itself, but then it takes levels only and adds no properties. A message with an
+        exact delay, and a dead letter with properties, is sent as a copy.
 
         Raises:
             SendError: The broker refused the message, and so did the brokers of the retry topic.
+            UnsupportedError: The brokers have no timers, and an exact delay was requested.
         """
-        problem = self._send_back_at_broker(message, delay_level)
+        is_dead = sent_back.is_dead
+        if sent_back.delay_ms is not None and not is_dead and not has_timers(self.context.instance.versions.values()):
+            raise UnsupportedError(
+                "RocketMQ has timers, and so exact retry delays, from version 5.0 on; use a delay level"
+            )
+        if sent_back.properties if is_dead else sent_back.delay_ms is not None:
+            self._send_copy(sent_back)
+            return
+        problem = self._send_back_at_broker(sent_back)
         if problem is not None:
-            _log.warning("remote.send_back_refused", group=self.spec.group, msg_id=message.msg_id, reason=problem)
-            self._send_copy(message, delay_level)
+            group, msg_id = sent_back.spec.group, sent_back.message.msg_id
+            _log.warning("remote.send_back_refused", group=group, msg_id=msg_id, reason=problem)
+            self._send_copy(sent_back)
 
-    def _send_back_at_broker(self, message: MessageExt, delay_level: int) -> str | None:
+    def _send_back_at_broker(self, sent_back: SentBack) -> str | None:
         """Have the broker move the message to the retry topic; return the reason if it does not."""
-        context, spec = self.context, self.spec
+        context, message, spec = self.context, sent_back.message, sent_back.spec
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.physical_offset,
             group=context.namespace.wrap(spec.group),
-            delay_level=delay_level,
+            delay_level=sent_back.delay_level,
             origin_msg_id=message.msg_id,
             origin_topic=context.namespace.wrap(message.topic),
             unit_mode=False,
@@ -69,13 +82,28 @@ class RetrySender:
             return str(exc)
         return None if response.code == ResponseCode.SUCCESS else str(response)
 
-    def _send_copy(self, message: MessageExt, delay_level: int) -> None:
-        """Send a copy to the retry or dead-letter topic; its broker reads ``reconsume_times`` from the header."""
-        spec, wrap = self.spec, self.context.namespace.wrap
-        is_dead = is_exhausted(message, delay_level, spec.max_reconsume_times)
-        copy = dead_letter(message, spec.group) if is_dead else retry(message, spec.group, delay_level)
-        copy.properties[Property.RETRY_TOPIC] = wrap(copy.properties[Property.RETRY_TOPIC])
-        request = self.producer.factory.single(copy)
-        request.reconsume_times = message.reconsume_times + 1
-        request.max_reconsume_times = spec.max_reconsume_times
+    def _send_copy(self, sent_back: SentBack) -> None:
+        """Send a copy to the retry topic; its broker reads ``reconsume_times`` from the header.
+
+        The broker moves a message whose retries are used up to the dead-letter topic, and creates that topic. Source:
+        ``AbstractSendMessageProcessor.handleRetryAndDLQ``.
+        """
+        is_dead = sent_back.is_dead
+        copy = sent_back.dead_letter() if is_dead else sent_back.retry()
+        if sent_back.delay_ms is None:
+            copy.properties[Property.DELAY] = str(retry_level(sent_back.message, sent_back.delay_level))
+        else:
+            copy.properties[Property.TIMER_DELAY_MS] = str(sent_back.delay_ms)
+        if is_dead:
+            copy.properties = copy_properties(copy.properties, *DELAY_PROPERTIES)
+        copy.properties[Property.RETRY_TOPIC] = self.context.namespace.wrap(copy.properties[Property.RETRY_TOPIC])
+        topic = RETRY_TOPIC_PREFIX + sent_back.spec.group
+        request = self.producer.factory.single(Message(topic, copy.body, copy.properties, copy.flag))
+        request.reconsume_times = sent_back.message.reconsume_times + 1
+        request.max_reconsume_times = 0 if is_dead else sent_back.spec.max_reconsume_times
         self.producer.deliver(request, None, _TIMEOUT_MS)
+
+
+def has_timers(versions: Iterable[int]) -> bool:
+    """Return True if all brokers of these versions have timers."""
+    return min(versions, default=int(Version.V5_0_0)) >= Version.V5_0_0

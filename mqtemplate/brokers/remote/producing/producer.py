@@ -5,15 +5,17 @@ Source: RocketMQ ``client: DefaultMQProducerImpl``, ``MQFaultStrategy``.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
-from mqtemplate.brokers.remote.errors import RETRY_ELSEWHERE, send_error, unanswered_send_error
+from mqtemplate.brokers.remote.errors import RETRY_ELSEWHERE, send_error
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
+from mqtemplate.brokers.remote.producing.tries import Tries
 from mqtemplate.brokers.remote.routes import TopicRoute
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -26,11 +28,13 @@ from mqtemplate.errors import (
     SendError,
     UnsupportedError,
 )
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _STATUS = {
     ResponseCode.SUCCESS: SendStatus.SEND_OK,
@@ -38,7 +42,11 @@ _STATUS = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
-_SHORTEST_ATTEMPT_S = 0.005
+_WITHOUT = {
+    Capability.BATCH_DELAY: "send the messages one by one",
+    Capability.TRANSACTION_DELAY: "send it without a delay",
+}
+_UNANSWERED = (RemoteConnectError, RemoteTimeoutError)
 _NOT_RETRIED = (BrokerClosedError, ForkedError, UnsupportedError)
 
 
@@ -58,6 +66,8 @@ class Producer:
         self._clock = context.clock
         self._sent = context.sent
         self._avoid_until: dict[str, int] = {}
+        self.waiting: set[_AsyncSend] = set()
+        self._is_closed = False
 
     # --- the sends of `Broker` -----------------------------------------------------------------
 
@@ -71,15 +81,13 @@ class Producer:
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         """See `Broker.send_async`."""
-        future: Future[SendResult] = Future()
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         try:
-            request = self.factory.for_messages(messages)
-            deadline, route = time.monotonic() + timeout_ms / 1_000, self.route(request.topic)
-            target = self.target(request, route, queue, None)
-            _AsyncSend(self, request, queue, timeout_ms, deadline, future, route, target).attempt()
+            deadline = time.monotonic() + timeout_ms / 1_000
+            _AsyncSend(self, self.factory.for_messages(messages), queue, timeout_ms, deadline, future).attempt()
         except MQTemplateError as exc:
             future.set_exception(exc)
         return future
@@ -102,39 +110,57 @@ class Producer:
             MessageError, UnsupportedError: A broker refused it for good.
         """
         deadline = time.monotonic() + timeout_ms / 1_000
-        attempts = 1 + (self._settings.retry_times_when_send_failed if queue is None else 0)
-        route = self.route(request.topic)
+        tries: Tries | None = None
         last_broker: str | None = None
-        for number in range(1, attempts + 1):
-            target = self.target(request, route, queue, last_broker)
-            last_broker = target.queue.broker_name
-            left_ms = max(1, int((deadline - time.monotonic()) * 1_000))
+        while True:
+            target: _Target | None = None
+            failure: BrokerError | RemotingCommand
             try:
-                response = self._instance.invoke(target.address, request.command(target.queue), left_ms)
-            except (RemoteConnectError, RemoteTimeoutError) as exc:
-                self.avoid(target)
-                if number == attempts or _is_over(deadline):
-                    raise unanswered_send_error(str(request), exc, number, timeout_ms) from exc
-                continue
-            if number == attempts or _is_over(deadline) or not self.may_retry(response):
-                return self.result(request, target, response)
-            self.avoid(target)
-            if response.code == ResponseCode.TOPIC_NOT_EXIST:
-                self._routes.forget(request.topic)
-                route = self.route(request.topic)
-        raise AssertionError("the last attempt returns or raises")
+                target = self.target(request, self.route_of(request), queue, last_broker)
+                left_ms = max(1, int((deadline - time.monotonic()) * 1_000))
+                failure = self._instance.invoke(target.address, request.command(target.queue), left_ms)
+                if not self.may_retry(failure):
+                    return self.result(request, target, failure)
+            except _UNANSWERED as exc:
+                failure = exc
+            if tries is None:
+                tries = self.tries(request, queue, timeout_ms, deadline, self._settings.retry_times_when_send_failed)
+            pause_s = self.failed(tries, target, failure)
+            if pause_s is None:
+                return self.end(tries, target, failure)
+            last_broker = target.queue.broker_name if target is not None else last_broker
+            threading.Event().wait(pause_s)
 
-    # --- steps of an attempt -------------------------------------------------------------------
+    def tries(
+        self, request: SendRequest, queue: MessageQueue | None, timeout_ms: int, deadline: float, retries: int
+    ) -> Tries:
+        """Return the tries of a send whose first one has failed."""
+        return Tries(request, retries if queue is None else 0, retries > 0, timeout_ms, deadline)
+
+    def close(self) -> None:
+        """Fail the asynchronous sends that are to be tried again."""
+        self._is_closed = True
+        for send in list(self.waiting):
+            send.close()
+
+    # --- steps of a try ------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute:
         """Return the route to send by.
 
         Raises:
-            SendError: The topic has no queue that accepts messages.
+            SendError: The topic has no queue that accepts messages, or no name server answers.
         """
         try:
+            return self._find_route(topic)
+        except RemoteConnectError as exc:
+            raise SendError(f"no route for {topic!r}: {exc}") from exc
+
+    def _find_route(self, topic: str) -> TopicRoute:
+        """Return the route to send by; raise `RemoteConnectError` if no name server answers, else as `route`."""
+        try:
             route = self._routes.publish_route(topic)
-        except (*_NOT_RETRIED, DestinationError):
+        except (*_NOT_RETRIED, RemoteConnectError, DestinationError):
             raise
         except BrokerError as exc:
             raise SendError(f"no route for {topic!r}: {exc}") from exc
@@ -156,7 +182,8 @@ class Producer:
 
         Raises:
             DestinationError: *queue* is not in the route.
-            UnsupportedError: The message has a timer, and the broker is older than 5.0: it would deliver at once.
+            UnsupportedError: The broker would deliver the message at once. It is older than 5.0 and the message has a
+                timer, or it is one of RocketMQ and the message has a delay in a batch or in a transaction.
         """
         if queue is None:
             queue = self._next_queue(route, last_broker)
@@ -171,7 +198,22 @@ class Producer:
                 f"{request}: broker {queue.broker_name!r} at {address} is older than RocketMQ 5.0 and has no timers "
                 "(it would deliver at once); use a delay level, or a newer broker with timerWheelEnable=true"
             )
+        if request.needs is not None and request.needs not in self._instance.announced.get(address, ()):
+            raise UnsupportedError(
+                f"{request}: broker {queue.broker_name!r} at {address} does not support {request.needs.value} "
+                f"(RocketMQ's brokers do not); {_WITHOUT[request.needs]}"
+            )
         return _Target(queue, address)
+
+    def route_of(self, request: SendRequest) -> TopicRoute:
+        """Return the route to send by; raise `RemoteConnectError` if no name server answers, else as `route`.
+
+        Its brokers have announced their capabilities if the message needs one.
+        """
+        route = self._find_route(request.topic)
+        if request.needs is not None:
+            self._instance.register_at(route.masters())
+        return route
 
     def _next_queue(self, route: TopicRoute, last_broker: str | None) -> MessageQueue:
         """Return the queues in turn; queues of brokers that failed recently only if there are no others."""
@@ -211,11 +253,38 @@ class Producer:
             (header.transaction_id or request.msg_id) if request.is_half else None,
             header.recall_handle,
         )
-        self._sent.add_sent(result, len(request.msg_ids), in_queue=request.is_immediate)
+        queue = result.message_queue if request.is_immediate else _delayed_queue(request, result)
+        self._sent.add_sent(result, len(request.msg_ids), queue)
         route = self._routes.cached(request.topic)
         if route is not None and route.is_default:
             self._routes.forget(request.topic)  # the broker has created the topic: look its real queues up
         return result
+
+    def failed(self, tries: Tries, target: _Target | None, failure: BrokerError | RemotingCommand) -> float | None:
+        """Note a failed try; return the pause before the next one in seconds, or None if there is none.
+
+        Args:
+            target: None if the topic had no route.
+        """
+        if target is not None:
+            self.avoid(target)
+        if isinstance(failure, RemotingCommand) and failure.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._routes.forget(tries.request.topic)
+        return tries.pause_s("" if target is None else target.address, failure)
+
+    def end(self, tries: Tries, target: _Target | None, failure: BrokerError | RemotingCommand) -> SendResult:
+        """Return the result of the last try, if the message is stored with a weaker guarantee; else raise the error."""
+        if target is not None and isinstance(failure, RemotingCommand) and failure.code in _STATUS:
+            return self.result(tries.request, target, failure)
+        cause = failure if isinstance(failure, BrokerError) else None
+        raise tries.error("" if target is None else target.address, failure) from cause
+
+    def try_later(self, send: _AsyncSend, pause_s: float) -> None:
+        """Let an asynchronous send try again after a pause."""
+        self.waiting.add(send)
+        self._instance.call_later(pause_s * 1_000, send.resume)
+        if self._is_closed:
+            send.close()
 
     def may_retry(self, response: RemotingCommand) -> bool:
         """Return True if another queue or broker may give a better response."""
@@ -226,23 +295,30 @@ class Producer:
 
 @dataclass(slots=True, eq=False)
 class _AsyncSend:
-    """One asynchronous send with its attempts; all but the first run in the I/O thread."""
+    """One asynchronous send with its tries: the first in the thread of the caller, the others in worker threads."""
 
     producer: Producer
     request: SendRequest
     queue: MessageQueue | None
     timeout_ms: int
     deadline: float
-    future: Future[SendResult]
-    route: TopicRoute
-    target: _Target
-    number: int = 0
+    future: AwaitableFuture[SendResult]
+    target: _Target | None = None
+    tries: Tries | None = None
 
     def attempt(self) -> None:
-        self.number += 1
-        left_ms = max(1, int((self.deadline - time.monotonic()) * 1_000))
-        command = self.request.command(self.target.queue)
-        self.producer._instance.invoke_async(self.target.address, command, left_ms, self._done)
+        """Send the request. This may block while the topic has no route."""
+        last_broker = self.target.queue.broker_name if self.target is not None else None
+        try:
+            route = self.producer.route_of(self.request)
+            self.target = self.producer.target(self.request, route, self.queue, last_broker)
+            left_ms = max(1, int((self.deadline - time.monotonic()) * 1_000))
+            command = self.request.command(self.target.queue)
+            self.producer._instance.invoke_async(self.target.address, command, left_ms, self._done)
+        except RemoteConnectError as exc:
+            self._done(exc)
+        except MQTemplateError as exc:
+            self.future.set_exception(exc)
 
     def _done(self, response: RemotingCommand | BrokerError) -> None:
         try:
@@ -251,21 +327,47 @@ class _AsyncSend:
             self.future.set_exception(exc)
 
     def _finish_or_retry(self, response: RemotingCommand | BrokerError) -> None:
-        retries = self.producer._settings.retry_times_when_send_async_failed
-        is_last = self.number == 1 + (retries if self.queue is None else 0) or _is_over(self.deadline)
+        producer, target = self.producer, self.target
+        if target is not None and (producer._instance.outages.is_open or not isinstance(response, RemotingCommand)):
+            producer._instance.report(target.address, response)
         if isinstance(response, RemotingCommand):
-            if is_last or not self.producer.may_retry(response):
-                self.future.set_result(self.producer.result(self.request, self.target, response))
+            if target is not None and not producer.may_retry(response):
+                self.future.set_result(producer.result(self.request, target, response))
                 return
-        elif isinstance(response, _NOT_RETRIED):
+        elif not isinstance(response, _UNANSWERED):
             raise response
-        elif is_last:
-            raise unanswered_send_error(str(self.request), response, self.number, self.timeout_ms) from response
-        self.producer.avoid(self.target)
-        self.target = self.producer.target(self.request, self.route, self.queue, self.target.queue.broker_name)
-        self.attempt()
+        if self.tries is None:
+            retries = producer._settings.retry_times_when_send_async_failed
+            self.tries = producer.tries(self.request, self.queue, self.timeout_ms, self.deadline, retries)
+        pause_s = producer.failed(self.tries, target, response)
+        if pause_s is None:
+            self.future.set_result(producer.end(self.tries, target, response))
+        else:
+            producer.try_later(self, pause_s)
+
+    def resume(self) -> None:
+        """Try again, unless the producer was closed."""
+        if self._stops_waiting():
+            self.attempt()
+
+    def close(self) -> None:
+        """Fail, if this send waits for its next try."""
+        if self._stops_waiting():
+            self.future.set_exception(BrokerClosedError(f"{self.request}: the client was closed before the next try"))
+
+    def _stops_waiting(self) -> bool:
+        """Return True in the one thread that ends the pause."""
+        try:
+            self.producer.waiting.remove(self)
+        except KeyError:
+            return False
+        return True
 
 
-def _is_over(deadline: float) -> bool:
-    """Return True if there is no time for another attempt."""
-    return deadline - time.monotonic() < _SHORTEST_ATTEMPT_S
+def _delayed_queue(request: SendRequest, result: SendResult) -> MessageQueue | None:
+    """Return the queue of a system topic that has a delayed message; None for others, such as half messages."""
+    if result.handle is not None:
+        return MessageQueue(TIMER_TOPIC, result.message_queue.broker_name, 0)
+    if request.level > 0:
+        return MessageQueue(SCHEDULE_TOPIC, result.message_queue.broker_name, request.level - 1)
+    return None

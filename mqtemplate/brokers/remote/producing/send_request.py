@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import DelayError, MessageError, UnsupportedError
+from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageQueue, Property, create_unique_id
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
@@ -35,7 +36,9 @@ class SendRequest:
         topic: The application's name; *wire_topic* is the name on the wire.
         msg_ids: The ids created by this client, one for each message.
         has_timer: The message has a delay that is not a level.
-        has_level: The message has a delay level.
+        has_level: The message, or one of a batch, has a delay level.
+        level: The delay level of a single message; 0 for none.
+        needs: Capability that a broker must have announced; None for a message that every broker stores correctly.
     """
 
     topic: str
@@ -53,6 +56,8 @@ class SendRequest:
     max_reconsume_times: int | None = None
     has_timer: bool = False
     has_level: bool = False
+    level: int = 0
+    needs: Capability | None = None
 
     @property
     def is_immediate(self) -> bool:
@@ -112,14 +117,15 @@ class SendRequestFactory:
         Raises:
             MessageError: The message is too large, or its topic is not one to send to.
             DelayError: Its delay is not a number.
-            UnsupportedError: It has a delay, and is a half message.
         """
         check_send_topic(message.topic)
         self._check_size(message)
         properties, msg_id = self._properties(message)
         sys_flag, group = 0, self._group
+        has_level, has_timer = _has_level(properties), not _TIMER_PROPERTIES.isdisjoint(properties)
+        needs = None
         if transaction_group is not None:
-            _refuse_delay(message, "RocketMQ does not delay messages of a transaction; send it without a delay")
+            needs = Capability.TRANSACTION_DELAY if has_level or has_timer else None
             group = self._namespace.wrap(transaction_group)
             properties |= {Property.TRANSACTION_PREPARED: "true", Property.PRODUCER_GROUP: group}
             sys_flag |= SysFlag.TRANSACTION_PREPARED
@@ -135,8 +141,10 @@ class SendRequestFactory:
             flag=message.flag,
             default_queue_count=self._settings.default_topic_queue_nums,
             born_timestamp=self._clock.now_ms(),
-            has_level=properties.get(Property.DELAY, "0") != "0",
-            has_timer=not _TIMER_PROPERTIES.isdisjoint(properties),
+            has_level=has_level,
+            level=int(properties[Property.DELAY]) if has_level else 0,
+            has_timer=has_timer,
+            needs=needs,
         )
 
     def batch(self, messages: Sequence[Message]) -> SendRequest:
@@ -144,22 +152,24 @@ class SendRequestFactory:
 
         Raises:
             MessageError: There are no messages, they have two topics, or they are too large together.
-            UnsupportedError: One of them has a delay.
+            DelayError: A delay is not a number.
         """
         if not messages:
             raise MessageError("the batch is empty; give at least one message")
         topic = check_send_topic(messages[0].topic)
-        encoded, ids = [], []
+        encoded: list[Message] = []
+        ids: list[str] = []
         for message in messages:
             if message.topic != topic:
                 raise MessageError(
                     f"a batch goes to one topic, this one names {topic!r} and {message.topic!r}; send two batches"
                 )
-            _refuse_delay(message, "RocketMQ does not delay batches; send the messages one by one")
             self._check_size(message)
             properties, msg_id = self._properties(message)
             encoded.append(Message(topic, message.body, properties, message.flag))
             ids.append(msg_id)
+        has_level = any(_has_level(each.properties) for each in encoded)
+        has_timer = any(not _TIMER_PROPERTIES.isdisjoint(each.properties) for each in encoded)
         body = encode_batch(encoded)
         if len(body) > self._settings.max_message_size:
             raise MessageError(
@@ -176,6 +186,9 @@ class SendRequestFactory:
             code=RequestCode.SEND_BATCH_MESSAGE,
             default_queue_count=self._settings.default_topic_queue_nums,
             born_timestamp=self._clock.now_ms(),
+            has_level=has_level,
+            has_timer=has_timer,
+            needs=Capability.BATCH_DELAY if has_level or has_timer else None,
         )
 
     def for_messages(self, messages: Sequence[Message]) -> SendRequest:
@@ -261,7 +274,5 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _refuse_delay(message: Message, reason: str) -> None:
-    names = [name for name in DELAY_PROPERTIES if message.properties.get(name, "0") != "0"]
-    if names:
-        raise UnsupportedError(f"the message for {message.topic!r} has a delay ({names[0]}), but {reason}")
+def _has_level(properties: Mapping[str, str]) -> bool:
+    return properties.get(Property.DELAY, "0") != "0"

@@ -138,6 +138,8 @@ class ConsumerSendMsgBackRequestHeader(RpcRequestHeader):
     Attributes:
         offset: Physical offset of the message. It identifies the message; the ids do not.
         delay_level: 0: the broker chooses; negative: to the dead-letter topic at once.
+        delay_ms: Exact delay instead of a level. Our own field, for a server that announced ``RETRY_DELAY``; RocketMQ
+            ignores it.
     """
 
     offset: Long
@@ -147,6 +149,7 @@ class ConsumerSendMsgBackRequestHeader(RpcRequestHeader):
     origin_topic: str | None = None
     unit_mode: bool = False
     max_reconsume_times: int | None = None
+    delay_ms: Long | None = wire("mqtemplateDelayMs", default=None)
 
 
 class EndTransactionRequestHeader(RpcRequestHeader):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from structlog.testing import capture_logs
+
 from mqtemplate.brokers.remote.consuming.pull_loop import Outcome, Pulled, PullFailed, PullLoop
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import RemoteConnectError
+from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue
 
 A, B = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
@@ -237,7 +239,7 @@ def test_a_failed_pull_is_repeated_when_it_is_due() -> None:
     clock, wire = VirtualClock(), Wire()
     loop, events = loop_over(wire, clock)
     loop.add(A, 3)
-    wire.answer(PullFailed("busy", 20))
+    wire.answer(PullFailed(BrokerError("busy"), 20))
     assert (wire.pulled(), events) == ([], ["retry", "arrival"])
     loop.take(10, NONE)
     assert wire.pulled() == []
@@ -280,3 +282,19 @@ def test_pulls_continue_at_the_broker_of_the_outcome() -> None:
     wire.answer(Pulled([], 0, broker_id=1))
 
     assert wire.pulls[0][2] == 1
+
+
+def test_a_member_that_a_restarted_broker_does_not_know_is_logged_only_if_the_heartbeat_does_not_help() -> None:
+    clock, wire = VirtualClock(), Wire()
+    with capture_logs() as logs:
+        pulls, _events = loop_over(wire, clock)
+        pulls.add(A, 0)
+        for _ in range(2):
+            wire.answer(PullFailed(BrokerError("unknown member"), 20, needs_heartbeat=True))
+            clock.move_ms(20)
+            pulls.retry()
+
+    assert [(log["event"], log["log_level"]) for log in logs] == [
+        ("remote.member_unknown", "debug"),
+        ("remote.pull_failed", "warning"),
+    ]

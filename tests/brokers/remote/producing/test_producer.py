@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.errors import DestinationError, SendError, SendTimeoutError, UnsupportedError
+from mqtemplate.errors import BrokerClosedError, DestinationError, SendError, SendTimeoutError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
-from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.codes import Perm
-from mqtemplate.results import SendStatus
+from mqtemplate.remoting.protocol.headers.delayed import HeartbeatResponseHeader
+from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.topics import AUTO_CREATE_TOPIC
-from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_cluster import Script, ScriptedBroker
+from tests.waiting import eventually
 
 SEND = RequestCode.SEND_MESSAGE_V2
 MESSAGE = Message("orders", b"x")
@@ -38,8 +42,6 @@ def client_of(cluster: ScriptedBroker, **settings: Any) -> Iterator[RemoteBroker
     "code",
     [
         ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
         ResponseCode.NO_PERMISSION,
         ResponseCode.TOPIC_NOT_EXIST,
     ],
@@ -63,7 +65,7 @@ def test_a_permanent_refusal_is_not_retried(cluster: ScriptedBroker) -> None:
 
 
 def test_a_message_for_one_queue_has_one_attempt(cluster: ScriptedBroker) -> None:
-    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
+    cluster.refuse(SEND, ResponseCode.SYSTEM_ERROR)
 
     with client_of(cluster) as broker, pytest.raises(SendError):
         broker.send(MESSAGE, MessageQueue("orders", "broker-a", 1))
@@ -72,7 +74,7 @@ def test_a_message_for_one_queue_has_one_attempt(cluster: ScriptedBroker) -> Non
 
 
 def test_the_numbers_of_retries_are_settings(cluster: ScriptedBroker) -> None:
-    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
+    cluster.refuse(SEND, ResponseCode.SYSTEM_ERROR)
 
     with client_of(cluster, retry_times_when_send_failed=0, retry_times_when_send_async_failed=1) as broker:
         with pytest.raises(SendError):
@@ -82,6 +84,103 @@ def test_the_numbers_of_retries_are_settings(cluster: ScriptedBroker) -> None:
             broker.send_async([MESSAGE]).result(10)
 
     assert (once, cluster.count(SEND)) == (1, 3)
+
+
+# --- tries until the timeout ------------------------------------------------------------------------
+
+QUEUE = MessageQueue("orders", "broker-a", 1)
+BUSY = [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE]
+
+
+def send(broker: RemoteBroker, kind: str, queue: MessageQueue | None, timeout_ms: int = 3_000) -> SendResult:
+    """Send the message in one of the two ways, and wait for the result."""
+    if kind == "sync":
+        return broker.send(MESSAGE, queue, timeout_ms)
+    return broker.send_async([MESSAGE], queue, timeout_ms).result(60)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("queue", [None, QUEUE])
+@pytest.mark.parametrize("code", BUSY)
+def test_a_busy_broker_is_tried_again_until_it_accepts(
+    cluster: ScriptedBroker, code: int, queue: MessageQueue | None, kind: str
+) -> None:
+    """It has not stored the message, so a message for one queue is tried again, too."""
+
+    def accept_the_fifth(request: RemotingCommand) -> RemotingCommand:
+        return cluster.accept(request) if cluster.count(SEND) >= 5 else request.response(code, remark="not now")
+
+    cluster.script(SEND, accept_the_fifth)
+
+    with client_of(cluster) as broker:
+        result = send(broker, kind, queue, 60_000)
+
+    assert result.send_status is SendStatus.SEND_OK
+    assert cluster.count(SEND) == 5
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_error_lists_each_try_and_why_it_failed(cluster: ScriptedBroker, kind: str) -> None:
+    """Three of them are refusals that count; then the send ends, long before its timeout."""
+    error, busy = ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY
+    codes = iter([busy, error, busy, busy, error, error])
+    cluster.script(SEND, lambda request: request.response(next(codes), remark="no"))
+
+    with client_of(cluster) as broker, pytest.raises(SendError, match="tried 6 times within 60000 ms") as failed:
+        send(broker, kind, None, 60_000)
+
+    first, second, third, last = failed.value.tries
+    assert re.fullmatch(r"\(1\) after \d+ ms: 127.0.0.1:\d+ answered 2 SYSTEM_BUSY: no; it is overloaded.*", first)
+    assert re.fullmatch(r"\(2\) after \d+ ms: .* answered 1 SYSTEM_ERROR: no", second)
+    assert re.fullmatch(r"\(3-4\) after \d+ to \d+ ms: .* SYSTEM_BUSY.*", third)
+    assert re.fullmatch(r"\(5-6\) after \d+ to \d+ ms: .* SYSTEM_ERROR: no", last)
+    assert all(text in str(failed.value) for text in failed.value.tries)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_timeout_ends_the_tries(cluster: ScriptedBroker, kind: str) -> None:
+    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
+
+    with client_of(cluster) as broker, pytest.raises(SendError, match=r"tried \d+ times within 300 ms: .*SYSTEM_BUSY"):
+        send(broker, kind, None, 300)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("queue", "count"), [(None, 3), (QUEUE, 1)])
+def test_a_try_that_may_have_stored_the_message_counts(
+    cluster: ScriptedBroker, queue: MessageQueue | None, count: int, kind: str
+) -> None:
+    """The connection is lost after the request: as many tries as RocketMQ's client makes, one for a chosen queue."""
+    cluster.drop(SEND)
+
+    with client_of(cluster) as broker, pytest.raises(SendError, match="may have been carried out all the same"):
+        send(broker, kind, queue, 60_000)
+
+    assert cluster.count(SEND) == count
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_no_retries_means_one_try(cluster: ScriptedBroker, kind: str) -> None:
+    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
+
+    with (
+        client_of(cluster, retry_times_when_send_failed=0, retry_times_when_send_async_failed=0) as broker,
+        pytest.raises(SendError),
+    ):
+        send(broker, kind, None)
+
+    assert cluster.count(SEND) == 1
+
+
+def test_a_send_that_waits_for_its_next_try_fails_when_the_broker_is_closed(cluster: ScriptedBroker) -> None:
+    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY)
+
+    with client_of(cluster) as broker:
+        future = broker.send_async([MESSAGE], None, 600_000)
+        eventually(lambda: cluster.count(SEND) > 2, "it was tried some times")
+
+    with pytest.raises(BrokerClosedError):
+        future.result(60)
 
 
 def test_another_broker_is_preferred_after_a_failure() -> None:
@@ -182,3 +281,46 @@ def test_a_timer_is_refused_for_a_broker_of_4_which_would_deliver_it_at_once(nam
                 broker.send_one_way(timer)
 
         assert cluster.count(SEND) == 0
+
+
+# --- delays that RocketMQ does not support ----------------------------------------------------------
+
+DELAYED = Message("orders", b"x", {Property.DELAY: "3"})
+
+
+def test_delays_in_a_batch_and_in_a_transaction_are_refused_by_brokers_that_did_not_announce_them(
+    cluster: ScriptedBroker,
+) -> None:
+    """A RocketMQ broker would store the message without an error, and deliver it at once."""
+    with client_of(cluster) as broker:
+        with pytest.raises(UnsupportedError, match=r"does not support delays on a batch.*send the messages one by one"):
+            broker.send_batch([DELAYED, MESSAGE])
+        with pytest.raises(UnsupportedError, match="does not support delays on a batch"):
+            broker.send_async([DELAYED, MESSAGE]).result(10)
+        with pytest.raises(UnsupportedError, match=r"delays on a message in a transaction.*send it without a delay"):
+            broker.send_half(DELAYED, "shop")
+
+    assert cluster.count(SEND) == cluster.count(RequestCode.SEND_BATCH_MESSAGE) == 0
+
+
+def test_a_broker_is_asked_for_its_capabilities_before_the_first_delayed_batch(cluster: ScriptedBroker) -> None:
+    """A route may have a broker that got no heartbeat yet; the periodic heartbeat comes later."""
+    with ScriptedBroker("broker-b") as other, client_of(cluster) as broker:
+        for each in (cluster, other):
+            each.script(RequestCode.HEART_BEAT, announcing("BATCH_DELAY,NEWER_THAN_THIS_CLIENT"))
+            each.script(RequestCode.SEND_BATCH_MESSAGE, each.accept)
+        broker.close()
+        broker.start()
+        cluster.others.append(other)
+        cluster.topic("invoices", queues=1)
+
+        for _ in range(2):
+            broker.send_batch([Message("invoices", b"x", DELAYED.properties)] * 2)
+
+        assert cluster.count(RequestCode.SEND_BATCH_MESSAGE) == other.count(RequestCode.SEND_BATCH_MESSAGE) == 1
+        assert Capability.BATCH_DELAY in broker.capabilities
+
+
+def announcing(names: str) -> Script:
+    header = HeartbeatResponseHeader(capabilities=names)
+    return lambda request: request.response(header=header)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import ConfigurationError, DelayError, DestinationError, MessageError, UnsupportedError
+from mqtemplate.errors import ConfigurationError, DelayError, DestinationError, MessageError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
@@ -166,11 +167,6 @@ def test_a_batch_has_the_properties_of_each_message_and_no_id_of_its_own() -> No
     [
         ([], MessageError, "the batch is empty"),
         ([Message("a", b""), Message("b", b"")], MessageError, "a batch goes to one topic, this one names 'a' and 'b'"),
-        (
-            [Message("a", b"", {"DELAY": "1"})] * 2,
-            UnsupportedError,
-            "has a delay .DELAY., but RocketMQ does not delay batches",
-        ),
         ([Message("a", bytes(60))] * 2, MessageError, "the batch for 'a' has .* bytes, allowed are 100"),
     ],
 )
@@ -188,9 +184,15 @@ def test_a_half_message_has_its_producer_group() -> None:
     assert not request.is_immediate
 
 
-def test_a_half_message_with_a_delay_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="RocketMQ does not delay messages of a transaction"):
-        factory().single(Message("orders", b"x", {Property.TIMER_DELAY_SEC: "3"}), transaction_group="shop")
+@pytest.mark.parametrize("delay", [{Property.TIMER_DELAY_SEC: "3"}, {Property.DELAY: "3"}])
+def test_a_delay_in_a_batch_or_in_a_transaction_needs_a_capability_of_the_broker(delay: dict[str, str]) -> None:
+    plain, delayed = Message("orders", b"x"), Message("orders", b"y", delay)
+
+    assert factory().batch([plain, delayed]).needs is Capability.BATCH_DELAY
+    assert factory().single(delayed, transaction_group="shop").needs is Capability.TRANSACTION_DELAY
+    assert factory().single(delayed).needs is None
+    assert factory().batch([plain, plain]).needs is None
+    assert not factory().batch([plain, delayed]).is_immediate
 
 
 def test_a_reply_goes_to_the_cluster_s_topic_without_a_namespace() -> None:

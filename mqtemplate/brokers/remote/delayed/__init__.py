@@ -1,0 +1,1 @@
+"""Pending messages of a cluster: one implementation of `DelayedMessages` for each kind of broker."""

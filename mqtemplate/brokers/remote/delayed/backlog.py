@@ -1,0 +1,189 @@
+"""Pending messages of a RocketMQ cluster, read from its system topics with ordinary pulls and key queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from mqtemplate.brokers.remote.client_context import ClientContext
+from mqtemplate.brokers.remote.delayed.delay_config import DelayConfig, DelayConfigs
+from mqtemplate.brokers.remote.delayed.timer_records import TimerId, TimerRecords, is_mark, timer_id
+from mqtemplate.brokers.remote.queries import Queries
+from mqtemplate.brokers.remote.routes import MASTER_ID
+from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
+from mqtemplate.errors import BrokerError, OffsetOutOfRangeError
+from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.pending import PendingMessage, PendingQuery
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+
+_PAGE = 256  # a broker returns 32 of them by default
+_SKEW_MS = 60_000  # clocks of brokers and clients differ, and a broker may be late with its timers
+_MOST_BY_KEY = 32  # a broker returns at most 64 messages of its index, and may find other keys of the same hash
+
+
+class Backlog:
+    """Reader of the pending messages of all brokers.
+
+    A message is pending if it is due later than now, and no recall has deleted it. Records stay in the system topics
+    after their delivery. All reads start at the oldest record that may be pending.
+    """
+
+    def __init__(self, context: ClientContext, queries: Queries, configs: DelayConfigs) -> None:
+        self._context = context
+        self._queries = queries
+        self._configs = configs
+
+    def pending(self, query: PendingQuery) -> Iterator[tuple[TimerId, PendingMessage]]:
+        """Yield the pending messages that match *query*, in no particular order.
+
+        Raises:
+            BrokerError: There are more records to read than ``pending_read_limit``.
+        """
+        if query.key is not None:
+            ids = self.ids_with_key(query.key)
+            if ids is not None:
+                yield from self._pending_of(ids, query)
+                return
+        left = self._context.settings.pending_read_limit
+        for broker_name in self._masters():
+            config = self._configs.of(broker_name)
+            if config.slot_ms is not None:
+                queue = MessageQueue(TIMER_TOPIC, broker_name, 0)
+                records, left = self._read(queue, config.timer_age_ms, left)
+                yield from self._timers(records, query)
+            for level, delay_ms in enumerate(config.levels.delays_ms, start=1):
+                queue = MessageQueue(SCHEDULE_TOPIC, broker_name, level - 1)
+                records, left = self._read(queue, delay_ms, left)
+                yield from self._levels(records, query, config)
+
+    # --- by key --------------------------------------------------------------------------------
+
+    def ids_with_key(self, key: str) -> list[str] | None:
+        """Return the ids of the delayed messages that have a key, or have it as their id; None if they are many."""
+        found: dict[str, None] = {}
+        for topic in (TIMER_TOPIC, SCHEDULE_TOPIC):
+            for unique in (False, True):
+                records = self._queries.by_key(topic, key, _MOST_BY_KEY, 0, None, unique=unique)
+                if len(records) == _MOST_BY_KEY:
+                    return None
+                found.update(dict.fromkeys(record.msg_id for record in records if self.is_own(record)))
+        return list(found)
+
+    def timers_of(self, msg_id: str) -> list[MessageExt]:
+        """Return the records of one message in the timer topic, pending or not, and the marks that delete them."""
+        return self._queries.by_key(TIMER_TOPIC, msg_id, _MOST_BY_KEY, 0, None, unique=True)
+
+    def levels_of(self, msg_id: str) -> list[tuple[MessageExt, int]]:
+        """Return the records of one message in the topic of delay levels, pending or not, and when they are due."""
+        records = self._queries.by_key(SCHEDULE_TOPIC, msg_id, _MOST_BY_KEY, 0, None, unique=True)
+        return [(record, _level_due_ms(record, self._configs.of(record.broker_name))) for record in records]
+
+    def _pending_of(self, ids: Iterable[str], query: PendingQuery) -> Iterator[tuple[TimerId, PendingMessage]]:
+        for msg_id in ids:
+            yield from self._timers(self.timers_of(msg_id), query)
+            for record, _ in self.levels_of(msg_id):
+                yield from self._levels([record], query, self._configs.of(record.broker_name))
+
+    # --- records -------------------------------------------------------------------------------
+
+    def _read(self, queue: MessageQueue, age_ms: int, left: int) -> tuple[Iterator[MessageExt], int]:
+        """Return the records of a queue that are at most *age_ms* old, and how many more may be read after them."""
+        end = self._queries.max_offset(queue)
+        if end == 0:
+            return iter(()), left
+        start = self._queries.search_offset(queue, self._context.clock.now_ms() - age_ms - _SKEW_MS)
+        left -= max(0, end - start)
+        if left < 0:
+            limit = self._context.settings.pending_read_limit
+            raise BrokerError(
+                f"more than {limit} delayed messages would be read to list those that are pending: broker "
+                f"{queue.broker_name!r} alone has {end - start} in queue {queue.queue_id} of {queue.topic}; query by "
+                "key, which uses the index, or raise mqtemplate.cluster.pending-read-limit"
+            )
+        return self._records(queue, start, end), left
+
+    def _records(self, queue: MessageQueue, queue_offset: int, end: int) -> Iterator[MessageExt]:
+        while queue_offset < end:
+            try:
+                result = self._queries.pull(queue, queue_offset, _PAGE, 0, None)
+            except OffsetOutOfRangeError as exc:  # retention has deleted a file
+                next_offset = exc.next_offset
+            else:
+                yield from result.messages
+                next_offset = result.next_begin_offset
+            if next_offset <= queue_offset:
+                return
+            queue_offset = next_offset
+
+    def _timers(self, records: Iterable[MessageExt], query: PendingQuery) -> Iterator[tuple[TimerId, PendingMessage]]:
+        now_ms = self._context.clock.now_ms()
+        timers = TimerRecords[PendingMessage](lambda record: self._pending_message(record, timer_id(record).slot_ms))
+        for record in records:
+            due_ms = timer_id(record).slot_ms
+            if due_ms > now_ms and (is_mark(record) or self._matches(record, due_ms, query)):
+                timers.add(record)
+        yield from timers.remaining().items()
+
+    def _levels(
+        self, records: Iterable[MessageExt], query: PendingQuery, config: DelayConfig
+    ) -> Iterator[tuple[TimerId, PendingMessage]]:
+        now_ms = self._context.clock.now_ms()
+        for record in records:
+            due_ms = _level_due_ms(record, config)
+            if due_ms > now_ms and self._matches(record, due_ms, query):
+                message = self._pending_message(record, due_ms)
+                yield TimerId(record.broker_name, message.msg_id, due_ms), message
+
+    def is_own(self, record: MessageExt) -> bool:
+        """Return True if the message is for a topic of this client's namespace."""
+        topic, namespace = record.properties.get(Property.REAL_TOPIC, ""), self._context.namespace
+        return namespace.wrap(namespace.unwrap(topic)) == topic
+
+    def _matches(self, record: MessageExt, due_ms: int, query: PendingQuery) -> bool:
+        topic = self._context.namespace.unwrap(record.properties.get(Property.REAL_TOPIC, ""))
+        return (
+            self.is_own(record)
+            and (query.topic is None or topic == query.topic)
+            and (query.tag is None or record.tags == query.tag)
+            and (query.key is None or query.key in (record.msg_id, *(record.keys or "").split(" ")))
+            and (query.after_ms is None or due_ms >= query.after_ms)
+            and (query.before_ms is None or due_ms < query.before_ms)
+        )
+
+    def _pending_message(self, record: MessageExt, due_ms: int) -> PendingMessage:
+        level = record.queue_id + 1 if record.topic == SCHEDULE_TOPIC else 0
+        rolls = record.properties.get(Property.TIMER_ROLL_TIMES, "0")
+        return PendingMessage(
+            topic=self._context.namespace.unwrap(record.properties.get(Property.REAL_TOPIC, "")),
+            msg_id=record.msg_id,
+            tags=record.tags,
+            keys=record.keys,
+            deliver_ms=due_ms,
+            delay_level=level,
+            roll_count=int(rolls) if rolls.isdecimal() else 0,
+            born_timestamp=record.born_timestamp,
+            store_timestamp=record.store_timestamp,
+            body_size=len(record.body),
+            handle=level_handle(record, due_ms) if level else timer_handle(record),
+        )
+
+    def _masters(self) -> list[str]:
+        return sorted(name for name, by_id in self._context.routes.brokers().items() if MASTER_ID in by_id)
+
+
+def timer_handle(record: MessageExt) -> str:
+    """Return the handle of a timer, the same that the broker has given to its producer."""
+    # One more than the slot, as in RocketMQ: the broker rounds it down to the slot again.
+    return encode_handle(_handle(record, timer_id(record).slot_ms + 1))
+
+
+def level_handle(record: MessageExt, due_ms: int) -> str:
+    """Return the handle of a message with a delay level. Unlike that of a timer it has a physical offset."""
+    return encode_handle(_handle(record, due_ms)._replace(physical_offset=record.physical_offset))
+
+
+def _handle(record: MessageExt, due_ms: int) -> RecallHandle:
+    return RecallHandle(record.properties.get(Property.REAL_TOPIC, ""), record.broker_name, due_ms, record.msg_id)
+
+
+def _level_due_ms(record: MessageExt, config: DelayConfig) -> int:
+    return record.store_timestamp + config.levels.delay_ms(record.queue_id + 1)

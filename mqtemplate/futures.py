@@ -1,0 +1,100 @@
+"""Futures that can be awaited: the results of calls that do not wait."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakSet
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import EventLoopBlockedError, UnsupportedError
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+__all__ = ["AwaitableFuture", "HandlerFuture", "handler_loops", "refuse_on_handler_loop", "running_loop"]
+
+T = TypeVar("T")
+
+
+class _HandlerLoop(Protocol):
+    def is_current(self) -> bool: ...
+
+
+handler_loops: WeakSet[_HandlerLoop] = WeakSet()
+"""Event loops of the ``async def`` handlers of applications; several may share one loop. The listeners add them."""
+
+
+class AwaitableFuture(Future[T]):
+    """A `concurrent.futures.Future` that a coroutine can also await, on any asyncio event loop.
+
+    The loop goes on while a coroutine waits. If the waiting task is cancelled, the future is cancelled too, and what it
+    stands for may still happen: a message that is being sent is not called off.
+    """
+
+    def __await__(self) -> Generator[Any, None, T]:
+        from asyncio import get_running_loop, wrap_future  # not needed where no coroutine waits
+
+        return (yield from wrap_future(self, loop=get_running_loop()).__await__())
+
+
+class HandlerFuture(AwaitableFuture[T]):
+    """A future that needs a handler to run, such as that of a reply.
+
+    Args:
+        call: The call that returned it, for errors.
+        clock: The virtual clock of the broker. A caller that waits lets time pass; only a coroutine that runs on this
+            clock does not, since the harness of the test goes on meanwhile.
+    """
+
+    def __init__(self, call: str, clock: VirtualClock | None) -> None:
+        super().__init__()
+        self._call = call
+        self._clock = clock
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the result and return it.
+
+        Raises:
+            EventLoopBlockedError: This thread runs an event loop on which the handler may have to run.
+            UnsupportedError: The clock is virtual, and no harness advances it while the caller waits.
+        """
+        if not self.done():
+            refuse_on_handler_loop("waiting for the result", f"await {self._call}(...)")
+            if self._clock is not None and timeout is None:
+                self._let_time_pass(self._clock)
+        return super().result(timeout)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        clock = self._clock
+        if clock is None or self.done():
+            return (yield from super().__await__())
+        runs_on_clock: bool = getattr(running_loop(), "clock", None) is clock
+        if runs_on_clock:
+            with clock.awaiting():
+                return (yield from super().__await__())
+        self._let_time_pass(clock)
+        return (yield from super().__await__())
+
+    def _let_time_pass(self, clock: VirtualClock) -> None:
+        if not clock.wait_for(self.done):
+            raise UnsupportedError(
+                f"the result of {self._call} needs time, and nothing advances the virtual clock; make a Harness, which "
+                "does while the caller waits, or advance the clock before you wait"
+            )
+
+
+def running_loop() -> AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, if there is one. asyncio is not imported for it."""
+    asyncio = sys.modules.get("asyncio")
+    return None if asyncio is None else asyncio._get_running_loop()
+
+
+def refuse_on_handler_loop(call: str, instead: str) -> None:
+    """Raise `EventLoopBlockedError` if this thread runs an event loop of ``async def`` handlers."""
+    if any(loop.is_current() for loop in tuple(handler_loops)):
+        raise EventLoopBlockedError(
+            f"{call} would block this event loop, and the handler that it waits for may run on it; write {instead!r}"
+        )

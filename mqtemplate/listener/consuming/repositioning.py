@@ -1,0 +1,84 @@
+"""Changes of the positions from which a running listener reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from mqtemplate.broker import Broker, Consumer
+from mqtemplate.errors import ListenerError
+from mqtemplate.event_log import get_logger
+from mqtemplate.listener.consuming.process_queue import ProcessQueues
+from mqtemplate.message import MessageQueue
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
+
+_log = get_logger("mqtemplate.listener")
+
+_SECONDS_BELOW = 100_000_000_000  # a smaller number is epoch seconds, given by mistake: in milliseconds it is in 1973
+
+
+class Repositioning:
+    """New read positions for one membership of a container.
+
+    Only the thread that fetches may call it, between two fetches. Messages of a queue that were fetched before and that
+    no handler has are dropped. The new position is committed, so it holds after a restart too.
+
+    Args:
+        discard_dropped: Discards the messages of queues that were dropped; see `ConsumeService.discard_dropped`.
+    """
+
+    def __init__(
+        self, broker: Broker, consumer: Consumer, queues: ProcessQueues, discard_dropped: Callable[[], None]
+    ) -> None:
+        self._broker = broker
+        self._consumer = consumer
+        self._queues = queues
+        self._discard_dropped = discard_dropped
+
+    def to_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Continue at these queue offsets; one that does not exist becomes the nearest that does.
+
+        Raises:
+            ListenerError: A queue is not assigned to this member.
+        """
+        assignment = self._consumer.assignment()
+        for queue in offsets:
+            if queue not in assignment:
+                assigned = ", ".join(f"{each.topic}/{each.queue_id}" for each in sorted(assignment)) or "none"
+                raise ListenerError(
+                    f"queue {queue.topic}/{queue.queue_id} of broker {queue.broker_name} is not assigned to this "
+                    f"listener; assigned are: {assigned}"
+                )
+        self._queues.refresh()
+        for queue, queue_offset in offsets.items():
+            low, high = self._broker.min_offset(queue), self._broker.max_offset(queue)
+            target = min(max(queue_offset, low), high)
+            self._queues.supersede(queue)
+            self._consumer.seek(queue, target)
+            self._consumer.commit(queue, target)
+            group = self._consumer.spec.group
+            _log.info("listener.repositioned", group=group, topic=queue.topic, queue=queue.queue_id, next_offset=target)
+        self._discard_dropped()
+
+    def to_time(self, time_ms: int) -> None:
+        """Continue with the first message of each queue that was stored at this time (epoch ms) or later.
+
+        The retry topic is left as it is: its messages are retried when they are due.
+        """
+        topics = [queue for queue in self._consumer.assignment() if not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
+        self.to_offsets({queue: self._broker.search_offset(queue, time_ms) for queue in sorted(topics)})
+
+
+def epoch_ms(time: datetime | int) -> int:
+    """Return a time as epoch milliseconds.
+
+    Raises:
+        ListenerError: It is a datetime without a time zone, or epoch seconds.
+    """
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise ListenerError(f"the time {time.isoformat()} has no time zone; give it one, such as tzinfo=UTC")
+        return round((time - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000)
+    if not 0 < time < _SECONDS_BELOW:
+        return time
+    raise ListenerError(f"the time {time} is epoch seconds; give epoch milliseconds ({time * 1_000}) or a datetime")

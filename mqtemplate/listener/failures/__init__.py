@@ -1,0 +1,1 @@
+"""Failures of handlers: whether and when a message is retried, its dead letter, and the log events."""

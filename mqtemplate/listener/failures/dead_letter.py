@@ -1,0 +1,94 @@
+"""Properties of a dead letter: why, where and when its message failed."""
+
+from __future__ import annotations
+
+import traceback
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from mqtemplate.listener.failures.outcomes import InvalidBodyError
+from mqtemplate.message import MessageExt
+
+EXCEPTION = "dead_letter_exception"
+"""Class of the exception, with its module."""
+MESSAGE = "dead_letter_message"
+"""Text of the exception, at most 500 characters."""
+LISTENER = "dead_letter_listener"
+"""Id of the listener."""
+ATTEMPTS = "dead_letter_attempts"
+"""Number of calls of the handler."""
+FAILED_AT = "dead_letter_failed_at"
+"""Time of the last failure, ISO 8601 in UTC."""
+STACK = "dead_letter_stack"
+"""The last frames of the stack, without those of this library; at most 2,000 characters."""
+FIRST_FAILED_AT = "retry_first_failed_at"
+"""Time of the first failure, if there was a retry whose delay is exact; a retry has it too."""
+
+_MAX_MESSAGE = 500
+_MAX_STACK = 2_000
+_FRAMES = 8
+# RocketMQ stores the length of all properties in two bytes, with a sign; the broker adds some of its own.
+_MAX_PROPERTIES_BYTES = 32_767 - 1_500
+_SEPARATORS = dict.fromkeys(range(3), " ")  # RocketMQ separates properties by \x01 and \x02
+_LIBRARY = str(Path(__file__).parents[1])
+
+
+def dead_letter_properties(
+    listener: str, message: MessageExt, error: BaseException | None, now_ms: int
+) -> dict[str, str]:
+    """Return the properties that explain a dead letter, as many as the message has room for.
+
+    Args:
+        error: Exception of the handler; None if it returned ``RECONSUME_LATER``.
+    """
+    has_stack = not isinstance(error, InvalidBodyError)  # its stack is in this library
+    if isinstance(error, InvalidBodyError):
+        error = error.__cause__ or error
+    properties = {
+        LISTENER: listener,
+        ATTEMPTS: str(message.reconsume_times + 1),
+        FAILED_AT: iso_time(now_ms),
+        EXCEPTION: "" if error is None else class_name(error),
+        MESSAGE: "the handler returned RECONSUME_LATER" if error is None else str(error)[:_MAX_MESSAGE],
+        STACK: short_stack(error) if error is not None and has_stack else "",
+    }
+    room = _MAX_PROPERTIES_BYTES - sum(_size(name, value) for name, value in message.properties.items())
+    kept: dict[str, str] = {}
+    for name, value in properties.items():
+        text = value.encode("utf-8", "replace").decode().translate(_SEPARATORS)
+        room -= _size(name, text)
+        if text and room >= 0:
+            kept[name] = text
+    return kept
+
+
+def class_name(error: BaseException) -> str:
+    """Return the class of an exception with its module, as a traceback names it."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def short_stack(error: BaseException) -> str:
+    """Return the last frames of the stack of an exception, then the exception and its cause."""
+    frames = traceback.StackSummary.extract(iter(own_frames(error)[-_FRAMES:]))
+    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    if (cause := error.__cause__) is not None:
+        lines.append(f"caused by {class_name(cause)}: {cause}")
+    return "".join(lines).strip()[-_MAX_STACK:]
+
+
+def own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Return frames and line numbers of the stack of an exception, without those of this package."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return [each for each in frames if not each[0].f_code.co_filename.startswith(_LIBRARY)]
+
+
+def iso_time(time_ms: int) -> str:
+    """Return a time as ISO 8601 in UTC, with milliseconds."""
+    text = datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def _size(name: str, value: str) -> int:
+    return len(name.encode()) + len(value.encode("utf-8", "replace")) + 2

@@ -1,0 +1,137 @@
+"""Log events of the failures of one listener."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mqtemplate.clock import Clock
+from mqtemplate.event_log import get_logger
+from mqtemplate.listener.failures.dead_letter import iso_time, own_frames
+from mqtemplate.listener.failures.failure import Decision, Failure
+from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
+from mqtemplate.message import MessageExt
+
+_MAX_LOGGED_IDS = 10
+_MAX_STACKS = 64
+_COMPARED_FRAMES = 20
+_STACK_AGAIN_MS = 10 * 60_000
+
+_log = get_logger("mqtemplate.listener")
+
+
+class RepeatedStacks:
+    """Stacks that one listener has logged. A stack is logged in full once in ten minutes."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._now_ms = clock.now_ms
+        self._logged: dict[object, tuple[int, int]] = {}  # stack -> time in full, number since
+
+    def count(self, error: BaseException) -> int:
+        """Return 0 if the stack of *error* must be logged in full, else how often it was repeated since."""
+        key = _stack_of(error)
+        since_ms, repeated = self._logged.pop(key, (-_STACK_AGAIN_MS, 0))
+        if self._now_ms() - since_ms >= _STACK_AGAIN_MS:
+            since_ms, repeated = self._now_ms(), -1
+        self._logged[key] = (since_ms, repeated + 1)
+        if len(self._logged) > _MAX_STACKS:  # the one that was not repeated for the longest time
+            del self._logged[next(iter(self._logged))]
+        return repeated + 1
+
+
+class FailureLog:
+    """Log events of one listener.
+
+    - ``listener.failed`` (error): a handler raised, its result is not allowed, or a body is invalid. ``exc_info`` has
+      the stack; a repeated one is left out, and ``repeated`` counts it.
+    - ``listener.reconsume_later`` (info): the handler returned ``RECONSUME_LATER`` or raised `RetryLater`.
+    - ``listener.dead_letter`` (warning): the handler raised `DeadLetter`.
+    - ``listener.send_back_failed`` (error): the broker did not take a message back; it is retried here.
+    - ``listener.blocked`` (error): a handler hangs, that is, it takes longer than its ``consume_timeout``.
+    - ``listener.reply_failed`` (error): a reply could not be converted or sent.
+    - ``listener.result_ignored`` (warning): a handler returned a reply, but the message is no request.
+    """
+
+    def __init__(self, listener: str, group: str, clock: Clock) -> None:
+        self._log = _log.bind(listener=listener, group=group)
+        self._now_ms = clock.now_ms
+        self._stacks = RepeatedStacks(clock)
+
+    def failed(self, failure: Failure, decision: Decision) -> None:
+        """Report messages that failed together, and the decision about the first of them."""
+        error = failure.error
+        fields = _fields(failure.messages) | self._decision_fields(decision)
+        if (error is None or isinstance(error, RetryLater)) and decision.is_retry:
+            reason = {} if error is None else {"reason": str(error)}
+            self._log.info("listener.reconsume_later", **reason, **fields)
+        elif isinstance(error, DeadLetter):
+            self._log.warning("listener.dead_letter", reason=str(error), **fields)
+        elif error is None:
+            self._log.error("listener.failed", error="the handler returned RECONSUME_LATER", **fields)
+        elif isinstance(error, InvalidBodyError):
+            # No stack: the code is correct, and the text says what is wrong with the body.
+            self._log.error("listener.failed", error=_text(error.__cause__ or error), **fields)
+        elif repeated := self._stacks.count(error):
+            self._log.error("listener.failed", error=_text(error), repeated=repeated, **fields)
+        else:
+            self._log.error("listener.failed", error=_text(error), exc_info=error, **fields)
+
+    def _decision_fields(self, decision: Decision) -> dict[str, object]:
+        fields: dict[str, object] = {"next_step": decision.next_step.value, "attempt": decision.attempt}
+        if decision.attempts is not None:
+            fields["attempts"] = decision.attempts
+        if decision.is_retry:
+            fields["retry_in_ms"] = decision.delay_ms
+            fields["retry_at"] = iso_time(self._now_ms() + decision.delay_ms)
+        return fields
+
+    def send_back_failed(self, message: MessageExt, error: Exception, retry_in_ms: int) -> None:
+        """Report a message that the broker did not take back."""
+        self._log.error("listener.send_back_failed", exc_info=error, retry_in_ms=retry_in_ms, **_log_fields(message))
+
+    def blocked(self, messages: Sequence[MessageExt], blocked_ms: int, stack: str, next_step: str) -> None:
+        """Report a hanging handler with the stack of its thread."""
+        self._log.error(
+            "listener.blocked", blocked_ms=blocked_ms, handler_stack=stack, next_step=next_step, **_fields(messages)
+        )
+
+    def reply_failed(self, request: MessageExt, error: Exception) -> None:
+        """Report a reply that could not be converted or sent."""
+        self._log.error("listener.reply_failed", reason=str(error), **_log_fields(request))
+
+    def result_ignored(self, result: object) -> None:
+        """Report a returned value that is neither a status nor a reply."""
+        self._log.warning(
+            "listener.result_ignored",
+            result=repr(result)[:200],
+            hint="it was no request; return nothing when done, ConsumeStatus.RECONSUME_LATER to get the message "
+            "again, or raise",
+        )
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _stack_of(error: BaseException) -> object:
+    """Return a value that is equal for exceptions of one class that were raised on one path through the code."""
+    return type(error), tuple((frame.f_code, line) for frame, line in own_frames(error)[-_COMPARED_FRAMES:])
+
+
+def _log_fields(message: MessageExt) -> dict[str, object]:
+    """Return the fields that identify a message in logs."""
+    return {
+        "topic": message.topic,
+        "tag": message.tags,
+        "msg_id": message.msg_id,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "reconsume_times": message.reconsume_times,
+    }
+
+
+def _fields(messages: Sequence[MessageExt]) -> dict[str, object]:
+    first = _log_fields(messages[0])
+    if len(messages) == 1:
+        return first
+    ids = [message.msg_id for message in messages[:_MAX_LOGGED_IDS]]
+    return {"topic": first["topic"], "tag": first["tag"], "count": len(messages), "msg_ids": ids}

@@ -1,0 +1,125 @@
+"""Failure policy of one listener: it decides whether and when a message that failed is retried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from mqtemplate.broker import Broker, Capability
+from mqtemplate.durations import format_ms
+from mqtemplate.listener.failures.failure import Decision, NextStep
+from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
+from mqtemplate.listener.failures.schedule import Backoff
+from mqtemplate.listener.settings import ListenerSettings
+from mqtemplate.message import MessageExt
+
+_BROKERS_CHOICE = 0  # as a delay level
+
+
+class FailurePolicy:
+    """Decisions for the messages of one listener.
+
+    - A failure that a retry cannot help is never retried: an invalid body, `DeadLetter`, an exception of
+      ``not_retry_for`` or outside of ``retry_for``.
+    - ``CONCURRENTLY``: with the exact delay where the broker can, else with the level whose delay is nearest and not
+      shorter. Without a schedule the broker chooses the delay.
+    - ``ORDERLY``: the queue is suspended for the delay.
+    - ``BROADCASTING``: dropped, since the members of the group have no common retry topic.
+    """
+
+    def __init__(self, settings: ListenerSettings, broker: Broker) -> None:
+        self._settings = settings
+        self._broker = broker
+        self._is_exact = Capability.RETRY_DELAY in broker.capabilities
+        # On a virtual clock a test gives the same result each time.
+        self._random = Random(settings.id) if broker.clock.is_virtual else Random()
+
+    def decide(self, message: MessageExt, error: BaseException | None) -> Decision:
+        """Return the decision about a message.
+
+        Args:
+            error: Exception of the handler; None if it returned ``RECONSUME_LATER``, or hangs.
+        """
+        settings, retries = self._settings, message.reconsume_times
+        attempt, attempts = retries + 1, settings.attempts
+        if settings.is_broadcasting:
+            return Decision(NextStep.DROPPED, attempt, 1)
+        if not self.can_retry_help(error) or retries >= settings.retry_limit:
+            return Decision(NextStep.DEAD_LETTER, attempt, attempts)
+        requested_ms = error.delay_ms if isinstance(error, RetryLater) else None
+        if settings.is_orderly:
+            delay_ms = self._scheduled_ms(attempt, settings.suspend_current_queue_time_millis)
+            delay_ms = delay_ms if requested_ms is None else requested_ms
+            return Decision(NextStep.RETRY_IN_PLACE, attempt, attempts, delay_ms)
+        return self._redelivery(attempt, attempts, requested_ms)
+
+    def can_retry_help(self, error: BaseException | None) -> bool:
+        """Return True unless the exception says that a retry fails too."""
+        settings = self._settings
+        if settings.delay_level_when_next_consume < 0 and not settings.is_orderly:
+            return False
+        if error is None or isinstance(error, RetryLater):
+            return True
+        if isinstance(error, (InvalidBodyError, DeadLetter, *settings.not_retry_for)):
+            return False
+        return not settings.retry_for or isinstance(error, settings.retry_for)
+
+    def _scheduled_ms(self, retry: int, default_ms: int) -> int:
+        schedule = self._settings.retry
+        return default_ms if schedule is None else schedule.delay_ms(retry, self._random)
+
+    def _redelivery(self, attempt: int, attempts: int | None, requested_ms: int | None) -> Decision:
+        schedule, level = self._settings.retry, self._settings.delay_level_when_next_consume
+        delay_ms = requested_ms
+        if delay_ms is None and level > 0:
+            delay_ms = _item(self._broker.delay_levels_ms, level)
+        elif delay_ms is None and schedule is None:
+            delay_ms, level = _item(self._broker.retry_delays_ms, attempt), _BROKERS_CHOICE
+        else:
+            delay_ms = self._scheduled_ms(attempt, 0) if delay_ms is None else delay_ms
+            level = nearest_level(self._broker.delay_levels_ms, delay_ms)
+            if self._is_exact:
+                return Decision(NextStep.REDELIVERY, attempt, attempts, delay_ms, None, level)
+            delay_ms = self._broker.delay_levels_ms[level - 1]
+        return Decision(NextStep.REDELIVERY, attempt, attempts, delay_ms, level)
+
+    def describe(self) -> str:
+        """Return the retries for the log: their delays, and who keeps them."""
+        schedule, settings = self._settings.retry, self._settings
+        if settings.is_broadcasting:
+            return "none"
+        if settings.is_orderly:
+            return f"{schedule or format_ms(settings.suspend_current_queue_time_millis)}, in place"
+        if schedule is None:
+            return "by the broker"
+        return f"{schedule}, {'exact' if self._is_exact else 'by level'}"
+
+    def replaced_delays(self) -> str | None:
+        """Return the delays of a broker that has levels only, for the log; None if those of the schedule are exact."""
+        schedule, settings = self._settings.retry, self._settings
+        if schedule is None or self._is_exact or settings.is_orderly or settings.is_broadcasting:
+            return None
+        levels_ms = self._broker.delay_levels_ms
+        if isinstance(schedule, Backoff):
+            return f"each as the next longer one of {_show(levels_ms)}"
+        return _show([levels_ms[nearest_level(levels_ms, each) - 1] for each in schedule.delays_ms])
+
+
+def nearest_level(delays_ms: Sequence[int], delay_ms: int) -> int:
+    """Return the level with the shortest delay that is not shorter than *delay_ms*; else that with the longest."""
+    levels = range(1, len(delays_ms) + 1)
+    enough = [level for level in levels if delays_ms[level - 1] >= delay_ms]
+    return (
+        min(enough, key=lambda level: delays_ms[level - 1])
+        if enough
+        else max(levels, key=lambda level: delays_ms[level - 1])
+    )
+
+
+def _item(delays_ms: Sequence[int], number: int) -> int:
+    """Return the delay with this number, counted from 1; the last one for a higher number."""
+    return delays_ms[min(number, len(delays_ms)) - 1]
+
+
+def _show(delays_ms: Sequence[int]) -> str:
+    return ", ".join(map(format_ms, delays_ms))

@@ -1,0 +1,100 @@
+"""The process that an object belongs to. A forked child has the memory of its parent, but must not use its objects."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn, Protocol
+from weakref import WeakSet
+
+from mqtemplate.errors import ForkedError
+
+__all__ = ["OwnerProcess", "Unusable", "UsedByOneProcess", "call_after_fork"]
+
+_ADVICE = (
+    "Start it after the fork, in the process that uses it (gunicorn: post_fork; Celery: worker_process_init; "
+    "multiprocessing: start method spawn). Several processes share a broker that runs as a server: start it with "
+    "'mqtemplate broker' and point rocketmq.name-server at it"
+)
+
+
+class OwnerProcess:
+    """The process that started an object: the only one that may use it.
+
+    A child process that was forked has no threads of the parent. It may have locks that a missing thread holds, and
+    files that the parent goes on writing. So each use of the object there has to raise before it takes a lock or
+    touches a file.
+
+    The check is a comparison of process ids. `os.register_at_fork` alone would not suffice: a server that forks without
+    Python's hooks (uWSGI by default) does not call it.
+
+    Args:
+        name: The object, as the error names it: ``"broker 'broker-a'"``.
+        advice: What to do instead, if it is not to start the object after the fork or to use a server.
+
+    Attributes:
+        pid: Id of the process.
+    """
+
+    __slots__ = ("_advice", "_name", "pid")
+
+    def __init__(self, name: str, advice: str = _ADVICE) -> None:
+        self.pid = os.getpid()
+        self._name = name
+        self._advice = advice
+
+    @property
+    def is_current(self) -> bool:
+        """True in the process that started the object."""
+        return os.getpid() == self.pid
+
+    def check(self) -> None:
+        """Raise `ForkedError` in any other process."""
+        if os.getpid() != self.pid:
+            raise self.error()
+
+    def error(self) -> ForkedError:
+        """Return the error for a use in this process."""
+        return ForkedError(
+            f"{self._name} was started by process {self.pid}, and this is process {os.getpid()}, forked from it "
+            f"without its threads and files. {self._advice}"
+        )
+
+
+class Unusable:
+    """Stand-in for a collaborator in a forked child, also for a lock: each use raises `ForkedError`."""
+
+    def __init__(self, owner: OwnerProcess) -> None:
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._owner.error()
+
+    def __enter__(self) -> NoReturn:
+        raise self._owner.error()
+
+    def __exit__(self, *error: Any) -> None:
+        """Never called: `__enter__` raises."""
+
+
+class UsedByOneProcess(Protocol):
+    """An object that has to change in a forked child, so that its hot path needs no check of its own."""
+
+    def after_fork(self) -> None:
+        """Refuse all work from now on. Called in the child process, before any other code runs there."""
+
+
+_objects: WeakSet[UsedByOneProcess] = WeakSet()
+
+
+def call_after_fork(each: UsedByOneProcess) -> None:
+    """Call its method ``after_fork`` in each child process that is forked while the object exists."""
+    _objects.add(each)
+
+
+def _after_fork() -> None:
+    for each in list(_objects):
+        each.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,89 @@
+"""Headers of our own requests: pending messages, and the capabilities of a server.
+
+RocketMQ has neither these requests nor these fields. A client sends them only to a server that announced the
+capability, and the server announces its capabilities only to a client that requests them in a heartbeat.
+"""
+
+from __future__ import annotations
+
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
+from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
+
+MAX_HANDLES = 256
+"""Most handles in one request. A client sends several requests for more."""
+
+_CAPABILITIES = "mqtemplateCapabilities"
+
+
+class HeartbeatRequestHeader(CommandHeader):
+    """Header of a heartbeat. RocketMQ's clients send none, and its brokers ignore it."""
+
+    requests_capabilities: bool = wire(_CAPABILITIES, default=False)
+
+
+class HeartbeatResponseHeader(CommandHeader):
+    """Response to a heartbeat whose client requests the capabilities.
+
+    Attributes:
+        capabilities: Names of `mqtemplate.broker.Capability`, joined by commas; None from a broker of RocketMQ.
+        warnings: Texts for the log of the client, one in a line: members of its groups have other subscriptions.
+    """
+
+    capabilities: str | None = wire(_CAPABILITIES, default=None)
+    warnings: str | None = wire("mqtemplateWarnings", default=None)
+
+
+class CancelDelayedMessageRequestHeader(RpcRequestHeader):
+    """Request to cancel pending messages: those of *handle*, or those with *key*.
+
+    Attributes:
+        handle: At most `MAX_HANDLES` handles of messages of this broker, joined by commas.
+        key: A key or a message id.
+        topic: With *key*: only messages for this topic.
+    """
+
+    handle: str | None = None
+    key: str | None = None
+    topic: str | None = None
+
+
+class RescheduleDelayedMessageRequestHeader(CancelDelayedMessageRequestHeader):
+    """Request to change the deliver time of pending messages.
+
+    Attributes:
+        deliver_time: Milliseconds; a time in the past means now.
+    """
+
+    deliver_time: Long
+
+
+class PendingQueryRequestHeader(RpcRequestHeader):
+    """Conditions that pending messages must match; see `mqtemplate.pending.PendingQuery`. Times are in milliseconds."""
+
+    topic: str | None = None
+    key: str | None = None
+    tag: str | None = None
+    before_time: Long | None = None
+    after_time: Long | None = None
+
+
+class GetPendingMessagesRequestHeader(PendingQueryRequestHeader):
+    """Request for one page of the matching messages, in the order of their deliver times.
+
+    Attributes:
+        max_count: Most messages of the page. The server may return fewer; the cursor tells that there are more.
+        cursor: Cursor after the last message that the client has; None for the first page.
+    """
+
+    max_count: int
+    cursor: str | None = None
+
+
+class CountPendingMessagesRequestHeader(PendingQueryRequestHeader):
+    """Request to count the matching messages.
+
+    Attributes:
+        bucket_millis: Length of the time spans to count by.
+    """
+
+    bucket_millis: Long

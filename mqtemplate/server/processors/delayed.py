@@ -1,0 +1,170 @@
+"""Codes 500,001 to 500,004: cancel, reschedule, list and count pending messages. RocketMQ has no such requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mqtemplate.broker import Capability
+from mqtemplate.delay.pending import cursor_after
+from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
+from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
+from mqtemplate.remoting.protocol.bodies.delayed import (
+    PendingCountsData,
+    PendingMessageData,
+    PendingMessagesData,
+    ScheduleChangeData,
+)
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.headers.delayed import (
+    MAX_HANDLES,
+    CancelDelayedMessageRequestHeader,
+    CountPendingMessagesRequestHeader,
+    GetPendingMessagesRequestHeader,
+    PendingQueryRequestHeader,
+    RescheduleDelayedMessageRequestHeader,
+)
+from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.registration import answers
+from mqtemplate.server.response import RefusedError
+
+_MAX_PAGE = 1_000
+_MAX_PAGE_BYTES = 1 << 20
+_MESSAGE_BYTES = 300
+"""Bytes of one message of a page in JSON, without its texts."""
+_MAX_BUCKETS = 100_000
+"""Most time spans of a count. The longest delay, forty days, has 57,600 minutes."""
+
+
+def announced_capabilities(server: ServerParts) -> str:
+    """Return the names of the capabilities that remote clients of a server have, joined by commas."""
+    missing = {Capability.LOCAL_FILES}
+    if not server.settings.recall_message_enable:
+        missing |= {Capability.SCHEDULE_CHANGE, Capability.TIMER_CHANGE}
+    if not server.settings.enable_property_filter:
+        missing.add(Capability.SQL92)
+    return ",".join(sorted(capability.name for capability in server.engine.capabilities - missing))
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessageProcessor:
+    """Control over the pending messages of this broker, for the remote broker of this library."""
+
+    server: ServerParts
+
+    # --- changes -------------------------------------------------------------------------------
+
+    @answers(RequestCode.CANCEL_DELAYED_MESSAGE, slow=True)
+    def _cancel(self, header: CancelDelayedMessageRequestHeader) -> ScheduleChangeData:
+        self._check_change(header)
+        with _refusing_invalid():
+            return _change_data(self.server.engine.cancel(header.handle, key=header.key, topic=header.topic))
+
+    @answers(RequestCode.RESCHEDULE_DELAYED_MESSAGE, slow=True)
+    def _reschedule(self, header: RescheduleDelayedMessageRequestHeader) -> ScheduleChangeData:
+        self._check_change(header)
+        engine, time_ms = self.server.engine, header.deliver_time
+        with _refusing_invalid():
+            return _change_data(engine.reschedule(header.handle, time_ms, key=header.key, topic=header.topic))
+
+    def _check_change(self, header: CancelDelayedMessageRequestHeader) -> None:
+        """Raise `RefusedError` if changes are disabled, or a handle is not one of this broker."""
+        if not self.server.settings.recall_message_enable:
+            raise RefusedError(ResponseCode.NO_PERMISSION, "recall is disabled; set recall-message-enable to true")
+        name = self.server.engine.name
+        for handle in decode_handles(header.handle):
+            if handle.broker_name != name:
+                raise RefusedError(
+                    ResponseCode.ILLEGAL_OPERATION,
+                    f"the handle is for a message of broker {handle.broker_name!r}, not of {name!r}; send it there",
+                )
+
+    # --- queries -------------------------------------------------------------------------------
+
+    @answers(RequestCode.GET_PENDING_MESSAGES, slow=True)
+    def _page(self, header: GetPendingMessagesRequestHeader) -> PendingMessagesData:
+        with _refusing_invalid():
+            page = self.server.engine.pending(_query(header), min(header.max_count, _MAX_PAGE), header.cursor)
+        messages = _fitting(page.messages)
+        return PendingMessagesData(
+            messages=[_message_data(message) for message in messages],
+            has_more=page.cursor is not None or len(messages) < len(page.messages),
+        )
+
+    @answers(RequestCode.COUNT_PENDING_MESSAGES, slow=True)
+    def _count(self, header: CountPendingMessagesRequestHeader) -> PendingCountsData:
+        with _refusing_invalid():
+            counts = self.server.engine.count_pending(_query(header), header.bucket_millis, max_buckets=_MAX_BUCKETS)
+        return PendingCountsData(total=counts.total, buckets=counts.buckets)
+
+
+def decode_handles(text: str | None) -> list[RecallHandle]:
+    """Return the handles of a request.
+
+    Raises:
+        RefusedError: One of them is invalid, or there are more than `MAX_HANDLES`.
+    """
+    parts = [] if text is None else text.split(",", MAX_HANDLES)
+    if len(parts) > MAX_HANDLES:
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER, f"one request has at most {MAX_HANDLES} handles; send several requests"
+        )
+    with _refusing_invalid():
+        return [decode_handle(part) for part in parts]
+
+
+@contextmanager
+def _refusing_invalid() -> Iterator[None]:
+    """Refuse an invalid request. Only a deliver time that is too far away has a code of its own."""
+    try:
+        yield
+    except DelayError as exc:
+        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
+    except MessageError as exc:
+        raise RefusedError(ResponseCode.INVALID_PARAMETER, str(exc)) from exc
+
+
+def _change_data(change: ScheduleChange) -> ScheduleChangeData:
+    return ScheduleChangeData(status=change.status.name, count=change.count, handles=list(change.handles))
+
+
+def _query(header: PendingQueryRequestHeader) -> PendingQuery:
+    return PendingQuery(
+        topic=header.topic,
+        key=header.key,
+        tag=header.tag,
+        before_ms=header.before_time,
+        after_ms=header.after_time,
+    )
+
+
+def _fitting(messages: Iterable[PendingMessage]) -> list[PendingMessage]:
+    """Return the first messages that fit into one response; at least one, if there is one."""
+    fitting: list[PendingMessage] = []
+    size = 0
+    for message in messages:
+        texts = (message.topic, message.msg_id, message.tags or "", message.keys or "", message.handle)
+        size += _MESSAGE_BYTES + sum(map(len, texts))
+        if fitting and size > _MAX_PAGE_BYTES:
+            break
+        fitting.append(message)
+    return fitting
+
+
+def _message_data(message: PendingMessage) -> PendingMessageData:
+    return PendingMessageData(
+        topic=message.topic,
+        msg_id=message.msg_id,
+        tags=message.tags,
+        keys=message.keys,
+        deliver_time=message.deliver_ms,
+        delay_level=message.delay_level,
+        roll_count=message.roll_count,
+        born_timestamp=message.born_timestamp,
+        store_timestamp=message.store_timestamp,
+        body_size=message.body_size,
+        handle=message.handle,
+        cursor=cursor_after(message),
+    )

@@ -1,0 +1,103 @@
+"""Calls that not every system has: allocating disk blocks, flushing a disk, locks and positional writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from mqtemplate.errors import StoreError
+
+_CHUNK = 1 << 20
+_BLOCK = 4_096
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+pwrite: Any = getattr(os, "pwrite", None)
+"""``os.pwrite``; None on a system that `check_system` refuses."""
+
+
+def check_system() -> None:
+    """Return if this system can have store directories.
+
+    Raises:
+        StoreError: It lacks calls without which acknowledged messages would not be safe (Windows).
+    """
+    missing = [name for name in ("pread", "pwrite") if not hasattr(os, name)]
+    if find_spec("fcntl") is None:
+        missing.insert(0, "fcntl")
+    if missing:
+        raise StoreError(
+            f"a store directory needs POSIX calls that this system ({sys.platform}) does not have: "
+            f"{', '.join(missing)}. Run the broker on Linux or macOS (in WSL, or as a server: mqtemplate broker), "
+            "and point rocketmq.name-server at it"
+        )
+
+
+def allocate_blocks(fd: int, at: int, size: int) -> None:
+    """Reserve the disk blocks of *size* bytes from *at* on, without changing their content.
+
+    ``posix_fallocate`` where the system and the file system have it. Else zeros are written where the file has only
+    zeros: a block that was written exists. macOS has ``F_PREALLOCATE``, but that adds blocks after the last one of a
+    file (``man fcntl``), not to the middle of a file that has its full length already.
+    """
+    fallocate = getattr(os, "posix_fallocate", None)
+    if fallocate is not None:
+        try:
+            fallocate(fd, at, size)
+            return
+        except OSError as exc:
+            if exc.errno not in _UNSUPPORTED:  # musl does not emulate it: NFS 3, ZFS
+                raise
+    _write_zeros(fd, at, at + size)
+
+
+def _write_zeros(fd: int, start: int, end: int) -> None:
+    for chunk in range(start, end, _CHUNK):
+        size = min(_CHUNK, end - chunk)
+        step = _BLOCK if os.pread(fd, size, chunk).strip(b"\0") else size
+        for at in range(chunk, chunk + size, step):
+            count = min(step, chunk + size - at)
+            if not os.pread(fd, count, at).strip(b"\0"):
+                _write_all(fd, bytes(count), at)
+
+
+def _write_all(fd: int, data: bytes, at: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, at)
+        at, data = at + written, data[written:]
+
+
+def sync_data(fd: int) -> None:
+    """Return when the bytes of a file and its length are on the disk, not only in the cache of the drive.
+
+    macOS: ``fsync`` does not flush that cache, ``F_FULLFSYNC`` does (``man fsync``). Some of its file systems, mostly
+    those of a network, lack it.
+    """
+    if _full_sync(fd):
+        return
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def sync_folder_entries(fd: int) -> None:
+    """Return when the names in a folder are on the disk."""
+    if not _full_sync(fd):
+        os.fsync(fd)
+
+
+def _full_sync(fd: int) -> bool:
+    """Return False if the system or the file system has no ``F_FULLFSYNC``."""
+    import fcntl
+
+    command = getattr(fcntl, "F_FULLFSYNC", None)
+    if command is None:
+        return False
+    try:
+        fcntl.fcntl(fd, command)
+    except OSError as exc:
+        if exc.errno not in (*_UNSUPPORTED, errno.ENOTTY):
+            raise
+        return False
+    return True

@@ -1,0 +1,48 @@
+"""The delay levels of a server, changed by a client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.errors import ConfigurationError, UnsupportedError
+from mqtemplate.message import Message, Property
+from mqtemplate.pending import PendingQuery
+from mqtemplate.remoting.protocol import RequestCode
+from tests.brokers.remote.clients import client, server
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
+
+_HOUR_MS = 3_600_000
+
+
+def test_a_client_changes_the_delay_levels_of_the_server(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        broker.change_delay_levels("1h  2h")
+
+        before_ms = broker.clock.now_ms()
+        broker.send(Message("orders", b"x", {Property.DELAY: "2"}))
+        [pending] = broker.pending(PendingQuery(topic="orders")).messages
+
+        assert cluster.engine.levels.text == "1h 2h"
+        assert pending.deliver_ms >= before_ms + 2 * _HOUR_MS
+
+
+def test_an_invalid_table_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        before = cluster.engine.levels.text
+
+        with pytest.raises(ConfigurationError, match="soon"):
+            broker.change_delay_levels("1s soon")
+
+        assert cluster.engine.levels.text == before
+
+
+def test_a_rocketmq_broker_gets_no_request_to_change_its_levels() -> None:
+    """It would accept the request, and go on with its old table."""
+    with ScriptedBroker() as scripted, RemoteBroker(RemoteSettings(name_servers=(scripted.address,))) as broker:
+        with pytest.raises(UnsupportedError, match="set messageDelayLevel in its settings and restart it"):
+            broker.change_delay_levels("1s 2s")
+
+        assert scripted.count(RequestCode.UPDATE_BROKER_CONFIG) == 0

@@ -1,0 +1,178 @@
+"""Control over the pending messages of our own servers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.broker import Capability
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
+from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
+from mqtemplate.errors import BrokerError, DelayError, MessageError, UnsupportedError
+from mqtemplate.message import Message, MessageQueue, Property
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
+from mqtemplate.remoting.protocol.headers.admin import RegisterBrokerRequestHeader
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from tests.brokers.remote.clients import ANYWHERE, client, server
+from tests.server.tool import Tool
+
+HOUR_MS = 3_600_000
+
+
+@contextmanager
+def two_servers() -> Iterator[list[LocalCluster]]:
+    """Start two servers of one cluster. The second one is registered with the name server of the first one."""
+    with ExitStack() as stack:
+        engines = [
+            EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE, broker_name=name))
+            for name in ("broker-a", "broker-b")
+        ]
+        clusters = [
+            stack.enter_context(LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE))) for engine in engines
+        ]
+        for engine in engines:
+            engine.create_topic("orders", 1)
+        name_server = stack.enter_context(Tool(clusters[0].address))
+        register(clusters[1], name_server)
+        yield clusters
+
+
+def register(other: LocalCluster, name_server: Tool) -> None:
+    """Register a server with the name server of another one. The registration ends with the connection."""
+    table = {"orders": TopicConfig(topic_name="orders", read_queue_nums=1, write_queue_nums=1)}
+    wrapper = TopicConfigSerializeWrapper(topic_config_table=table)
+    body = RegisterBrokerBody(topic_config_serialize_wrapper=wrapper).encode()
+    header = RegisterBrokerRequestHeader(
+        broker_name=other.engine.name,
+        broker_addr=str(other.address),
+        cluster_name="DefaultCluster",
+        ha_server_addr="",
+        broker_id=0,
+        body_crc32=zlib.crc32(body) & 0x7FFF_FFFF,
+    )
+    name_server.request_ok(RequestCode.REGISTER_BROKER, header, body)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[RemoteBroker]:
+    """A client of both servers."""
+    with two_servers() as clusters, client(clusters[0].address, tmp_path) as broker:
+        yield broker
+
+
+def delayed(key: str, delay_ms: int) -> Message:
+    return Message("orders", b"x", {Property.TIMER_DELAY_MS: str(delay_ms), Property.KEYS: key})
+
+
+def send_to_both(broker: RemoteBroker, count: int = 5) -> list[str]:
+    """Send messages to the two servers by turns, and return their keys in the order of their deliver times."""
+    keys = [f"key-{number}" for number in range(count)]
+    for number, key in enumerate(keys):
+        queue = MessageQueue("orders", ("broker-a", "broker-b")[number % 2], 0)
+        broker.send(delayed(key, HOUR_MS + number * 1_000), queue)
+    return keys
+
+
+# --- several servers --------------------------------------------------------------------------------
+
+
+def test_pages_have_the_messages_of_all_servers_by_their_deliver_times(broker: RemoteBroker) -> None:
+    keys = send_to_both(broker)
+    query, cursor, pages = PendingQuery(topic="orders"), None, []
+
+    while cursor or not pages:
+        page = broker.pending(query, 2, cursor)
+        pages.append([message.keys for message in page.messages])
+        cursor = page.cursor
+
+    assert pages == [keys[:2], keys[2:4], keys[4:]]
+    assert broker.pending(query, 5).cursor is None
+    assert broker.pending(PendingQuery(topic="orders", key="key-3")).messages[0].keys == "key-3"
+
+
+def test_counts_are_those_of_all_servers(broker: RemoteBroker) -> None:
+    send_to_both(broker)
+
+    counts = broker.count_pending(PendingQuery(topic="orders"), 24 * HOUR_MS)
+
+    assert counts.total == sum(counts.buckets.values()) == 5
+    assert broker.count_pending(PendingQuery(topic="orders", tag="none")).total == 0
+
+
+def test_a_key_is_looked_up_on_all_servers_and_a_handle_on_its_own(broker: RemoteBroker) -> None:
+    send_to_both(broker, 2)
+    [second] = broker.pending(PendingQuery(key="key-1")).messages
+    assert decode_handle(second.handle).broker_name == "broker-b"
+
+    assert broker.cancel(second.handle).count == 1
+    assert broker.cancel(key="key-1").status is ScheduleChangeStatus.CANCELLED, "the other server does not know it"
+    assert broker.reschedule(key="key-0", deliver_ms=1).status is ScheduleChangeStatus.RESCHEDULED
+    assert broker.cancel(key="unknown").status is ScheduleChangeStatus.UNKNOWN
+
+
+# --- one server -------------------------------------------------------------------------------------
+
+
+def test_many_handles_and_long_pages_take_several_requests(tmp_path: Path) -> None:
+    """One request has at most 256 handles, and one response at most 1,000 messages."""
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        sent = broker.send_batch([delayed("batch", HOUR_MS)] * 1_100)
+
+        assert len(broker.pending(PendingQuery(topic="orders"), 2_000).messages) == 1_100
+        assert broker.cancel(sent.handle).count == 1_100
+        assert broker.cancel(sent.handle).status is ScheduleChangeStatus.CANCELLED
+
+
+def test_names_are_those_of_the_namespace(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path, namespace="prod") as broker:
+        for key in ("one", "two"):
+            broker.send(delayed(key, HOUR_MS))
+        [first, _] = broker.pending(PendingQuery(topic="orders")).messages
+
+        assert first.topic == "orders"
+        assert cluster.engine.count_pending(PendingQuery(topic="prod%orders")).total == 2
+        assert broker.count_pending(PendingQuery(topic="orders")).total == 2
+        assert broker.cancel(first.handle).count == 1
+        assert broker.cancel(key="two", topic="orders").count == 1
+
+
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        handle = broker.send(delayed("far", HOUR_MS)).handle
+        elsewhere = encode_handle(RecallHandle("orders", "broker-z", 1, "7F", 0))
+        for call, error, text in [
+            (broker.cancel, MessageError, "name the pending message by its handle or by key"),
+            (lambda: broker.cancel(key="two words"), MessageError, "key must be one word, got 'two words'"),
+            (lambda: broker.cancel("4466"), MessageError, "'4466' is not a handle of a pending message"),
+            (lambda: broker.cancel(elsewhere), BrokerError, "broker 'broker-z' is in no known route"),
+            (lambda: broker.reschedule(handle, 1 << 60), DelayError, "allowed are"),
+            (lambda: broker.pending(PendingQuery(), 0), MessageError, "max_count must be 1 or more, got 0"),
+            (lambda: broker.pending(PendingQuery(), 1, "now"), MessageError, "'now' is not a cursor"),
+            (lambda: broker.pending(PendingQuery(), 1, "WzFd"), MessageError, "'WzFd' is not a cursor"),
+            (lambda: broker.count_pending(PendingQuery(), 0), MessageError, "must be 1 ms or more, got 0"),
+        ]:
+            with pytest.raises(error, match=text):
+                call()  # type: ignore[no-untyped-call]
+
+
+def test_a_server_that_forbids_recalls_changes_no_message(tmp_path: Path) -> None:
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
+    settings = BrokerServerSettings(listen=ANYWHERE, recall_message_enable=False)
+    with LocalCluster(engine, settings) as cluster, client(cluster.address, tmp_path) as broker:
+        handle = broker.send(delayed("kept", HOUR_MS)).handle
+
+        assert Capability.SCHEDULE_CHANGE not in broker.capabilities
+        with pytest.raises(UnsupportedError, match="set recall-message-enable to true"):
+            broker.cancel(handle)
+        assert broker.count_pending(PendingQuery(topic="orders")).total == 1
+
+
+def test_the_capabilities_are_those_that_the_server_announces(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        assert broker.capabilities == cluster.engine.capabilities - {Capability.LOCAL_FILES}

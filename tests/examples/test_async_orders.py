@@ -1,0 +1,63 @@
+"""The example async_orders, with a virtual clock and as a program."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from examples.async_orders.app import ARTICLES, COMPONENTS, order_and_wait
+from examples.async_orders.order_listener import DELAY_S, Receipt
+from mqtemplate import MQApplication
+from mqtemplate.testing import Harness
+
+ROOT = Path(__file__).parents[2]
+REMINDERS = {
+    "please pay 320 cents for your tea",
+    "please pay 410 cents for your coffee",
+    "please pay 380 cents for your cocoa",
+}
+
+
+@pytest.fixture
+def app(mqtemplate_app: Callable[..., MQApplication]) -> MQApplication:
+    """The components and the configuration of the example, with a store in memory and a virtual clock."""
+    return mqtemplate_app(*COMPONENTS, config_folder=ROOT / "examples" / "async_orders")
+
+
+def test_an_order_is_replied_with_a_price(app: MQApplication) -> None:
+    assert app.template.send_and_receive("orders", "tea", Receipt) == Receipt("tea", 320)
+
+
+def test_every_order_is_reminded_after_its_delay(app: MQApplication, mqtemplate_harness: Harness) -> None:
+    started_ms = mqtemplate_harness.clock.now_ms()
+
+    reminded = asyncio.run(order_and_wait(app.template))
+
+    assert set(reminded) == REMINDERS
+    assert len(reminded) == len(ARTICLES)
+    assert mqtemplate_harness.clock.now_ms() == started_ms + DELAY_S * 1_000
+
+
+@pytest.mark.slow
+def test_the_program_ends_by_itself_each_time(tmp_path: Path) -> None:
+    """In an empty folder. A second run receives no reminder of the first one."""
+    for _ in range(2):
+        program = subprocess.run(
+            [sys.executable, "-u", "-W", "error", "-m", "examples.async_orders"],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT), "PATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert program.returncode == 0, program.stderr
+        assert {
+            line.removeprefix("Reminded: ") for line in program.stdout.splitlines() if "Reminded" in line
+        } == REMINDERS
+        assert program.stdout.count("Reminded") == len(ARTICLES)

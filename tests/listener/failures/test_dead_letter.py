@@ -1,0 +1,118 @@
+"""Dead letters say why, where and when their messages failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mqtemplate import DeadLetter
+from mqtemplate.listener import ConsumeMode, message_listener
+from mqtemplate.listener.failures import dead_letter
+from mqtemplate.listener.failures.dead_letter import iso_time
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property
+
+if TYPE_CHECKING:
+    from tests.listener.conftest import App
+
+SECOND = 1_000
+MODES = pytest.mark.parametrize("mode", list(ConsumeMode), ids=lambda mode: mode.value)
+
+
+class PaymentError(Exception):
+    """Error of an application."""
+
+
+def fail(depth: int, error: Exception) -> None:
+    """Raise from deep inside."""
+    if depth:
+        fail(depth - 1, error)
+    raise error from OSError("connection refused")
+
+
+def only_dead_letter(app: App) -> MessageExt:
+    [message] = app.broker.pull(MessageQueue("%DLQ%billing", app.broker.name, 0), 0).messages
+    return message
+
+
+def listen(app: App, error: Exception, depth: int = 0, **attributes: Any) -> None:
+    @message_listener(topic="orders", consumer_group="billing", id="bill", **attributes)
+    def bill(message: str) -> None:
+        fail(depth, error)
+
+    app.listen(bill)
+
+
+@MODES
+def test_a_dead_letter_explains_itself(app: App, mode: ConsumeMode) -> None:
+    listen(app, PaymentError("card declined"), retry=["2s", "3s"], consume_mode=mode)
+    [sent] = app.send("orders", "bad", tag="paid")
+    app.advance(5 * SECOND)
+
+    dead = only_dead_letter(app)
+    headers = dead.user_properties
+    assert headers[dead_letter.EXCEPTION] == f"{__name__}.PaymentError"
+    assert headers[dead_letter.MESSAGE] == "card declined"
+    assert headers[dead_letter.LISTENER] == "bill"
+    assert headers[dead_letter.ATTEMPTS] == "3"
+    assert headers[dead_letter.FAILED_AT] == iso_time(app.broker.clock.now_ms())
+    stack = headers[dead_letter.STACK]
+    assert "in bill" in stack
+    assert "in fail" in stack
+    assert "PaymentError: card declined" in stack
+    assert stack.endswith("caused by OSError: connection refused")
+    assert "mqtemplate/listener" not in stack
+    assert (dead.msg_id, dead.tags, dead.properties[Property.DLQ_ORIGIN_TOPIC]) == (sent.msg_id, "paid", "orders")
+
+
+def test_a_dead_letter_has_the_time_of_its_first_failure(app: App) -> None:
+    start_ms = app.broker.clock.now_ms()
+    listen(app, PaymentError("card declined"), retry=["2s", "3s"])
+    app.send("orders", "bad")
+    app.advance(5 * SECOND)
+
+    assert only_dead_letter(app).properties[dead_letter.FIRST_FAILED_AT] == iso_time(start_ms)
+
+
+def test_the_reason_of_the_handler_is_the_text(app: App) -> None:
+    listen(app, DeadLetter("customer 7 was deleted"))
+    app.send("orders", "bad")
+    app.run_until_idle()
+
+    headers = only_dead_letter(app).user_properties
+    assert headers[dead_letter.EXCEPTION] == "mqtemplate.DeadLetter"
+    assert headers[dead_letter.MESSAGE] == "customer 7 was deleted"
+
+
+def test_an_invalid_body_has_the_error_of_the_conversion(app: App) -> None:
+    @message_listener(topic="orders", consumer_group="billing")
+    def bill(order: dict[str, int]) -> None: ...
+
+    app.listen(bill)
+    app.send("orders", "no json")
+    app.run_until_idle()
+
+    headers = only_dead_letter(app).user_properties
+    assert headers[dead_letter.EXCEPTION] == "mqtemplate.errors.ConversionError"
+    assert "Invalid JSON" in headers[dead_letter.MESSAGE]
+    assert dead_letter.STACK not in headers
+
+
+def test_long_texts_are_shortened_and_separators_of_properties_replaced(app: App) -> None:
+    r"""RocketMQ separates properties by ``\x01`` and ``\x02``."""
+    listen(app, PaymentError("a\x01b\x02c" + "é" * 10_000), depth=100, max_reconsume_times=0)
+    app.send("orders", "bad")
+    app.run_until_idle()
+
+    headers = only_dead_letter(app).user_properties
+    assert headers[dead_letter.MESSAGE].startswith("a b c")
+    assert len(headers[dead_letter.MESSAGE]) == 500
+    assert len(headers[dead_letter.STACK]) <= 2_000
+
+
+def test_a_message_whose_properties_have_no_room_is_a_dead_letter_all_the_same(app: App) -> None:
+    listen(app, PaymentError("card declined"), max_reconsume_times=0)
+    app.broker.send(Message("orders", b"bad", {"data": "x" * 32_000}), MessageQueue("orders", app.broker.name, 0))
+    app.run_until_idle()
+
+    assert only_dead_letter(app).body == b"bad"

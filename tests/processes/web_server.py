@@ -1,0 +1,74 @@
+"""A web server with worker processes, on loopback, on a port that the operating system chooses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.waiting import eventually
+
+_ROOT = Path(__file__).parents[2]
+_ADDRESS = re.compile(r"https?://127\.0\.0\.1:(\d+)")
+_STOP_S = 60
+
+
+class WebServer:
+    """A server that listens inside the ``with`` block.
+
+    Attributes:
+        lines: Output so far.
+    """
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        self._command = [sys.executable, "-W", "ignore", "-m", *command]
+        self._folder = folder
+        self.lines: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command,
+            cwd=self._folder,
+            env={"PYTHONPATH": f"{_ROOT}:{_ROOT / 'starters'}:{self._folder}", "PATH": "/usr/bin:/bin"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._port = eventually(lambda: _ADDRESS.search(self.output), "the server listens")[1]
+        return self
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            self.lines.extend(iter(output.readline, ""))
+
+    @property
+    def output(self) -> str:
+        """All output so far."""
+        return "".join(self.lines)
+
+    def get(self) -> str:
+        """Return the body of a response."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/", timeout=_STOP_S) as response:
+            return str(response.read().decode())
+
+    def stop(self) -> int:
+        """Stop the server as an operator does. Return its exit code."""
+        self._process.terminate()
+        code = self._process.wait(_STOP_S)
+        self._reader.join(_STOP_S)
+        return code
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.wait(_STOP_S)
+        self._reader.join(_STOP_S)
+        if error is not None:
+            error.add_note(self.output)

@@ -1,0 +1,170 @@
+"""Sizes of files: those of the store directory, unless the settings set others. Then the directory is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import StoreFormatError
+from mqtemplate.message import Message, MessageExt
+from mqtemplate.pending import PendingQuery
+
+UNUSUAL = {
+    "mapped_file_size_commit_log": 50_000,
+    "mapped_file_size_consume_queue": 1_240,
+    "mapped_file_size_timer_log": 700,
+    "max_hash_slot_num": 77,
+    "max_index_num": 400,
+}
+"""Sizes of which no one is a default, here or in RocketMQ."""
+
+OpenBroker = Callable[..., EmbeddedBroker]
+
+
+@pytest.fixture
+def open_broker(tmp_path: Path) -> Iterator[OpenBroker]:
+    """Function that opens a broker in one folder with some settings; it closes the one before."""
+    clock, brokers = VirtualClock(), list[EmbeddedBroker]()
+
+    def open_(**settings: object) -> EmbeddedBroker:
+        for broker in brokers:
+            broker.close()
+        brokers.append(EmbeddedBroker(tmp_path / "store", EmbeddedSettings(**settings), clock))  # type: ignore[arg-type]
+        brokers[-1].start()
+        return brokers[-1]
+
+    yield open_
+    for broker in brokers:
+        broker.close()
+
+
+def send(broker: EmbeddedBroker, count: int = 150) -> None:
+    for number in range(count):
+        delay = {"TIMER_DELAY_SEC": str(60 + number)} if number % 3 == 0 else {}
+        broker.send(Message("orders", b"%04d" % number + bytes(500), {"KEYS": f"k{number}", **delay}))
+        if number % 50 == 0:
+            for service in broker.services():
+                service.step()
+
+
+def stored(broker: EmbeddedBroker) -> list[bytes]:
+    messages: list[MessageExt] = []
+    for queue in broker.queues("orders"):
+        for at in range(broker.min_offset(queue), broker.max_offset(queue)):
+            messages += broker.pull(queue, at, 1).messages
+    return sorted(message.body[:4] for message in messages)
+
+
+def sizes(broker: EmbeddedBroker) -> dict[str, int]:
+    return {
+        "mapped_file_size_commit_log": broker.store.sizes.commit_log,
+        "mapped_file_size_consume_queue": broker.store.sizes.consume_queue,
+        "mapped_file_size_timer_log": broker.timer_log_file_size,
+        "max_hash_slot_num": broker.store.index.geometry.slots,
+        "max_index_num": broker.store.index.geometry.units,
+    }
+
+
+# --- taken from the directory ---------------------------------------------------------------------
+
+
+def test_all_sizes_are_taken_from_the_directory(open_broker: OpenBroker) -> None:
+    """Also without what mqtemplate noted there: RocketMQ notes nothing."""
+    broker = open_broker(**UNUSUAL)
+    send(broker)
+    expected = stored(broker)
+    broker.close()
+    page = broker.path / "checkpoint"  # type: ignore[operator]
+    page.write_bytes(page.read_bytes()[:64] + bytes(4_032))
+
+    broker = open_broker()
+
+    assert sizes(broker) == UNUSUAL
+    assert stored(broker) == expected
+    assert broker.pending(PendingQuery(topic="orders")).messages[0].keys == "k0"
+    assert [message.body[:4] for message in broker.messages_by_key("orders", "k100")] == [b"0100"]
+    send(broker)
+    assert len(stored(broker)) == 2 * len(expected)
+    assert sizes(open_broker()) == UNUSUAL
+
+
+def test_a_new_directory_has_the_documented_sizes(open_broker: OpenBroker) -> None:
+    broker = open_broker()
+
+    assert list(sizes(broker).values()) == [67_108_864, 600_000, 4_194_304, 250_000, 1_000_000]
+
+
+def test_sizes_that_the_directory_has_may_be_set(open_broker: OpenBroker) -> None:
+    send(open_broker(**UNUSUAL))
+
+    assert sizes(open_broker(**UNUSUAL)) == UNUSUAL
+
+
+def test_queues_that_are_rebuilt_keep_the_size(open_broker: OpenBroker) -> None:
+    broker = open_broker(**UNUSUAL)
+    send(broker)
+    expected = stored(broker)
+    broker.close()
+    shutil.rmtree(broker.path / "consumequeue")  # type: ignore[operator]
+
+    broker = open_broker()
+
+    assert broker.store.sizes.consume_queue == 1_240
+    assert stored(broker) == expected
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(UNUSUAL))
+def test_a_size_that_is_set_and_that_the_directory_does_not_have_is_refused(open_broker: OpenBroker, name: str) -> None:
+    """The error says that it may be left out."""
+    broker = open_broker(**UNUSUAL)
+    send(broker)
+
+    with pytest.raises(StoreFormatError, match=rf"{name.replace('_', '-')}.* leave .*out"):
+        open_broker(**{name: UNUSUAL[name] * 2})
+
+    assert sizes(open_broker()) == UNUSUAL
+
+
+def test_a_single_file_that_was_cut_is_refused(open_broker: OpenBroker) -> None:
+    """It is not taken for a file of another size: the size is noted in the checkpoint."""
+    broker = open_broker()
+    send(broker, 10)
+    broker.close()
+    [path] = (broker.path / "commitlog").iterdir()  # type: ignore[operator]
+    os.truncate(path, 40_000_000)
+
+    with pytest.raises(StoreFormatError, match="has 40000000 bytes, .* say 67108864; it was cut"):
+        open_broker()
+
+    assert path.stat().st_size == 40_000_000
+
+
+def test_a_file_that_was_cut_among_others_is_refused(open_broker: OpenBroker) -> None:
+    broker = open_broker(**UNUSUAL)
+    send(broker)
+    broker.close()
+    first, *_ = sorted((broker.path / "commitlog").iterdir())  # type: ignore[operator]
+    os.truncate(first, 30_000)
+
+    with pytest.raises(StoreFormatError, match=r"0{20} has 30000 bytes, .* say 50000; it was cut"):
+        open_broker()
+
+
+def test_a_missing_file_is_refused(open_broker: OpenBroker) -> None:
+    broker = open_broker(**UNUSUAL)
+    send(broker)
+    broker.close()
+    _, second, *_ = sorted((broker.path / "commitlog").iterdir())  # type: ignore[operator]
+    second.unlink()
+
+    with pytest.raises(StoreFormatError, match="a file is missing between"):
+        open_broker()

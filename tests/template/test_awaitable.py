@@ -1,0 +1,304 @@
+"""Awaitable forms of the verbs: futures of `concurrent.futures` that a coroutine can await, on any loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import SystemClock
+from mqtemplate.errors import (
+    BrokerClosedError,
+    ConfigurationError,
+    ConversionError,
+    DestinationError,
+    RequestTimeoutError,
+    UnsupportedError,
+)
+from mqtemplate.message import Message, MessageExt
+from mqtemplate.results import SendStatus, TransactionState
+from mqtemplate.template import RocketMQTemplate, transaction_listener
+from mqtemplate.testing import Harness
+from tests.waiting import eventually
+
+PATIENCE_MS = 30_000
+
+
+@transaction_listener()
+class Ledger:
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def execute_local_transaction(self, message: Message, arg: object) -> TransactionState:
+        self.threads.append(threading.current_thread().name)
+        return TransactionState.COMMIT
+
+    def check_local_transaction(self, message: MessageExt) -> TransactionState:
+        return TransactionState.COMMIT
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    """On the real clock, where calls wait."""
+    with EmbeddedBroker(None, clock=SystemClock()) as broker:
+        yield broker
+
+
+@pytest.fixture
+def template(broker: EmbeddedBroker) -> Iterator[RocketMQTemplate]:
+    with RocketMQTemplate(
+        broker, producer_group="shop", consumer_group="readers", consumer_topic="orders", default_destination="orders"
+    ) as template:
+        yield template
+
+
+@pytest.fixture(params=["real", "virtual"])
+def any_template(request: pytest.FixtureRequest) -> RocketMQTemplate:
+    """The same calls on the real clock and on a virtual one."""
+    if request.param == "real":
+        template: RocketMQTemplate = request.getfixturevalue("template")
+        return template
+    return RocketMQTemplate(
+        request.getfixturevalue("mqtemplate_broker"),
+        producer_group="shop",
+        consumer_group="readers",
+        consumer_topic="orders",
+        default_destination="orders",
+    )
+
+
+def run(coroutine: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        return await coroutine()
+
+    return asyncio.run(main())
+
+
+# --- every verb ----------------------------------------------------------------------------------
+
+
+def test_a_send_is_awaited(any_template: RocketMQTemplate) -> None:
+    async def send() -> None:
+        one = await any_template.async_send("orders:paid", {"id": 1}, keys="4466")
+        batch = await any_template.async_send("orders", ["a", "b"])
+        spring = await any_template.asyncSend("orders", "c")
+        default = await any_template.async_convert_and_send("d")
+
+        assert {each.send_status for each in (one, batch, spring, default)} == {SendStatus.SEND_OK}
+
+    run(send)
+    assert len(any_template.receive(bytes)) == 5
+
+
+def test_sends_are_awaited_together(any_template: RocketMQTemplate) -> None:
+    async def send() -> list[Any]:
+        return await asyncio.gather(*(any_template.async_send("orders", str(number)) for number in range(100)))
+
+    assert len({result.offset_msg_id for result in run(send)}) == 100
+
+
+def test_pending_messages_are_changed_by_awaited_verbs(any_template: RocketMQTemplate) -> None:
+    async def change() -> None:
+        sent = await any_template.async_send("orders", "later", delay=3_600, keys="4466")
+        page = await any_template.async_pending("orders", key="4466")
+        counts = await any_template.async_count_pending("orders")
+        moved = await any_template.async_reschedule(sent.handle, delay=7_200)
+        cancelled = await any_template.async_cancel(key="4466")
+
+        assert [each.msg_id for each in page.messages] == [sent.msg_id]
+        assert (counts.total, moved.status.name, cancelled.status.name) == (1, "RESCHEDULED", "CANCELLED")
+
+    run(change)
+
+
+def test_a_transaction_is_awaited(any_template: RocketMQTemplate) -> None:
+    any_template.add_transaction_listener(ledger := Ledger())
+
+    result = run(lambda: any_template.async_send_in_transaction("orders", "order", 4466))
+
+    assert result.local_transaction_state is TransactionState.COMMIT
+    assert len(ledger.threads) == 1
+
+
+def test_the_loop_goes_on_while_a_transaction_runs(template: RocketMQTemplate) -> None:
+    """The local transaction runs in another thread, so it may block."""
+    template.add_transaction_listener(ledger := Ledger())
+
+    run(lambda: template.async_send_in_transaction("orders", "order"))
+
+    assert ledger.threads != [threading.current_thread().name]
+
+
+def test_messages_are_received_by_await(any_template: RocketMQTemplate) -> None:
+    async def exchange() -> list[str]:
+        await any_template.async_send("orders", "one")
+        return await any_template.async_receive(str, 1, PATIENCE_MS)
+
+    assert run(exchange) == ["one"]
+
+
+def test_the_loop_goes_on_while_a_receive_waits(template: RocketMQTemplate) -> None:
+    async def exchange() -> list[str]:
+        receiving = asyncio.ensure_future(template.async_receive(str, 1, PATIENCE_MS))
+        await asyncio.to_thread(eventually, lambda: template.broker.queues("orders"), "the topic exists")
+        await template.async_send("orders", "one")
+        return await receiving
+
+    assert run(exchange) == ["one"]
+
+
+def test_every_verb_that_waits_has_an_awaitable_form() -> None:
+    """Its parameters are those of the verb."""
+    verbs = ["convert_and_send", "send_in_transaction", "receive", "cancel", "reschedule", "pending", "count_pending"]
+    for name in verbs:
+        verb, form = getattr(RocketMQTemplate, name), getattr(RocketMQTemplate, f"async_{name}")
+        assert form.__name__ == f"async_{name}"
+        assert inspect.signature(form).parameters == inspect.signature(verb).parameters
+        assert str(inspect.signature(form).return_annotation).strip("'").startswith("AwaitableFuture[")
+
+
+# --- errors and cancellation ---------------------------------------------------------------------
+
+
+def test_an_invalid_call_raises_in_the_coroutine(any_template: RocketMQTemplate) -> None:
+    with pytest.raises(DestinationError):
+        run(lambda: any_template.async_send("", "x"))
+    with pytest.raises(DestinationError):
+        run(lambda: any_template.async_convert_and_send("", "x"))
+    with pytest.raises(ConfigurationError, match="receive needs a consumer group"):
+        run(lambda: RocketMQTemplate(any_template.broker).async_receive(str))
+
+
+def test_an_error_of_the_broker_is_raised_by_await(template: RocketMQTemplate, broker: EmbeddedBroker) -> None:
+    broker.close()
+
+    with pytest.raises(BrokerClosedError):
+        run(lambda: template.async_send("orders", "x"))
+    with pytest.raises(BrokerClosedError):
+        run(template.async_count_pending)
+
+
+def test_a_request_is_cancelled_with_its_task(template: RocketMQTemplate) -> None:
+    """The reply that nothing waits for any more is dropped without an error, even after the loop is closed."""
+
+    async def ask() -> Future[str]:
+        future = template.async_send_and_receive("unread", "?", str, timeout=100)
+        task = asyncio.ensure_future(future)
+        await asyncio.wait([task], timeout=0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return future
+
+    future = run(ask)
+
+    assert isinstance(future.exception(PATIENCE_MS / 1_000), RequestTimeoutError)
+
+
+def test_messages_of_a_cancelled_receive_are_received_again(template: RocketMQTemplate) -> None:
+    """The messages had arrived, but the task that awaited them did not get them."""
+
+    async def give_up() -> None:
+        await template.async_send("orders", ["a", "b"])
+        future = template.async_receive(str, 2, PATIENCE_MS)
+        task = asyncio.ensure_future(future)
+        await asyncio.wait([task], timeout=0)  # the task waits now
+        assert future.result(PATIENCE_MS / 1_000) == ["a", "b"]  # blocks the loop, which does not see the result
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(give_up)
+
+    assert template.receive(str, timeout=PATIENCE_MS) == ["a", "b"]
+    assert template.receive(str, timeout=0) == []
+
+
+def test_a_cancelled_receive_stops_to_wait(template: RocketMQTemplate) -> None:
+    """Its thread would otherwise take the messages that the next call waits for."""
+
+    async def give_up() -> Future[list[str]]:
+        future = template.async_receive(str, 1, PATIENCE_MS * 1_000)
+        task = asyncio.ensure_future(future)
+        await asyncio.to_thread(eventually, lambda: template.broker.queues("orders"), "the topic exists")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return future
+
+    future = run(give_up)
+    template.sync_send("orders", "one")
+
+    assert template.receive(str, 1, PATIENCE_MS) == ["one"]
+    assert future.cancelled() or future.result(0) == []
+
+
+# --- still a future of concurrent.futures --------------------------------------------------------
+
+
+def test_a_thread_waits_for_the_same_future(any_template: RocketMQTemplate) -> None:
+    sent = any_template.async_send("orders", "x")
+    counted = any_template.async_count_pending("orders")
+
+    assert isinstance(sent, Future)
+    assert isinstance(counted, Future)
+    assert sent.result(PATIENCE_MS / 1_000).send_status is SendStatus.SEND_OK
+    assert counted.result(PATIENCE_MS / 1_000).total == 0
+
+
+def test_one_future_is_awaited_on_several_loops(template: RocketMQTemplate) -> None:
+    future = template.async_send("orders", "x")
+
+    assert run(lambda: future) == run(lambda: future) == future.result()
+
+
+def test_a_template_is_used_after_close_like_its_broker(template: RocketMQTemplate) -> None:
+    template.close()
+
+    assert run(template.async_count_pending).total == 0
+
+
+def test_the_module_of_futures_does_not_import_asyncio() -> None:
+    """Nor does ``import mqtemplate``: a program without coroutines does not pay for it here."""
+    program = "import sys, mqtemplate, mqtemplate.futures; print('asyncio' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ran.stdout.strip() == "False"
+
+
+# --- on a virtual clock --------------------------------------------------------------------------
+
+
+def test_time_passes_while_an_async_test_awaits_a_reply(
+    mqtemplate_harness: Harness, mqtemplate_template: RocketMQTemplate
+) -> None:
+    """No real time: the harness lets the timeout of the request pass."""
+    started_ms = mqtemplate_harness.clock.now_ms()
+
+    with pytest.raises(RequestTimeoutError):
+        run(lambda: mqtemplate_template.async_send_and_receive("unread", "?", str, timeout=3_600_000))
+
+    assert mqtemplate_harness.clock.now_ms() == started_ms + 3_600_000
+
+
+def test_without_a_harness_an_awaited_reply_is_refused(mqtemplate_broker: EmbeddedBroker) -> None:
+    template = RocketMQTemplate(mqtemplate_broker)
+
+    with pytest.raises(UnsupportedError, match="nothing advances the virtual clock; make a Harness"):
+        run(lambda: template.async_send_and_receive("unread", "?", str))
+
+
+def test_an_awaited_receive_converts_like_receive(any_template: RocketMQTemplate) -> None:
+    any_template.sync_send("orders", "no number")
+
+    assert run(lambda: any_template.async_receive(int, 1, 0)) == []
+    with pytest.raises(ConversionError):
+        any_template.converter.from_body(b"no number", int, {})
