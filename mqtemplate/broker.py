@@ -48,7 +48,7 @@ class Capability(Enum):
     RETRY_DELAY = "exact retry delays"
     BATCH_DELAY = "delays on a batch"
     SCHEDULE_CHANGE = "cancel and reschedule"
-    TIMER_CHANGE = "cancel and reschedule messages with a timer"
+    TIMER_CHANGE = "changes of messages with a timer"
     PENDING = "queries for pending messages"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a directory of this machine"

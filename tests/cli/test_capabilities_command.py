@@ -32,7 +32,7 @@ def test_a_server_is_compared_with_an_embedded_broker_that_is_not_started(
     printed = capsys.readouterr().out
     assert code == 0
     assert f"embedded:{folder}  {broker.name_server}" in printed
-    assert "* cancel and reschedule" in printed
+    assert "* store files in a directory of this machine" in printed
     assert "  transactions" in printed
     assert not folder.exists()
 

@@ -78,6 +78,10 @@ CODES = [
     RequestCode.LOCK_BATCH_MQ,
     RequestCode.UNLOCK_BATCH_MQ,
     RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.CANCEL_DELAYED_MESSAGE,
+    RequestCode.RESCHEDULE_DELAYED_MESSAGE,
+    RequestCode.GET_PENDING_MESSAGES,
+    RequestCode.COUNT_PENDING_MESSAGES,
 ]
 
 
