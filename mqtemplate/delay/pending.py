@@ -15,7 +15,7 @@ from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
 from mqtemplate.errors import MessageError
-from mqtemplate.java_hash import java_string_hash
+from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
 from mqtemplate.record.codec import StoredRecord

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
-from mqtemplate.java_hash import tags_code
+from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork
 from mqtemplate.record.codec import RecordDraft, StoredRecord

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from mqtemplate.errors import DestinationError, MessageError
-from mqtemplate.java_hash import java_string_hash
+from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.topics import check_topic
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.failures.failure import Failure
+from mqtemplate.listener.failures.outcomes import DeadLetter, RetryLater
 from mqtemplate.message import MessageExt
+
+_REQUESTS = (RetryLater, DeadLetter)
+"""Exceptions by which a handler requests something: no failure of the test."""
 
 
 class HandlerFailedError(AssertionError):
@@ -55,7 +59,7 @@ class HandledMessages:
         self.failures += [
             HandlerFailure(self.container.endpoint.id, failure.messages, failure.error)
             for failure in failed
-            if failure.error is not None
+            if failure.error is not None and not isinstance(failure.error, _REQUESTS)
         ]
 
     def is_of(self, listener: object) -> bool:

@@ -17,10 +17,10 @@ from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
-from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
+from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService, Handling
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
 from mqtemplate.listener.consuming.invocation import Invocation
-from mqtemplate.listener.consuming.observed import ObservedInvocation, Observer
+from mqtemplate.listener.consuming.observed import ObservedHandling, Observer
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
 from mqtemplate.listener.consuming.polling_requests import PollingRequests
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
@@ -162,7 +162,7 @@ class ListenerContainer:
             is_batch=endpoint.plan.is_batch,
             consumer=self._consumer,
             queues=self._queues,
-            handling=self._make_invocation(),
+            handling=self._make_handling(),
             failures=self._failures,
             decide=self._policy.decide,
             clock=self._clock,
@@ -170,11 +170,10 @@ class ListenerContainer:
         )
         return OrderlyConsumeService(context) if settings.is_orderly else ConcurrentConsumeService(context)
 
-    def _make_invocation(self) -> Invocation:
-        arguments = (self.endpoint, self._broker, self._converter, self._loop.run, self._failures)
-        if self._clock.is_virtual:  # a test; a real clock has no observers, which would cost time for each message
-            return ObservedInvocation(*arguments, observers=self._observers)
-        return Invocation(*arguments)
+    def _make_handling(self) -> Handling:
+        invocation = Invocation(self.endpoint, self._broker, self._converter, self._loop.run, self._failures)
+        # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
+        return ObservedHandling(invocation, self._observers) if self._clock.is_virtual else invocation
 
     def observe(self, observer: Observer) -> None:
         """Report each call of the handler to a function, on a virtual clock only."""
