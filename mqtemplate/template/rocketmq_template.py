@@ -341,7 +341,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         return self._pull_consumer(max_count).receive(target_type, max_count, _check_wait(timeout))
 
     def async_receive(
-        self, target_type: type[T], max_count: int = 32, timeout: int = 3_000
+        self, target_type: type[T], max_count: int = 32, timeout: Duration = 3_000
     ) -> AwaitableFuture[list[T]]:
         """Do `receive` without blocking: ``orders = await template.async_receive(Order)``.
 

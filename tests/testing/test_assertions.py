@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -107,8 +111,16 @@ def test_the_clock_of_the_test_is_injected(mqtemplate_app: Any, mqtemplate_clock
     assert mqtemplate_app(Reminders).get(Reminders).clock is mqtemplate_clock
 
 
-def test_a_wrong_option_of_the_marker_is_refused(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
+def run_pytest(folder: Path, test_file: str, *options: str) -> str:
+    """Run pytest with the installed plugin on one file; return its output."""
+    (folder / "test_it.py").write_text(dedent(test_file), encoding="utf-8")
+    arguments = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_it.py"]
+    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=90, check=False).stdout
+
+
+def test_a_wrong_option_of_the_marker_is_refused(tmp_path: Path) -> None:
+    output = run_pytest(
+        tmp_path,
         """
         import pytest
 
@@ -117,10 +129,9 @@ def test_a_wrong_option_of_the_marker_is_refused(pytester: pytest.Pytester) -> N
 
         @pytest.mark.mqtemplate(start="tomorrow")
         def test_two(mqtemplate_clock): ...
-        """
+        """,
+        "--strict-markers",
     )
-
-    output = pytester.runpytest_subprocess("--strict-markers", "-p", "no:cacheprovider").stdout.str()
 
     assert "has the options raise_handler_errors, start, by name; got 'begin'" in output
     assert "must be 'now', an aware datetime or epoch milliseconds, got 'tomorrow'" in output
