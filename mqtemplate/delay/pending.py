@@ -14,6 +14,7 @@ from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
@@ -99,7 +100,7 @@ class PendingView:
 
     # --- counts --------------------------------------------------------------------------------
 
-    def count(self, query: PendingQuery, bucket_ms: int, max_buckets: int | None) -> PendingCounts:
+    def count(self, query: PendingQuery, bucket_ms: int, max_buckets: int | None = None) -> PendingCounts:
         """See `EmbeddedBroker.count_pending`."""
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
@@ -113,8 +114,8 @@ class PendingView:
             counts.update(dict(zip(starts.tolist(), sizes.tolist(), strict=True)))
             if max_buckets is not None and len(counts) > max_buckets:
                 raise MessageError(
-                    f"the counts have more than {max_buckets} spans of {bucket_ms} ms; count by a longer span, or "
-                    "between two times"
+                    f"the counts have more than {max_buckets} spans of {format_ms(bucket_ms)}; count by a longer span, "
+                    "or between two times"
                 )
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
 

@@ -366,9 +366,9 @@ class Connection:
         idle_at = self._last_traffic_ms + limits.idle_ms
         late_at = limits.frame_timeout_ms + (now if self._partial_since_ms is None else self._partial_since_ms)
         if late_at <= now:
-            self.end(f"a frame is not complete after {limits.frame_timeout_ms} ms", is_bad=True)
+            self.end(f"a frame is not complete after {format_ms(limits.frame_timeout_ms)}", is_bad=True)
         elif idle_at <= now:
-            self.end(f"idle for {limits.idle_ms} ms")
+            self.end(f"idle for {format_ms(limits.idle_ms)}")
         else:
             self._timeout_timer = self._loop.call_later(min(idle_at, late_at) - now, self._check_timeouts)
 

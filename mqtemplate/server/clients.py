@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from mqtemplate.clock import Clock
+from mqtemplate.durations import format_ms
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
@@ -302,7 +303,7 @@ class ClientExpiry:
             self._due_ms = now_ms + self._interval_ms
             for channel in self._clients.expire(self._expire_ms):
                 _log.warning("server.client_expired", client=channel.client_id, address=str(channel.connection.remote))
-                channel.connection.close(f"no heartbeat for {self._expire_ms} ms")
+                channel.connection.close(f"no heartbeat for {format_ms(self._expire_ms)}")
         return self._due_ms
 
 
