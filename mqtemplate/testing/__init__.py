@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mqtemplate.testing.handled import HandlerFailedError, HandlerFailure
     from mqtemplate.testing.harness import Harness, NotIdleError
     from mqtemplate.testing.recording import Inbox, RecordingTemplate, SentMessage, messages_in
+    from mqtemplate.testing.start_app import StartApp
 else:
 
     def __getattr__(name):
@@ -23,6 +24,7 @@ else:
         "NotIdleError": "harness",
         "HandlerFailedError": "handled",
         "HandlerFailure": "handled",
+        "StartApp": "start_app",
     }
 
 
@@ -34,5 +36,6 @@ __all__ = [
     "NotIdleError",
     "RecordingTemplate",
     "SentMessage",
+    "StartApp",
     "messages_in",
 ]

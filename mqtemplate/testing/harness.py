@@ -92,7 +92,7 @@ class Harness:
             due_ms = self._work()
         self._move_to(target_ms)
         self._work()
-        self._raise_failures()
+        self.raise_failures()
 
     def advance_until(self, happened: Callable[[], bool], until_ms: int | None = None) -> None:
         """Let time pass until *happened* returns True, or no more work is due.
@@ -122,7 +122,7 @@ class Harness:
             HandlerFailedError: A handler raised.
         """
         due_ms = self._work()
-        self._raise_failures()
+        self.raise_failures()
         return due_ms
 
     # --- what happened -------------------------------------------------------------------------
@@ -177,8 +177,14 @@ class Harness:
             raise AssertionError(f"{_title(listener)} is no listener of this harness; there is: {names}")
         return records
 
-    def _raise_failures(self) -> None:
-        """Raise the failures since the last time, unless a handler is running: then its own test call raises them."""
+    def raise_failures(self) -> None:
+        """Raise the failures since the last time. `advance` and `run_until_idle` call it, and the fixture at the end.
+
+        While a handler is running it does nothing: the call of the test that started the handler raises them.
+
+        Raises:
+            HandlerFailedError: A handler raised, and *raise_handler_errors* is True.
+        """
         new, self._reported = self.failures[self._reported :], len(self.failures)
         if new and self.raise_handler_errors and not self._stepping:
             lines = "".join(f"\n  {failure}" for failure in new)

@@ -15,10 +15,10 @@ one broker and one clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from mqtemplate.context import MQApplication
     from mqtemplate.testing.harness import Harness
     from mqtemplate.testing.recording import RecordingTemplate
-
-    StartApp: TypeAlias = Callable[..., MQApplication]
+    from mqtemplate.testing.start_app import StartApp
 
 
 _MARKER = "mqtemplate"
@@ -102,14 +101,16 @@ def mqtemplate_template(mqtemplate_broker: EmbeddedBroker) -> Iterator[Recording
 
 
 @pytest.fixture
-def mqtemplate_harness(request: pytest.FixtureRequest, mqtemplate_broker: EmbeddedBroker) -> Harness:
+def mqtemplate_harness(request: pytest.FixtureRequest, mqtemplate_broker: EmbeddedBroker) -> Iterator[Harness]:
     """A harness that moves the clock and steps the broker. A handler that raises fails the test.
 
     ``@pytest.mark.mqtemplate(raise_handler_errors=False)`` lets handlers raise; the failures are in ``failures``.
     """
     from mqtemplate.testing.harness import Harness
 
-    return Harness(mqtemplate_broker, raise_handler_errors=_option(request, "raise_handler_errors", True))
+    harness = Harness(mqtemplate_broker, raise_handler_errors=_option(request, "raise_handler_errors", True))
+    yield harness
+    harness.raise_failures()
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from textwrap import dedent
-from typing import Any
 
 import pytest
 
 from mqtemplate import Clock, SystemClock, VirtualClock, message_listener
-from mqtemplate.testing import HandlerFailedError, Harness, Inbox, RecordingTemplate
+from mqtemplate.testing import HandlerFailedError, Harness, Inbox, RecordingTemplate, StartApp
 
 
 @message_listener("orders", "billing", max_reconsume_times=1, delay_level_when_next_consume=1)
@@ -29,7 +29,7 @@ class Billing:
 
 
 def test_a_handler_that_raises_fails_the_test(
-    mqtemplate_app: Any, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     mqtemplate_app(Billing)
     sent = mqtemplate_template.sync_send("orders", "bad")
@@ -45,7 +45,7 @@ def test_a_handler_that_raises_fails_the_test(
 
 @pytest.mark.mqtemplate(raise_handler_errors=False)
 def test_retries_and_dead_letters_can_be_studied(
-    mqtemplate_app: Any, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     mqtemplate_app(Billing)
     mqtemplate_template.sync_send("orders", "bad")
@@ -76,7 +76,7 @@ def test_messages_that_were_sent_are_counted_pending_or_not(
 
 
 def test_a_listener_is_named_by_class_function_object_or_id(
-    mqtemplate_app: Any, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     collect = Inbox().listener("orders", "audit")
     app = mqtemplate_app(Billing, collect)
@@ -107,15 +107,67 @@ class Reminders:
         self.clock = clock
 
 
-def test_the_clock_of_the_test_is_injected(mqtemplate_app: Any, mqtemplate_clock: VirtualClock) -> None:
+def test_the_clock_of_the_test_is_injected(mqtemplate_app: StartApp, mqtemplate_clock: VirtualClock) -> None:
     assert mqtemplate_app(Reminders).get(Reminders).clock is mqtemplate_clock
+
+
+def test_a_failure_that_no_step_raised_fails_the_test_at_its_end(tmp_path: Path) -> None:
+    """A request lets time pass; its handler raises, and the test only expects that no reply comes."""
+    output = run_pytest(
+        tmp_path,
+        """
+        import pytest
+        from mqtemplate import message_listener
+        from mqtemplate.errors import RequestTimeoutError
+
+        @message_listener("prices", "pricing")
+        def price(item: str) -> int:
+            raise LookupError("no such item")
+
+        def test_one(mqtemplate_app, mqtemplate_template, mqtemplate_harness):
+            mqtemplate_app(price)
+            with pytest.raises(RequestTimeoutError):
+                mqtemplate_template.send_and_receive("prices", "tea", int)
+        """,
+    )
+
+    assert "1 passed, 1 error" in output
+    assert "HandlerFailedError: 1 calls of handlers raised:" in output
+    assert "LookupError: no such item" in output
+
+
+_LOGGING_TEST = """
+    import pytest
+    from mqtemplate import message_listener
+
+    @message_listener("orders", "billing", max_reconsume_times=0)
+    def bill(order: str) -> None:
+        raise LookupError("no such order")
+
+    @pytest.mark.mqtemplate(raise_handler_errors=False)
+    def test_one(mqtemplate_app, mqtemplate_template, mqtemplate_harness):
+        mqtemplate_app(bill)
+        mqtemplate_template.sync_send("orders", "bad")
+        mqtemplate_harness.run_until_idle()
+        assert len(mqtemplate_harness.failures) == {failures}
+"""
+
+
+def test_log_events_are_shown_for_a_test_that_fails_only(tmp_path: Path) -> None:
+    quiet = run_pytest(tmp_path, _LOGGING_TEST.format(failures=1), "-s")
+    failed = run_pytest(tmp_path, _LOGGING_TEST.format(failures=0))
+
+    assert "1 passed" in quiet
+    assert "listener.failed" not in quiet
+    assert "1 failed" in failed
+    assert "listener.failed listener=test_it.bill group=billing error='LookupError: no such order'" in failed
 
 
 def run_pytest(folder: Path, test_file: str, *options: str) -> str:
     """Run pytest with the installed plugin on one file; return its output."""
     (folder / "test_it.py").write_text(dedent(test_file), encoding="utf-8")
     arguments = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_it.py"]
-    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=90, check=False).stdout
+    return subprocess.run(arguments, cwd=folder, stdout=PIPE, stderr=STDOUT, text=True, timeout=90, check=False).stdout
 
 
 def test_a_wrong_option_of_the_marker_is_refused(tmp_path: Path) -> None:
