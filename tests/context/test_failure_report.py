@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -96,6 +97,41 @@ def test_the_exception_of_a_service_is_reported_with_its_line(
     line = Service.on_start.__code__.co_firstlineno + 1
     report = capsys.readouterr().err
     assert f"What        LookupError: no stock\nWhere       {__file__}, line {line}\n" in report
+
+
+def test_a_program_with_an_async_main_gets_the_same_report(tmp_path: Path) -> None:
+    """The start runs on the event loop there; its error ends the process as quietly."""
+    wrong = """
+        from mqtemplate import MQApplication, service
+
+        @service
+        class Bank:
+            async def on_start(self):
+                raise ConnectionError("the bank does not answer")
+
+        async def main() -> None: ...
+
+        MQApplication(Bank, settings={"rocketmq.name-server": "embedded:memory"}).run(main)
+        """
+    ended = run_program(tmp_path, wrong)
+
+    assert ended.returncode == 1
+    assert "APPLICATION FAILED TO START" in ended.stderr
+    assert "What        ConnectionError: the bank does not answer\n" in ended.stderr
+    assert f"Where       {tmp_path / 'app.py'}, line 7\n" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "never retrieved" not in ended.stderr
+
+
+def test_an_invalid_application_can_be_stopped() -> None:
+    """As one that was never started: a program may stop it in a finally clause."""
+    app = MQApplication("no_such_module", settings={"rocketmq.name-server": "embedded:memory"})
+
+    app.stop()
+    asyncio.run(app.stop_async())
+
+    with pytest.raises(DependencyError, match="there is no module of that name"):
+        app.start()
 
 
 def test_a_failure_of_main_is_no_failed_start() -> None:
