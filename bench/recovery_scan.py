@@ -19,7 +19,7 @@ from bench.measure import report, resident_mib, run, scratch_folder
 from mqtemplate.clock import SystemClock
 from mqtemplate.delay import DelayLevels, ScheduleMessageService, TimerMessageStore, tags_code_of
 from mqtemplate.delay.levels.table import DEFAULT_DELAY_LEVELS
-from mqtemplate.java_hash import tags_code
+from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.store import FlushDiskType, FolderStoreFiles, MessageStore, StoreSettings

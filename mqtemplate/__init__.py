@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mqtemplate.clock import Clock, SystemClock, VirtualClock
     from mqtemplate.context import AppSettings, MQApplication, Section, Value, load_settings, service
     from mqtemplate.converter import JsonMessageConverter, MessageConverter
+    from mqtemplate.durations import DelayLevel
     from mqtemplate.errors import MQTemplateError
     from mqtemplate.futures import AwaitableFuture
     from mqtemplate.listener import (
@@ -59,6 +60,7 @@ __all__ = [
     "TransactionState",
     "TransactionSendResult",
     # delayed messages
+    "DelayLevel",
     "ScheduleChange",
     "ScheduleChangeStatus",
     "PendingPage",
@@ -106,6 +108,7 @@ _MODULES = {
     "clock": ["Clock", "SystemClock", "VirtualClock"],
     "context": ["AppSettings", "MQApplication", "Section", "Value", "load_settings", "service"],
     "converter": ["JsonMessageConverter", "MessageConverter"],
+    "durations": ["DelayLevel"],
     "errors": ["MQTemplateError"],
     "futures": ["AwaitableFuture"],
     "listener": [

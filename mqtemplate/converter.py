@@ -31,8 +31,18 @@ _ALLOWED = (
 )
 
 
+_TYPES = (
+    "annotate the parameter with bytes, str, dict, list, int, float, bool, a dataclass, a pydantic model "
+    "or a TypedDict, or give the application a converter"
+)
+
+
 class MessageConverter(Protocol):
-    """Interface of converters between payloads and message bodies."""
+    """Interface of converters between payloads and message bodies.
+
+    A converter may also have ``check_type(target_type)``. The application calls it at the start with the type of each
+    handler; it raises `ConversionError` if no body can become the type.
+    """
 
     def to_body(self, payload: object) -> tuple[bytes, str | None]:
         """Return the body, and its content type if a consumer needs it.
@@ -78,6 +88,11 @@ class JsonMessageConverter:
         if not body:
             raise ConversionError("the payload is empty; a message needs a body of at least one byte")
         return body, None
+
+    def check_type(self, target_type: Any) -> None:
+        """Raise `ConversionError` if no body can become this type: asked at the start for each handler."""
+        if target_type not in (bytes, str, Any, object):
+            _adapter_of(target_type)
 
     def from_body(self, body: bytes, target_type: Any, properties: Mapping[str, str]) -> object:
         if target_type is bytes:
@@ -179,7 +194,7 @@ def _create_adapter(target_type: Any) -> TypeAdapter[Any]:
     try:
         return TypeAdapter(target_type)
     except (PydanticSchemaGenerationError, PydanticUserError, NameError) as exc:
-        raise ConversionError(f"a body cannot become a {_name_of(target_type)}: {_ALLOWED}") from exc
+        raise ConversionError(f"a body cannot become a {_name_of(target_type)}; {_TYPES}") from exc
 
 
 _cached_adapter = lru_cache(maxsize=1_024)(_create_adapter)

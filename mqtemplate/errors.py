@@ -70,7 +70,13 @@ __all__ = [
 
 
 class MQTemplateError(Exception):
-    """Base class of all errors that the library raises on purpose."""
+    """Base class of all errors that the library raises on purpose.
+
+    Attributes:
+        source: File and line of the class or function that caused the error, if that is known.
+    """
+
+    source: str | None = None
 
 
 class MessageError(MQTemplateError, ValueError):

@@ -1,7 +1,8 @@
-"""Rules for every test: no settings of the developer, no deadlines, long files first, Spark skipped with a reason."""
+"""Rules for every test: no foreign settings, no deadlines, all log events, long files first, reasons for skips."""
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -19,6 +20,8 @@ def pytest_configure() -> None:
     """Settings of the developer's shell must not reach the applications that tests start."""
     for name in [name for name in os.environ if name.startswith(("MQTEMPLATE_", "ROCKETMQ_"))]:
         del os.environ[name]
+    # Every event of the library reaches pytest, which shows them for a test that fails.
+    logging.getLogger("mqtemplate").setLevel(logging.DEBUG)
 
 
 def pytest_xdist_auto_num_workers() -> int:

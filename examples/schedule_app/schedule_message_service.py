@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
-
-import structlog
 
 from mqtemplate import RocketMQTemplate, SendResult, SendStatus, service
 
 DESTINATION = "schedule-message-topic:sync-tags"
 
-log = structlog.stdlib.get_logger(__name__)
+log = logging.getLogger(__name__)
 
 
 @service
@@ -31,7 +30,7 @@ class ScheduleMessageService:
         result = self._template.sync_send(DESTINATION, message, timeout, delay_level, headers={"KEYS": id})
         local_time = datetime.now().astimezone().isoformat(timespec="milliseconds")
         if result.send_status is SendStatus.SEND_OK:
-            log.info("schedule.sent", id=id, local_time=local_time, msg_id=result.msg_id)
+            log.info("schedule.sent id=%s local_time=%s msg_id=%s", id, local_time, result.msg_id)
         else:
-            log.warning("schedule.not_safe", id=id, local_time=local_time, send_status=result.send_status.name)
+            log.warning("schedule.not_safe id=%s local_time=%s status=%s", id, local_time, result.send_status.name)
         return result

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from queue import Full, Queue
 from typing import TypeAlias
 
-import structlog
-
 from mqtemplate.broker import CheckTransaction
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.results import TransactionState
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 _JOIN_S = 5.0
 

@@ -15,16 +15,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
-import structlog
-
-from mqtemplate.checksum import crc32
 from mqtemplate.clock import Clock
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError
+from mqtemplate.event_log import get_logger
+from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import DELAY_PROPERTIES, HostAddress, Message, MessageExt, Property, create_unique_id
 from mqtemplate.metrics import Metrics
 from mqtemplate.topics import reply_topic
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 
 def create_request(message: Message, client_id: str, timeout_ms: int) -> Message:
@@ -181,5 +181,5 @@ def _timeout_error(request: _PendingRequest) -> RequestTimeoutError:
         "give a longer timeout"
     )
     return RequestTimeoutError(
-        f"no reply to the request to {request.topic!r} arrived within {request.timeout_ms} ms; {advice}"
+        f"no reply to the request to {request.topic!r} arrived within {format_ms(request.timeout_ms)}; {advice}"
     )

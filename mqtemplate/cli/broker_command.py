@@ -13,7 +13,7 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
-from mqtemplate.context.logging import configure_logging
+from mqtemplate.context.logging import has_handlers, show_events
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.server import AccountSettings, ServerSettings, ServerTlsSettings
 from mqtemplate.context.signals import StopRequests
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
     arguments["rocketmq.name-server"] = "embedded"
     settings = load_settings(options.config, options.profile, arguments=arguments)
     logging = settings.mqtemplate.logging
-    restore_logging = configure_logging(logging) if logging.enabled else lambda: None
+    restore_logging = show_events(logging) if logging.enabled and not has_handlers() else lambda: None
     try:
         stop_requests = StopRequests()
         with stop_requests.from_signals():

@@ -9,13 +9,13 @@ from importlib.metadata import version
 
 from mqtemplate.cli import broker_command, capabilities_command
 from mqtemplate.cli.output import print_line
-from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.context.failure_report import failure_report, is_debug
+from mqtemplate.errors import MQTemplateError
 
 _COMMANDS = {"broker": broker_command, "capabilities": capabilities_command}
 
 EXIT_CANNOT_START = 1
-EXIT_USAGE = 2
-"""Also for a configuration that cannot be used. `argparse` uses the same code for wrong arguments."""
+"""Exit code after a failure. `argparse` uses 2 for wrong arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,8 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
     except MQTemplateError as exc:
-        print_line(f"error: {exc}", sys.stderr)
-        return EXIT_USAGE if isinstance(exc, ConfigurationError) else EXIT_CANNOT_START
+        if options.debug or is_debug():
+            raise
+        print_line(failure_report(exc), sys.stderr)
+        return EXIT_CANNOT_START
     return 0
 
 
@@ -39,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", metavar="FOLDER", help="folder of application.yml (default: the current folder)")
     common.add_argument("--profile", metavar="NAME", action="append", default=[], help="a profile; may be repeated")
+    common.add_argument("--debug", action="store_true", help="show the traceback of a failed start")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in _COMMANDS.items():
         subparser = commands.add_parser(

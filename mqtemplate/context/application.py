@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from contextvars import Context
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
-
-import structlog
+from typing import Any, NoReturn, Self, TypeVar, overload
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.autoconfigure import StarterSource, apply_starters, find_starters
 from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.failure_report import reported_failures
 from mqtemplate.context.hooks import AwaitingCaller, BlockingCaller, HookCaller, finish
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import collect_components
@@ -23,8 +24,9 @@ from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.process_exit import stop_at_exit
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import StopRequests
-from mqtemplate.context.startup import link, open_all, register_components
-from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError
+from mqtemplate.context.startup import link, log_ready, open_all, register_components
+from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError
+from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
 from mqtemplate.listener.consuming.async_loop import RunningLoop
 from mqtemplate.listener.consuming.container import ListenerContainer
@@ -35,7 +37,7 @@ from mqtemplate.processes import OwnerProcess
 from mqtemplate.services import Service
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
-_log = structlog.stdlib.get_logger("mqtemplate.context")
+_log = get_logger("mqtemplate.context")
 
 T = TypeVar("T")
 
@@ -69,8 +71,7 @@ class MQApplication:
         clock: The clock of all components. With a `VirtualClock` nothing starts a thread: a harness steps `services`.
         starters: Starters, instead of those that are installed.
 
-    Raises:
-        ConfigurationError: The configuration is invalid.
+    An invalid configuration or component is raised by the first use: `start`, ``with``, `settings`. `run` reports it.
     """
 
     def __init__(
@@ -84,17 +85,23 @@ class MQApplication:
         clock: Clock | None = None,
         starters: Iterable[StarterSource] | None = None,
     ) -> None:
-        if not isinstance(settings, AppSettings):
-            settings = load_settings(config_folder, profiles, environment, settings)
-        elif config_folder is not None or profiles or environment is not None:
-            raise ConfigurationError(
-                "finished settings were given, so config_folder, profiles and environment would not be read; "
-                "pass them to load_settings instead"
-            )
-        self.settings = settings
-        self.context = ApplicationContext(self.settings, overrides, collect_components(components))
+        self._invalid: MQTemplateError | None = None
+        given: tuple[object, ...] = ()
+        try:
+            if not isinstance(settings, AppSettings):
+                settings = load_settings(config_folder, profiles, environment, settings)
+            elif config_folder is not None or profiles or environment is not None:
+                raise ConfigurationError(
+                    "finished settings were given, so config_folder, profiles and environment would not be read; "
+                    "pass them to load_settings instead"
+                )
+            self.settings = settings
+            given = collect_components(components)
+            self.context = ApplicationContext(self.settings, overrides, given)
+        except MQTemplateError as exc:
+            self._invalid = exc  # raised by the first use, so that `run` can report it
         self.is_ready = threading.Event()
-        self._clock = clock or _clock_of_broker((*self.context.components, *(overrides or {}).values()))
+        self._clock = clock or _clock_of_broker((*given, *(overrides or {}).values()))
         self._starters = starters
         self._stop_requests = StopRequests()
         self._lock = threading.RLock()
@@ -106,7 +113,15 @@ class MQApplication:
         self._stopped = threading.Event()
         self._ending: asyncio.Task[None] | None = None
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise the error of an invalid application for ``settings`` and ``context``, which it does not have."""
+        if name in ("settings", "context") and self.__dict__.get("_invalid") is not None:
+            raise self._invalid  # type: ignore[misc]  # checked in the line above
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     def __repr__(self) -> str:
+        if self._invalid is not None:
+            return f"<{type(self).__name__}: invalid: {self._invalid}>"
         components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
         names = ", ".join(map(name_of, components))
         return f"<{type(self).__name__}({names}): {self._state}, broker {self.settings.rocketmq.name_server}>"
@@ -180,7 +195,10 @@ class MQApplication:
         await self._start(self._awaiting())
 
     async def _start(self, caller: HookCaller) -> None:
+        begin = time.monotonic()
         self._check_process()
+        if self._invalid is not None:
+            raise self._invalid
         with self._lock:
             if self._state != "new":
                 raise DependencyError("an application is started once; create another MQApplication")
@@ -197,7 +215,7 @@ class MQApplication:
             if self._clock is None or not self._clock.is_virtual:
                 self.context.lifecycle.push("process exit", stop_at_exit(self._stop_at_exit))
             self.is_ready.set()
-        _log.info("application.ready", listeners=len(self.listeners.containers), broker=self.broker.name)
+        log_ready(self.context, round((time.monotonic() - begin) * 1_000))
 
     def stop(self) -> None:
         """Stop everything: the listeners first, the broker last. Stopping twice has no effect.
@@ -209,7 +227,7 @@ class MQApplication:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
             EventLoopBlockedError: An async hook would have to run on the loop that this call blocks: use `stop_async`.
         """
-        if self._is_foreign or self._requests_stop() or self._stopped.is_set():
+        if self._is_foreign or self._requests_stop() or self._state == "new" or self._stopped.is_set():
             return
         if self._stopper is not None and self._handler_loop().is_current():
             return  # another thread stops it, and may need this loop
@@ -255,7 +273,7 @@ class MQApplication:
             await caller.call_blocking(self._wait_for_stop)
             return
         self.is_ready.clear()
-        _log.info("application.stopping")
+        _log.debug("application.stopping")
         try:
             await self.context.lifecycle.stop(caller)
         finally:
@@ -302,7 +320,8 @@ class MQApplication:
             The result of *main*.
 
         Raises:
-            MQTemplateError: The application cannot start.
+            SystemExit: The application cannot start. Standard error has a report: what, where, what to do. With the
+                option ``--debug`` or ``MQTEMPLATE_DEBUG=1`` the error itself is raised.
             EventLoopBlockedError: An event loop runs in this thread already.
             Exception: The exception of *main*, after the stop.
         """
@@ -316,6 +335,8 @@ class MQApplication:
                 "run() would block the event loop of this thread; write 'async with MQApplication(...) as app:'"
             )
         self._runner = threading.current_thread()
+        if self._invalid is None:
+            self.context.owns_process = True
         with self._stop_requests.from_signals():
             try:
                 if main is not None and is_async(main):
@@ -326,14 +347,20 @@ class MQApplication:
                 self._runner = None
 
     def _run(self, main: Callable[..., T] | None, *, keep_running: bool) -> T | None:
-        with self:
+        with reported_failures():
+            self.start()
+        with ExitStack() as running:
+            running.push(self)
             result, interrupted = self._call(main)
             if main is None or (keep_running and not interrupted):
                 _log.info("application.stop_requested", by=self._stop_requests.wait())
         return result
 
     async def _run_async(self, main: Callable[..., Coroutine[Any, Any, T]], *, keep_running: bool) -> T | None:
-        async with self:
+        with reported_failures():
+            await self.start_async()
+        async with AsyncExitStack() as running:
+            running.push_async_exit(self)
             result, interrupted = await self._call_async(main)
             if keep_running and not interrupted:
                 reason = await asyncio.to_thread(self._stop_requests.wait)

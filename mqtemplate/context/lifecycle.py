@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
-import structlog
-
 from mqtemplate.context.hooks import HookCaller
 from mqtemplate.errors import DependencyError
+from mqtemplate.event_log import get_logger
 
-_log = structlog.stdlib.get_logger("mqtemplate.context")
+_log = get_logger("mqtemplate.context")
 
 
 class _Stop(NamedTuple):

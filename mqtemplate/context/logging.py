@@ -1,7 +1,12 @@
-"""Logging of an application: structlog and the standard library through one formatter.
+"""Formats of log events, for a process that the application owns and for programs that want them.
 
-The library itself writes events and configures nothing. The logging starter calls `configure_logging` unless the
-program has configured structlog itself.
+The library writes events to `logging` and configures nothing (`mqtemplate.event_log`). Three functions may be called:
+
+- `event_formatter` returns a formatter for any handler of the program.
+- `show_events` shows the events of the library. ``MQApplication.run`` and the command line call it, by the starter
+  ``logging``, if the program has configured no handler.
+- `configure_logging` sends everything, structlog's events and the records of `logging`, through one handler. Only a
+  program calls it.
 """
 
 from __future__ import annotations
@@ -17,15 +22,54 @@ from structlog.typing import Processor
 from mqtemplate.context.settings.starters import LoggingSettings
 from mqtemplate.listener.current import add_current_message
 
+_LIBRARY = "mqtemplate"
 _VERBOSE = ("py4j",)  # logs each of its sockets at INFO
 
+_SHARED: list[Processor] = [
+    structlog.contextvars.merge_contextvars,
+    add_current_message,
+    structlog.stdlib.add_logger_name,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.StackInfoRenderer(),
+]
 
-def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:
-    """Write all events of structlog and of the standard library to *stream*, one line each.
 
-    - Each line contains structlog's context variables, the lines of other libraries too.
+def event_formatter(log_format: str = "CONSOLE", *, colors: bool = False) -> logging.Formatter:
+    """Return structlog's formatter for events of the library and records of `logging`.
+
     - A line that is written while a handler runs contains the topic, tag, group and msg_id of its message.
     - Tracebacks do not show local variables, which may contain payloads and passwords.
+
+    Args:
+        log_format: ``CONSOLE`` for people, ``JSON`` for machines; one line per event.
+        colors: True: colours, for a terminal.
+
+    Raises:
+        ValueError: There is no such format.
+    """
+    name = log_format.upper()
+    if name not in ("CONSOLE", "JSON"):
+        raise ValueError(f"log_format must be 'console' or 'json', got {log_format!r}")
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*_SHARED, structlog.stdlib.ExtraAdder()],
+        processors=[
+            add_current_message,
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *_renderers("JSON" if name == "JSON" else "CONSOLE", colors=colors),
+        ],
+    )
+
+
+def has_handlers() -> bool:
+    """Return True if the program has configured a handler that gets the library's events."""
+    return logging.getLogger(_LIBRARY).hasHandlers()
+
+
+def show_events(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:
+    """Show the events of the library on *stream*, and nothing else: the program's own log lines stay as they are.
+
+    If the program configures the root logger later, its handlers take over, so an event appears once.
 
     Args:
         stream: By default standard error: standard output belongs to the program.
@@ -33,40 +77,41 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     Returns:
         A function that restores the previous configuration.
     """
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        add_current_message,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-    ]
+    target = stream or sys.stderr
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(event_formatter(settings.format, colors=target.isatty()))
+    handler.addFilter(lambda _record: not logging.getLogger().handlers)
+    return _attached(handler, logging.getLogger(_LIBRARY), settings.level)
+
+
+def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:
+    """Write all events of structlog and all records of `logging` to *stream*, in one format.
+
+    It adds a handler to the root logger and configures structlog, so only the program itself calls it.
+
+    Args:
+        stream: By default standard error: standard output belongs to the program.
+
+    Returns:
+        A function that restores the previous configuration.
+    """
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # a cached logger would keep an earlier configuration
     )
     target = stream or sys.stderr
     handler = logging.StreamHandler(target)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *_renderers(settings.format, target),
-            ],
-        )
-    )
+    handler.setFormatter(event_formatter(settings.format, colors=target.isatty()))
     root = logging.getLogger()
-    before = {logger: logger.level for logger in (root, *map(logging.getLogger, _VERBOSE))}
-    root.addHandler(handler)
-    root.setLevel(settings.level)
-    for name in _VERBOSE:
-        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
+    detach = _attached(handler, root, settings.level)
+    before = {logger: logger.level for logger in map(logging.getLogger, _VERBOSE)}
+    for logger in before:
+        logger.setLevel(max(root.level, logging.WARNING))
 
     def undo() -> None:
-        root.removeHandler(handler)
+        detach()
         for logger, level in before.items():
             logger.setLevel(level)
         structlog.reset_defaults()
@@ -74,8 +119,21 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     return undo
 
 
-def _renderers(log_format: Literal["CONSOLE", "JSON"], stream: TextIO) -> list[Processor]:
+def _attached(handler: logging.Handler, logger: logging.Logger, level: str) -> Callable[[], None]:
+    """Add a handler to a logger and set the logger's level; return the function that undoes both."""
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(level)
+
+    def undo() -> None:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+    return undo
+
+
+def _renderers(log_format: Literal["CONSOLE", "JSON"], *, colors: bool) -> list[Processor]:
     if log_format == "JSON":
         without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         return [structlog.processors.ExceptionRenderer(without_locals), structlog.processors.JSONRenderer(default=str)]
-    return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-import structlog
+from mqtemplate.event_log import get_logger
 
-_log = structlog.stdlib.get_logger("mqtemplate.context")
+_log = get_logger("mqtemplate.context")
 
 
 class ProcessExit:

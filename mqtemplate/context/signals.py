@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-import structlog
+from mqtemplate.event_log import get_logger
 
-_log = structlog.stdlib.get_logger("mqtemplate.context")
+_log = get_logger("mqtemplate.context")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LONGEST_WAIT_S = 0.25
 

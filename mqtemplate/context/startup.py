@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-
-import structlog
+from collections.abc import Iterable
 
 from mqtemplate.broker import Broker
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
+from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.hooks import HookCaller
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.components import is_injectable, is_listener, is_spark_listener
 from mqtemplate.context.injection.definitions import Definition, snake_case
 from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.lifecycle import closing_of, hook_of
-from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError
+from mqtemplate.converter import MessageConverter
+from mqtemplate.errors import ConfigurationError, ConversionError, DependencyError, ListenerError
+from mqtemplate.event_log import get_logger
+from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
 
-_log = structlog.stdlib.get_logger("mqtemplate.context")
+_log = get_logger("mqtemplate.context")
 
 
 def register_components(context: ApplicationContext, clock: Clock | None) -> None:
@@ -62,6 +66,25 @@ async def open_all(context: ApplicationContext, caller: HookCaller) -> None:
     for part in context.parts:
         context.lifecycle.push(part.name, part.stop)
         part.start()
+
+
+def log_ready(context: ApplicationContext, took_ms: int) -> None:
+    """Log the one line of a normal start: the broker and its files, the configuration, and what runs."""
+    settings, broker = context.settings, context.get(Broker)  # type: ignore[type-abstract]  # selected by its base class
+    fields: dict[str, object] = {"broker": broker.name}
+    if isinstance(broker, EmbeddedBroker):
+        fields["files"] = "memory" if broker.path is None else str(broker.path.absolute())
+    else:
+        fields["name_server"] = settings.rocketmq.name_server
+    _log.info(
+        "application.ready",
+        **fields,
+        listeners=len(context.get(ListenerRegistry).containers),
+        starters=",".join(outcome.starter for outcome in context.conditions if outcome.applied) or "none",
+        profiles=",".join(settings.origins.profiles) or "none",
+        config=",".join(settings.origins.files) or f"no application.yml in {settings.origins.folder}",
+        took_ms=took_ms,
+    )
 
 
 def _start_broker(context: ApplicationContext) -> None:
@@ -140,11 +163,29 @@ def _start_listeners(context: ApplicationContext) -> None:
         target = _listener_of(component, context)
         if target is None or not is_listener(target):
             continue
-        try:
-            registry.register(target)
-        except ConfigurationError as exc:
-            raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
+        with pointing_to(component):
+            try:
+                _check_types(registry.register(target), context.get(MessageConverter))  # type: ignore[type-abstract]
+            except ConfigurationError as exc:
+                raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
     registry.start()
+
+
+def _check_types(containers: Iterable[ListenerContainer], converter: MessageConverter) -> None:
+    """Refuse a handler whose parameter has a type that no body can become.
+
+    Raises:
+        ListenerError: It names the listener and the types that are allowed.
+    """
+    check = getattr(converter, "check_type", None)
+    for container in containers:
+        plan = container.endpoint.plan
+        if plan.is_raw or check is None:
+            continue
+        try:
+            check(plan.payload_type)
+        except ConversionError as exc:
+            raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
 
 
 def _listener_of(component: object, context: ApplicationContext) -> object | None:
@@ -174,7 +215,7 @@ def _check_spark_listeners(context: ApplicationContext) -> None:
 def _log_sources(context: ApplicationContext) -> None:
     """Log the files that were read and the outcome of each starter. A starter may have configured logging by now."""
     origins = context.settings.origins
-    _log.info("config.loaded", files=list(origins.files), profiles=list(origins.profiles))
+    _log.debug("config.loaded", files=list(origins.files), profiles=list(origins.profiles))
     for profile in origins.unmatched_profiles:
         _log.warning("config.profile_unmatched", profile=profile, hint="no file and no document is for it")
     for variable, meant in origins.unused_variables.items():
@@ -182,4 +223,4 @@ def _log_sources(context: ApplicationContext) -> None:
         _log.warning("config.variable_unused", variable=variable, hint=hint)
     for outcome in context.conditions:
         event = "starter.applied" if outcome.applied else "starter.skipped"
-        _log.info(event, starter=outcome.starter, reason=outcome.reason)
+        _log.debug(event, starter=outcome.starter, reason=outcome.reason)

@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import structlog
 
 from mqtemplate.delay.pending_rows import PendingEntry, PendingPiece
 from mqtemplate.delay.releaser import Releaser
 from mqtemplate.errors import StoreFullError
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.message_store import MessageStore
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
+_log = get_logger("mqtemplate.delay")
 
 FLUSH_TIMEOUT_MS = 60_000
 _RETRY_MS = 1_000  # when the disk was full

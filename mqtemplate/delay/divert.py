@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.delay.timers.settings import slot_of
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import DelayError
 from mqtemplate.message import BROKER_PROPERTIES, Property
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -115,7 +116,8 @@ def divert_to_timer(
     if deliver_ms <= now_ms:
         if Property.TIMER_DEL_UNIQKEY in properties:
             raise DelayError(
-                f"the message to cancel was due {now_ms - deliver_ms} ms ago; only a pending message can be cancelled"
+                f"the message to cancel was due {format_ms(now_ms - deliver_ms)} ago; "
+                "only a pending message can be cancelled"
             )
         return None
     if not limits.enabled:
@@ -124,8 +126,8 @@ def divert_to_timer(
         )
     if deliver_ms - now_ms > limits.max_delay_ms:
         raise DelayError(
-            f"the deliver time is {deliver_ms - now_ms} ms from now, allowed are {limits.max_delay_ms} ms "
-            f"({limits.max_delay_ms / 86_400_000:g} days); raise mqtemplate.broker.timer-max-delay-sec or send later"
+            f"the deliver time is {format_ms(deliver_ms - now_ms)} from now, allowed are "
+            f"{format_ms(limits.max_delay_ms)}; raise mqtemplate.broker.timer-max-delay-sec or send later"
         )
     kept = _kept(properties, BROKER_PROPERTIES)
     kept |= {

@@ -14,8 +14,9 @@ from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.record_lookup import RecordLookup, has_key, is_marker
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError
-from mqtemplate.java_hash import java_string_hash
+from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
 from mqtemplate.record.codec import StoredRecord
@@ -113,8 +114,8 @@ class PendingView:
             counts.update(dict(zip(starts.tolist(), sizes.tolist(), strict=True)))
             if max_buckets is not None and len(counts) > max_buckets:
                 raise MessageError(
-                    f"the counts have more than {max_buckets} spans of {bucket_ms} ms; count by a longer span, or "
-                    "between two times"
+                    f"the counts have more than {max_buckets} spans of {format_ms(bucket_ms)}; count by a longer span, "
+                    "or between two times"
                 )
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
 

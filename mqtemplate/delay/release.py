@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mqtemplate.errors import DestinationError
-from mqtemplate.java_hash import tags_code
+from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.message import Property
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag

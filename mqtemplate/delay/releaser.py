@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from mqtemplate.delay.release import (
@@ -20,13 +19,14 @@ from mqtemplate.delay.release import (
     rolled_draft,
 )
 from mqtemplate.errors import CorruptRecordError, MessageError
+from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Histogram
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.run import RecordRun, RecordShape
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
+_log = get_logger("mqtemplate.delay")
 
 MAX_RELEASE_COUNT = 1_000
 """Messages in one append. More due messages are left for the next step."""

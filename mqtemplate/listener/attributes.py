@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
+from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.errors import ListenerError
 
 Resolve = Callable[[str], str]
@@ -17,6 +18,7 @@ Resolve = Callable[[str], str]
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
 _MAX_INT = 2**31 - 1
+_UNIT = {1: "or milliseconds", 60_000: "or minutes"}
 NOT_READABLE = (AttributeError, LookupError, TypeError, ValueError)
 """Errors of `Attribute.read` for a value that is not allowed."""
 
@@ -61,6 +63,26 @@ def number(default: int | str | None, low: int, high: int = _MAX_INT) -> Attribu
         return whole
 
     return Attribute(default, f"a whole number from {low} to {high}", read)
+
+
+def duration(default: int | str, low: int, high: int = _MAX_INT, *, unit_ms: int = 1) -> Attribute:
+    """Return an attribute that takes a duration, ``"1h 30m"`` or a timedelta, or a number of units.
+
+    Args:
+        low: Shortest value in units, included; *high* is the longest.
+        unit_ms: Unit of numbers and of the value that `Attribute.read` returns.
+    """
+
+    def read(value: Any) -> float:
+        milliseconds = duration_ms(value, unit_ms)
+        if not low * unit_ms <= milliseconds <= high * unit_ms:
+            raise ValueError(value)
+        return milliseconds / unit_ms if milliseconds % unit_ms else milliseconds // unit_ms
+
+    end = f" to {format_ms(high * unit_ms)}" if high < _MAX_INT else ""
+    return Attribute(
+        default, f"a duration from {format_ms(low * unit_ms)}{end} ('90s', a timedelta, {_UNIT[unit_ms]})", read
+    )
 
 
 def choice(default: Enum) -> Attribute:

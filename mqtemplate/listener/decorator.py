@@ -7,18 +7,19 @@ from datetime import datetime
 from typing import Annotated, TypedDict, TypeVar, Unpack
 
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
+from mqtemplate.durations import Duration
 from mqtemplate.listener.attributes import (
     Attribute,
     ListenerDecorator,
     ListenerSpec,
     as_written,
     choice,
+    duration,
     exceptions,
     flag,
     number,
     text,
 )
-from mqtemplate.listener.failures.delays import Delay
 from mqtemplate.listener.failures.schedule import SCHEDULE_FORMS, Backoff, read_schedule
 from mqtemplate.listener.settings import ConsumeMode
 from mqtemplate.selectors.tags import SelectorType
@@ -70,8 +71,8 @@ class ListenerAttributes(TypedDict, total=False):
 
     pull_batch_size: Annotated[int | str, number(32, 1, 1_024)]
     """Maximum number of messages in one fetch."""
-    pull_interval: Annotated[int | str, number(0, 0, 65_535)]
-    """Milliseconds between two fetches."""
+    pull_interval: Annotated[Duration, duration(0, 0, 65_535)]
+    """Milliseconds, or a duration such as ``"1s"``, between two fetches."""
 
     consume_mode: Annotated[ConsumeMode | str, choice(ConsumeMode.CONCURRENTLY)]
     """``CONCURRENTLY``, or ``ORDERLY``: one message of each queue after the other."""
@@ -79,19 +80,20 @@ class ListenerAttributes(TypedDict, total=False):
     """Maximum number of handlers that run at the same time."""
     consume_thread_max: Annotated[int | str, number(64, 1, 1_000)]
     """Maximum number of threads. Above *consume_thread_number*, a thread starts only to replace a hanging one."""
-    consume_timeout: Annotated[int | str, number(15, 1, 60 * 24 * 7)]
-    """Minutes after which a handler counts as hanging. Its concurrent messages are sent back to the broker."""
+    consume_timeout: Annotated[Duration, duration(15, 1, 60 * 24 * 7, unit_ms=60_000)]
+    """Minutes, or a duration such as ``"90s"``, after which a handler counts as hanging. Its concurrent messages
+    are sent back to the broker."""
     consume_message_batch_max_size: Annotated[int | str, number(1, 1, 1_024)]
     """Maximum number of messages in one call of a batch handler (``list[T]``); 1 means *pull_batch_size*. Any other
     handler gets one message."""
-    reply_timeout: Annotated[int | str, number(3_000, 1)]
-    """Milliseconds for sending one reply. A handler of single messages that returns a value replies with it to a
-    message that was sent by ``send_and_receive``."""
+    reply_timeout: Annotated[Duration, duration(3_000, 1)]
+    """Milliseconds, or a duration, for sending one reply. A handler of single messages that returns a value
+    replies with it to a message that was sent by ``send_and_receive``."""
     batch: Annotated[bool | None, as_written(None)]
     """True: a ``list[...]`` payload means several messages. False: it means one message with a JSON list as its body.
     None: several messages, if the annotation names the type of the items."""
 
-    retry: Annotated[Sequence[Delay] | Backoff | str | None, Attribute(None, SCHEDULE_FORMS, read_schedule)]
+    retry: Annotated[Sequence[Duration] | Backoff | str | None, Attribute(None, SCHEDULE_FORMS, read_schedule)]
     """Delays before the retries: ``["5s", "1m", "1h"]``, or a `Backoff`. After the last retry the message goes to the
     dead letter topic. None: ``mqtemplate.listener.retry``, and without it 10 s, 30 s, 1 m, … 2 h as in RocketMQ."""
     retry_for: Annotated[ExceptionTypes, exceptions()]
@@ -103,8 +105,9 @@ class ListenerAttributes(TypedDict, total=False):
     ``ORDERLY``. With more retries than delays in *retry*, the last delay repeats."""
     delay_level_when_next_consume: Annotated[int | str, number(0, -1, 1_000)]
     """Delay level of a retry; 0: the delays of *retry*, -1: no retry but the dead letter topic."""
-    suspend_current_queue_time_millis: Annotated[int | str, number(1_000, 10, 30_000)]
-    """Milliseconds before an ``ORDERLY`` queue is retried after a failure, unless *retry* says otherwise."""
+    suspend_current_queue_time_millis: Annotated[Duration, duration(1_000, 10, 30_000)]
+    """Milliseconds, or a duration, before an ``ORDERLY`` queue is retried after a failure, unless *retry* says
+    otherwise."""
 
     id: Annotated[str, text("")]
     """Name in logs and errors; by default that of the class or function."""
@@ -112,9 +115,9 @@ class ListenerAttributes(TypedDict, total=False):
     """False: the listener is left out."""
     auto_startup: Annotated[bool | str, flag(True)]
     """False: the application must call ``start()`` of the listener's container."""
-    await_termination_millis_when_shutdown: Annotated[int | str, number(_AWAIT_TERMINATION, 0, 3_600_000)]
-    """Milliseconds for which a stop waits for running handlers and fetched messages. The times of several listeners
-    pass together."""
+    await_termination_millis_when_shutdown: Annotated[Duration, duration(_AWAIT_TERMINATION, 0, 3_600_000)]
+    """Milliseconds, or a duration, for which a stop waits for running handlers and fetched messages. The times of
+    several listeners pass together."""
 
     # The embedded broker refuses these with a reason; on a cluster they must equal those of the application.
     access_key: Annotated[str, text("${rocketmq.consumer.access-key:}")]

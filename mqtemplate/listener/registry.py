@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import structlog
-
 from mqtemplate.broker import Broker
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ListenerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import Resolve
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.container import ListenerContainer
@@ -23,7 +22,7 @@ from mqtemplate.selectors.tags import SelectorType, TagSelector
 IsEnabled = Callable[[str, str], bool]
 """Function that returns True if the configuration lets a listener run: (group, topic) -> bool."""
 
-_log = structlog.stdlib.get_logger("mqtemplate.listener")
+_log = get_logger("mqtemplate.listener")
 
 
 _NO_DEFAULTS = RetryDefaults()

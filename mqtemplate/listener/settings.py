@@ -51,7 +51,7 @@ class ListenerSettings:
     consume_thread_number: int
     consume_thread_max: int
     max_reconsume_times: int
-    consume_timeout: int
+    consume_timeout: float
     retry: RetrySchedule | None
     retry_for: Exceptions
     not_retry_for: Exceptions
@@ -87,7 +87,7 @@ class ListenerSettings:
     @property
     def consume_timeout_ms(self) -> int:
         """Time after which a handler counts as hanging."""
-        return self.consume_timeout * 60_000
+        return round(self.consume_timeout * 60_000)
 
     @property
     def retry_limit(self) -> int:

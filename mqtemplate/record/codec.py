@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from mqtemplate.checksum import crc32
 from mqtemplate.errors import MessageError
+from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import HostAddress
 from mqtemplate.record import layout
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.checksum import crc32
-from mqtemplate.java_hash import tags_code
+from mqtemplate.hashes.checksum import crc32
+from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.record import layout
 from mqtemplate.record.arrays import Rows, count_leading, read_column, to_bytes
 from mqtemplate.record.codec import RecordDraft, StoredRecord

@@ -6,13 +6,12 @@ import errno
 import socket
 from collections.abc import Callable
 
-import structlog
-
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.io_loop import READ, IoLoop
 from mqtemplate.remoting.sockets import listen_at, peer_address
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 _MAX_ACCEPTS = 64
 """Number of connections accepted at once, before the open connections get their turn."""

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import structlog
-
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.connection import Connection
@@ -28,7 +27,7 @@ from mqtemplate.remoting.sockets import parse_address
 from mqtemplate.remoting.streams import Stream
 from mqtemplate.remoting.tls import client_context
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 OnRequest = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Processor of a broker's requests. It runs in a worker thread and may block.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-import structlog
-
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.limits import ConnectionLimits, MemoryLimit
@@ -21,7 +21,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.streams import OutboundBuffer, Stream, TlsStream, reason_of
 from mqtemplate.remoting.timers import Timer
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 _JOIN_BYTES = 8_192
 """A body up to this size is copied into one part with its header: one part is sent faster than two."""
@@ -181,8 +181,8 @@ class Connection:
     def timeout_error(self, request: RemotingCommand, timeout_ms: int) -> RemoteTimeoutError:
         """Return the error for a request without a response in time."""
         return RemoteTimeoutError(
-            f"{self.remote} did not answer request {RequestCode.text(request.code)} within {timeout_ms} ms; it may "
-            "have been carried out all the same. Is the broker overloaded? Try again, or give it more time"
+            f"{self.remote} did not answer request {RequestCode.text(request.code)} within {format_ms(timeout_ms)}; "
+            "it may have been carried out all the same. Is the broker overloaded? Try again, or give it more time"
         )
 
     def close(self, reason: str) -> None:
@@ -366,9 +366,9 @@ class Connection:
         idle_at = self._last_traffic_ms + limits.idle_ms
         late_at = limits.frame_timeout_ms + (now if self._partial_since_ms is None else self._partial_since_ms)
         if late_at <= now:
-            self.end(f"a frame is not complete after {limits.frame_timeout_ms} ms", is_bad=True)
+            self.end(f"a frame is not complete after {format_ms(limits.frame_timeout_ms)}", is_bad=True)
         elif idle_at <= now:
-            self.end(f"idle for {limits.idle_ms} ms")
+            self.end(f"idle for {format_ms(limits.idle_ms)}")
         else:
             self._timeout_timer = self._loop.call_later(min(idle_at, late_at) - now, self._check_timeouts)
 

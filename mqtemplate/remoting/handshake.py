@@ -6,14 +6,14 @@ import socket
 import ssl
 from collections.abc import Callable
 
-import structlog
-
+from mqtemplate.durations import format_ms
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream
 from mqtemplate.remoting.tls import FIRST_TLS_BYTE, TlsMode
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 
 class Handshake:
@@ -45,7 +45,7 @@ class Handshake:
     def start(self, timeout_ms: int, idle_ms: int) -> None:
         """Watch the socket: *idle_ms* for the first byte, then *timeout_ms* for the handshake."""
         self._timeout_ms = timeout_ms
-        self._timer = self._loop.call_later(idle_ms, lambda: self.fail(f"idle for {idle_ms} ms", is_bad=False))
+        self._timer = self._loop.call_later(idle_ms, lambda: self.fail(f"idle for {format_ms(idle_ms)}", is_bad=False))
         self._loop.watch(self._socket, READ, self)
 
     def on_ready(self, events: int) -> None:
@@ -85,7 +85,8 @@ class Handshake:
         elif first[0] == FIRST_TLS_BYTE:
             self._timer.cancel()
             self._timer = self._loop.call_later(
-                self._timeout_ms, lambda: self.fail(f"the TLS handshake is not complete after {self._timeout_ms} ms")
+                self._timeout_ms,
+                lambda: self.fail(f"the TLS handshake is not complete after {format_ms(self._timeout_ms)}"),
             )
             self._loop.unwatch(self._socket)  # wrap_socket() moves its file descriptor to the new socket
             self._tls = self._context.wrap_socket(

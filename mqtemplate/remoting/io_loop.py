@@ -12,12 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import structlog
-
 from mqtemplate.clock import Clock
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.timers import Timer, Timers
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import structlog
-
 from mqtemplate.errors import BrokerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.timers import Timer
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 InvokeCallback = Callable[[RemotingCommand | BrokerError], None]
 """Called once per request, with its response or with the error; it must not block."""

@@ -12,10 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
 
-import structlog
-
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.acceptor import Acceptor
 from mqtemplate.remoting.connection import Connection
@@ -29,7 +28,7 @@ from mqtemplate.remoting.sockets import set_tcp_options
 from mqtemplate.remoting.streams import PlainStream, Stream
 from mqtemplate.remoting.tls import TlsMode, server_context
 
-_log = structlog.stdlib.get_logger("mqtemplate.remoting")
+_log = get_logger("mqtemplate.remoting")
 
 Processor = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Processor of requests with one code. It runs in the I/O thread and must not block, unless it is registered as slow.
@@ -131,7 +130,7 @@ class RemotingServer:
         self._workers = ThreadPoolExecutor(self._settings.slow_workers, "mqtemplate-server-worker")
         self.loop.start()
         self.loop.call_soon(acceptor.start)
-        _log.info("remoting.started", address=str(self.address), tls=self._tls[1].value if self._tls else "disabled")
+        _log.debug("remoting.started", address=str(self.address), tls=self._tls[1].value if self._tls else "disabled")
 
     def stop(self) -> None:
         """Refuse new requests, wait for the responses in progress, close all connections, and join the threads.
@@ -152,7 +151,7 @@ class RemotingServer:
         self.loop.call_soon(self._close_all)
         self.loop.stop()
         workers.shutdown()
-        _log.info("remoting.stopped", address=str(self.address))
+        _log.debug("remoting.stopped", address=str(self.address))
 
     # --- interface of connections -------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import ssl
 import time
 from typing import Any
 
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.streams import PlainStream, Stream, TlsStream, reason_of
@@ -113,9 +114,9 @@ def _connect_tcp(address: HostAddress, timeout_s: float) -> socket.socket:
             sock.close()
             raise ConnectionRefusedError("Connection refused")
     except TimeoutError as exc:
+        within = format_ms(round(max(timeout_s, 0) * 1_000))
         raise RemoteConnectError(
-            f"cannot connect to {address} within {max(timeout_s, 0) * 1_000:.0f} ms; is the address right, and does a "
-            "firewall let it through?"
+            f"cannot connect to {address} within {within}; is the address right, and does a firewall let it through?"
         ) from exc
     except (OSError, UnicodeError) as exc:
         raise RemoteConnectError(

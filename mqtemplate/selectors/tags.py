@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from mqtemplate.errors import ListenerError
-from mqtemplate.java_hash import java_string_hash
+from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.selectors.sql92.selector import Sql92Selector
 

@@ -11,9 +11,8 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
-import structlog
-
 from mqtemplate.errors import RemoteProtocolError
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY, is_signed_with
 from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
@@ -23,7 +22,7 @@ from mqtemplate.server.acl_settings import Account, AclSettings, Right
 from mqtemplate.server.processors.delayed import decode_handles
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.acl")
+_log = get_logger("mqtemplate.acl")
 
 _MAX_LOGGED = 1_000
 _UNKNOWN_SECRET = secrets.token_hex()

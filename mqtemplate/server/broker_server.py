@@ -7,9 +7,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.server import Guard, RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
@@ -52,7 +51,7 @@ _CLIENT_PROCESSORS = (
 )
 _ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProcessor, RelayProcessor, RecallProcessor)
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 
 class BrokerServer:
@@ -158,7 +157,7 @@ class BrokerServer:
                 listens=str(listens),
                 hint="clients cannot connect to the advertised address; set listen_host in the engine's settings",
             )
-        _log.info("server.started", broker=self.engine.name, address=str(advertised))
+        _log.debug("server.started", broker=self.engine.name, address=str(advertised))
 
     def services(self) -> Sequence[Service]:
         """Return the services that the owner of a virtual clock steps, in addition to the engine's."""
@@ -172,7 +171,7 @@ class BrokerServer:
         if self._thread is not None:
             self._thread.stop()
         self.engine.detach()
-        _log.info("server.stopped", broker=self.engine.name)
+        _log.debug("server.stopped", broker=self.engine.name)
 
     def __enter__(self) -> Self:
         self.start()

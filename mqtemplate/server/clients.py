@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-import structlog
-
 from mqtemplate.clock import Clock
+from mqtemplate.durations import format_ms
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import LanguageCode
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 _BROADCASTING = "BROADCASTING"
 _PUSH = "CONSUME_PASSIVELY"
@@ -303,7 +303,7 @@ class ClientExpiry:
             self._due_ms = now_ms + self._interval_ms
             for channel in self._clients.expire(self._expire_ms):
                 _log.warning("server.client_expired", client=channel.client_id, address=str(channel.connection.remote))
-                channel.connection.close(f"no heartbeat for {self._expire_ms} ms")
+                channel.connection.close(f"no heartbeat for {format_ms(self._expire_ms)}")
         return self._due_ms
 
 

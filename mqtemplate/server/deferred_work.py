@@ -6,15 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import BoundedSemaphore
 
-import structlog
-
 from mqtemplate.clock import Clock
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.response import RefusedError, problem_response
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 _MAX_PENDING = 10_000
 

@@ -12,17 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import structlog
-
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 _MAX_STALE_DEADLINES = 1_000
 """The heap may keep this many deadlines of answered pulls, plus as many as there are held pulls."""

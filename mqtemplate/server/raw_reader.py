@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-import structlog
-
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record, without_check
 from mqtemplate.record.layout import SMALLEST_RECORD
@@ -21,7 +20,7 @@ from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHead
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.message_store import MessageStore
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 _MAX_UNITS = 4_096
 """Maximum number of consume queue units that one pull reads."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
 from mqtemplate.errors import BrokerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, Property, offset_msg_id
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import UNIQ_KEY, find_property
@@ -30,7 +29,7 @@ from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.response import RefusedError
 from mqtemplate.topics import HALF_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 _PUSH_TIMEOUT_MS = 10_000
 _OWN_GROUP = "CLIENT_INNER_PRODUCER"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import structlog
-
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,
@@ -16,13 +14,14 @@ from mqtemplate.errors import (
     StoreError,
     StoreFullError,
 )
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.store.message_store import MessageStore
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 
 class RefusedError(BrokerError):

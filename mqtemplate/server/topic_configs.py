@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import structlog
-
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DestinationError
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
 from mqtemplate.server.response import RefusedError
@@ -29,7 +28,7 @@ from mqtemplate.topics import (
     check_topic,
 )
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 _TOPICS_WITH_ONE_QUEUE = (OFFSET_MOVED_TOPIC, HALF_TOPIC, OP_TOPIC, SELF_TEST_TOPIC, TRACE_TOPIC)
 

@@ -8,11 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import structlog
-
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import SparkError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message
 from mqtemplate.spark.container import SparkListenerContainer
 from mqtemplate.spark.jvm.gateway import QUIET, archive_path
@@ -20,7 +19,7 @@ from mqtemplate.spark.jvm.java import find_java
 from mqtemplate.spark.listener import AVAILABLE_NOW, SparkBatch, spark_listener
 from mqtemplate.spark.sessions import session
 
-_log = structlog.stdlib.get_logger("mqtemplate.spark")
+_log = get_logger("mqtemplate.spark")
 
 
 def make_archive() -> Path:

@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from mqtemplate.errors import ListenerError, SparkError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.message import MessageQueue
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
-_log = structlog.stdlib.get_logger("mqtemplate.spark")
+_log = get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 
@@ -119,7 +118,7 @@ class SparkListenerContainer:
         self._commit(self._checkpoint.end_of(committed) or {})
         self._query = self._start_query(spark, first)
         threading.Thread(target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True).start()
-        self._log.info("spark.started")
+        self._log.debug("spark.started")
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Wait for the running batch, at most *timeout_s*, and end the query. Stopping twice is harmless."""
@@ -135,7 +134,7 @@ class SparkListenerContainer:
         if not self._ended.is_set():
             query.stop()
             self._ended.wait(timeout_s)
-        self._log.info("spark.stopped")
+        self._log.debug("spark.stopped")
 
     @property
     def is_running(self) -> bool:

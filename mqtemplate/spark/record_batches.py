@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mqtemplate.checksum import crc32
 from mqtemplate.errors import CorruptRecordError
+from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import Property, offset_msg_id
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host

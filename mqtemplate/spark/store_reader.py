@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 
 from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SparkError
+from mqtemplate.event_log import get_logger
 from mqtemplate.spark.offsets import EARLIEST, LATEST, OffsetTable, QueueRange
 from mqtemplate.spark.options import Position, SourceOptions
 from mqtemplate.spark.record_batches import QueueSlice, record_batches
@@ -20,7 +20,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.json_files import read_table
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.spark")
+_log = get_logger("mqtemplate.spark")
 _UNITS_AT_ONCE = 65_536
 _NOT_BY_PATTERN = (SCHEDULE_TOPIC, TIMER_TOPIC, RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
-import structlog
-
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
 from mqtemplate.store.commit_log import LogFile
 from mqtemplate.store.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 _HOUR_MS = 3_600_000
 _MAX_FILES = 10  # in one run; RocketMQ's deleteFileBatchMax

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import structlog
-
+from mqtemplate.event_log import get_logger
 from mqtemplate.record import layout
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.log_reader import LogReader, parse_at
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 _BYTES_AT_ONCE = 1 << 20
 

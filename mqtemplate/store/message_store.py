@@ -8,12 +8,12 @@ from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFullError
-from mqtemplate.java_hash import tags_code
+from mqtemplate.event_log import get_logger
+from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork
 from mqtemplate.record.codec import RecordDraft, StoredRecord
@@ -40,7 +40,7 @@ A nearly full disk of a terabyte has space for months.
 """
 _FLUSH_TIMEOUT_MS = 60_000
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 
 def _tags_code_of(topic: str, properties: bytes, store_timestamp: int) -> int:

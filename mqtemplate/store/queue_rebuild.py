@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from mqtemplate.errors import CorruptRecordError
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
@@ -17,7 +17,7 @@ from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.log_reader import LogReader
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 _MAX_SIZE = PRE_BLANK_SIZE_MARK - 1
 _NOWHERE = (1 << 63) - 1

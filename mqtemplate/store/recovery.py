@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.batch import RecordBatch
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
 from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
@@ -25,7 +25,7 @@ from mqtemplate.store.queue_rebuild import (
     report_damage,
 )
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 _SECTOR = 512
 """The smallest unit that a disk writes completely or not at all."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import TypeVar
 
-import structlog
+from mqtemplate.event_log import get_logger
 
-_log = structlog.stdlib.get_logger("mqtemplate.template")
+_log = get_logger("mqtemplate.template")
 
 T = TypeVar("T")
 

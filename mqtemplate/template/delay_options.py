@@ -5,10 +5,10 @@ The broker's clock counts delay levels and relative delays, from the arrival at 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
+from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import DelayError
 from mqtemplate.message import DELAY_PROPERTIES, Property
 
@@ -24,13 +24,13 @@ _TWO_DELAYS = "{} and {} are two delays for one message; pass one of them"
 
 
 def delay_properties(
-    delay_level: int, delay: timedelta | float | None, deliver_at: datetime | int | None, now_ms: int
+    delay_level: int, delay: Duration | None, deliver_at: datetime | int | None, now_ms: int
 ) -> dict[str, str]:
     """Return the property that requests the delay from the broker; empty for a message without a delay.
 
     Args:
         delay_level: 0, or a position in the broker's level table.
-        delay: A relative delay; a number is seconds. Fractions of a millisecond are rounded up: never early.
+        delay: A relative delay: ``"3h"``, a timedelta, or seconds. Fractions of a millisecond are rounded up.
         deliver_at: An aware datetime, rounded up likewise, or epoch milliseconds.
         now_ms: The current time. It only serves to detect epoch seconds, given by mistake.
 
@@ -54,7 +54,7 @@ def delay_properties(
     return {}
 
 
-def deliver_time(delay: timedelta | float | None, deliver_at: datetime | int | None, now_ms: int) -> int:
+def deliver_time(delay: Duration | None, deliver_at: datetime | int | None, now_ms: int) -> int:
     """Return the new deliver time (epoch ms) of a pending message: *now_ms* if neither option is given.
 
     Raises:
@@ -89,20 +89,13 @@ def _check_level(delay_level: object) -> None:
 
 
 def _delay_ms(delay: object) -> int:
-    if isinstance(delay, timedelta):
-        negative = delay < timedelta(0)
-        delay_ms = -(-delay // _MILLISECOND)  # rounded up
-    elif isinstance(delay, int | float) and not isinstance(delay, bool):
-        if not math.isfinite(delay):
-            raise DelayError(f"delay must be a finite number of seconds, got {delay!r}")
-        negative = delay < 0
-        # Rounded first: the binary error of 0.1 + 0.2 must not add a millisecond.
-        delay_ms = math.ceil(round(delay * 1_000, 6))
-    else:
-        raise DelayError(f"delay must be a timedelta or a number of seconds, got {type(delay).__name__} {delay!r}")
-    if negative:
-        raise DelayError(f"delay must not be negative, got {delay!r}; to deliver at once pass no delay")
-    return delay_ms
+    if (isinstance(delay, timedelta) and delay < timedelta(0)) or (isinstance(delay, int | float) and delay < 0):
+        shown = f"-{format_ms(-(delay // _MILLISECOND))}" if isinstance(delay, timedelta) else repr(delay)
+        raise DelayError(f"delay must not be negative, got {shown}; to deliver at once pass no delay")
+    try:
+        return duration_ms(delay, 1_000)
+    except ValueError as exc:
+        raise DelayError(f"delay must be {exc}") from None
 
 
 def _deliver_ms(deliver_at: object, now_ms: int) -> int:

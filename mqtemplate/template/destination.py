@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from mqtemplate.errors import DestinationError, MessageError
-from mqtemplate.java_hash import java_string_hash
+from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.topics import check_topic
 
@@ -76,12 +76,18 @@ def _not_text(destination: object) -> DestinationError:
     )
 
 
-def check_hash_key(hash_key: str) -> None:
-    """Raise `MessageError` if the hash key is not text, or is empty."""
-    if not isinstance(hash_key, str):
-        raise MessageError(f"hash_key must be text, got {type(hash_key).__name__} {hash_key!r}; pass str(...) of it")
-    if not hash_key:
+def hash_key_text(hash_key: object) -> str:
+    """Return a hash key as text, as ``keys`` does: ``7`` is ``"7"``.
+
+    Raises:
+        MessageError: It is empty, or not one value.
+    """
+    if isinstance(hash_key, bytes | Mapping) or (isinstance(hash_key, Iterable) and not isinstance(hash_key, str)):
+        raise MessageError(f"hash_key must be one text or number, got {type(hash_key).__name__} {hash_key!r}")
+    text = str(hash_key)
+    if not text:
         raise MessageError("hash_key is empty, which would send all such messages to one queue; pass None for no order")
+    return text
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, hash_key: str) -> MessageQueue:

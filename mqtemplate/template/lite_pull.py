@@ -7,18 +7,17 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import structlog
-
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, ConversionError
+from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.processes import call_after_fork
 from mqtemplate.selectors.tags import SelectorType, make_selector
 from mqtemplate.topics import check_topic
 
-_log = structlog.stdlib.get_logger("mqtemplate.template")
+_log = get_logger("mqtemplate.template")
 
 _STRAIGHT_TO_DEAD_LETTERS = -1  # see `Consumer.send_back`
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TypedDict, Unpack
 
 from mqtemplate.broker import Broker
+from mqtemplate.durations import Duration
 from mqtemplate.errors import MessageError
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.template.background import Background, awaitable
@@ -52,7 +53,7 @@ class PendingVerbs:
         self,
         handle: str | None = None,
         *,
-        delay: timedelta | float | None = None,
+        delay: Duration | None = None,
         deliver_at: datetime | int | None = None,
         key: str | None = None,
         topic: str | None = None,

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
+from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import ConfigurationError, DestinationError, MessageError, MQTemplateError, SendTimeoutError
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
@@ -17,7 +18,7 @@ from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.background import Background, awaitable
 from mqtemplate.template.callbacks import add_callbacks
-from mqtemplate.template.destination import MessageQueueSelector, check_hash_key, select_queue_by_hash
+from mqtemplate.template.destination import MessageQueueSelector, hash_key_text, select_queue_by_hash
 from mqtemplate.template.lite_pull import LitePullConsumer, PullSettings, Receipt, ReceiveFuture
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
 from mqtemplate.template.pending_verbs import PendingVerbs
@@ -41,7 +42,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
     Args:
         broker: The broker to use. Its creator starts and closes it.
         converter: Converts payloads to bodies and back: bytes, text and JSON by default.
-        send_message_timeout: Milliseconds for a call without a timeout of its own.
+        send_message_timeout: Milliseconds, or a duration such as ``"3s"``, for a call without a timeout of its own.
         max_message_size: Largest body in bytes, if it is to be smaller than the broker's limit.
         default_destination: Destination of ``convert_and_send`` with a payload alone.
         message_queue_selector: Selects the queue for a ``hash_key``; by default as a Java client does.
@@ -59,7 +60,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         broker: Broker,
         *,
         converter: MessageConverter | None = None,
-        send_message_timeout: int = 3_000,
+        send_message_timeout: Duration = 3_000,
         max_message_size: int | None = None,
         default_destination: str | None = None,
         message_queue_selector: MessageQueueSelector = select_queue_by_hash,
@@ -103,7 +104,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self,
         destination: str,
         payload: object,
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delay_level: int = 0,
         **options: Unpack[SendOptions],
     ) -> SendResult:
@@ -114,7 +115,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             payload: Any type that the converter takes. A list is a batch: each item is a message of its own, all are
                 stored together, in one queue and in this order, and all get the same options. An item (or the payload)
                 may be a `Message`, with properties of its own. To send one JSON array pass a tuple.
-            timeout: Milliseconds for the whole call, retries included.
+            timeout: Milliseconds, or a duration such as ``"3s"``, for the whole call, retries included.
             delay_level: 0 for no delay, or a position in the broker's level table (1 = 1s … 18 = 2h by default).
             options: *delay*, *deliver_at*, *hash_key*, *keys*, *headers*, *queue*; see `SendOptions`.
 
@@ -138,7 +139,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self,
         destination: str,
         payload: object,
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delay_level: int = 0,
         *,
         on_success: Callable[[SendResult], object] | None = None,
@@ -228,7 +229,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         destination: str,
         payload: object,
         reply_type: type[T],
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delay_level: int = 0,
         **options: Unpack[SendOptions],
     ) -> T:
@@ -236,7 +237,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
 
         Args:
             reply_type: Type of the reply; `MessageExt` for the whole message.
-            timeout: Milliseconds until the reply must arrive, a delay included.
+            timeout: Milliseconds, or a duration such as ``"3s"``, until the reply must arrive, a delay included.
 
         Other arguments as `sync_send`.
 
@@ -254,7 +255,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         destination: str,
         payload: object,
         reply_type: type[T],
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delay_level: int = 0,
         *,
         on_success: Callable[[T], object] | None = None,
@@ -297,7 +298,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         destination: str,
         payload: object,
         arg: object = None,
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delay_level: int = 0,
         **options: Unpack[SendOptions],
     ) -> TransactionSendResult:
@@ -324,7 +325,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
 
     # --- receiving -----------------------------------------------------------------------------
 
-    def receive(self, target_type: type[T], max_count: int = 32, timeout: int = 3_000) -> list[T]:
+    def receive(self, target_type: type[T], max_count: int = 32, timeout: Duration = 3_000) -> list[T]:
         """Return up to *max_count* messages of the consumer group; wait up to *timeout* ms for the first.
 
         Delivery is at least once: the next call, or `close`, commits the messages of this one. If the program ends
@@ -340,7 +341,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         return self._pull_consumer(max_count).receive(target_type, max_count, _check_wait(timeout))
 
     def async_receive(
-        self, target_type: type[T], max_count: int = 32, timeout: int = 3_000
+        self, target_type: type[T], max_count: int = 32, timeout: Duration = 3_000
     ) -> AwaitableFuture[list[T]]:
         """Do `receive` without blocking: ``orders = await template.async_receive(Order)``.
 
@@ -429,7 +430,13 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         return read_options(delay_level, options, self._now_ms)
 
     def _plan(
-        self, verb: str, destination: str, payload: object, timeout: int | None, delay_level: int, options: SendOptions
+        self,
+        verb: str,
+        destination: str,
+        payload: object,
+        timeout: Duration | None,
+        delay_level: int,
+        options: SendOptions,
     ) -> SendPlan:
         """Return the plan of one call."""
         extras = self._extras(verb, delay_level, options)
@@ -449,7 +456,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         left_ms = timeout_ms - int((monotonic() - started) * 1_000)
         if left_ms <= 0:
             raise SendTimeoutError(
-                f"the timeout of {timeout_ms} ms was over before the message reached the broker; nothing was sent"
+                f"the timeout of {format_ms(timeout_ms)} was over before the message reached the broker; "
+                "nothing was sent"
             )
         return SendPlan(messages, queue, left_ms)
 
@@ -464,8 +472,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             return queue
         if queue is not None:
             raise MessageError("hash_key and queue both choose the queue; pass one of them")
-        check_hash_key(hash_key)
-        return self.message_queue_selector(self.broker.queues(message.topic), message, hash_key)
+        key = hash_key_text(hash_key)
+        return self.message_queue_selector(self.broker.queues(message.topic), message, key)
 
     def _default_destination(self) -> str:
         if self.default_destination is None:
@@ -476,11 +484,17 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         return self.default_destination
 
 
-def _check_wait(timeout: int) -> int:
+def _check_wait(timeout: Duration) -> int:
     return 0 if timeout == 0 else _check_timeout(timeout)
 
 
-def _check_timeout(timeout: int) -> int:
-    if type(timeout) is not int or timeout < 1:
-        raise MessageError(f"timeout must be a whole number of milliseconds, 1 or more, got {timeout!r}")
-    return timeout
+def _check_timeout(timeout: Duration) -> int:
+    if type(timeout) is int and timeout > 0:
+        return timeout
+    try:
+        timeout_ms = duration_ms(timeout)
+    except ValueError as exc:
+        raise MessageError(f"timeout must be {exc}") from None
+    if timeout_ms < 1:
+        raise MessageError(f"timeout must be 1 ms or longer, got {timeout!r}")
+    return timeout_ms

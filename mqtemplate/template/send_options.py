@@ -5,26 +5,29 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple, TypedDict
 
+from mqtemplate.durations import Duration
 from mqtemplate.message import Message, MessageQueue
 
 
 class SendOptions(TypedDict, total=False):
     """Options of the sending verbs, by name. Each has one meaning on every verb, for one message and for a list."""
 
-    delay: timedelta | float | None
-    """Time to wait before the delivery, of any length; a number is seconds. The broker's clock counts it."""
+    delay: Duration | None
+    """Time to wait before the delivery, of any length: ``"3h"``, a timedelta, or seconds. The broker's clock
+    counts it."""
 
     deliver_at: datetime | int | None
     """Time of the delivery: an aware datetime, or epoch milliseconds."""
 
-    hash_key: str | None
+    hash_key: str | int | None
     """Messages with equal keys go to one queue, in the order in which they were sent."""
 
-    keys: str | Sequence[str]
-    """Business keys by which the message can be found. A text is one key, or several separated by blanks."""
+    keys: str | int | Sequence[str]
+    """Business keys by which the message can be found. A text is one key, or several separated by blanks; a number is
+    one key."""
 
     headers: Mapping[str, object] | None
     """``KEYS``, ``TAGS``, ``FLAG``, ``WAIT_STORE_MSG_OK``, ``DELAY`` and ``TIMER_…``, with or without the prefix

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol, get_type_hints
 
+from mqtemplate.durations import Duration
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendResult, TransactionSendResult
@@ -54,13 +55,18 @@ class SpringNames:
     """Mixin of `mqtemplate.template.RocketMQTemplate` with the method names of rocketmq-spring."""
 
     def syncSend(
-        self: _Verbs, destination: str, payload: object, timeout: int | None = None, delayLevel: int = 0
+        self: _Verbs, destination: str, payload: object, timeout: Duration | None = None, delayLevel: int = 0
     ) -> SendResult:
         """Call ``sync_send``; a list is a batch."""
         return self.sync_send(destination, payload, timeout, delayLevel)
 
     def syncSendOrderly(
-        self: _Verbs, destination: str, payload: object, hashKey: str, timeout: int | None = None, delayLevel: int = 0
+        self: _Verbs,
+        destination: str,
+        payload: object,
+        hashKey: str,
+        timeout: Duration | None = None,
+        delayLevel: int = 0,
     ) -> SendResult:
         """Call ``sync_send`` with *hash_key*."""
         return self.sync_send(destination, payload, timeout, delayLevel, hash_key=hashKey)
@@ -82,7 +88,7 @@ class SpringNames:
         destination: str,
         payload: object,
         sendCallback: SendCallback | None = None,
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delayLevel: int = 0,
     ) -> AwaitableFuture[SendResult]:
         """Call ``async_send`` with the methods of the callback."""
@@ -94,7 +100,7 @@ class SpringNames:
         payload: object,
         hashKey: str,
         sendCallback: SendCallback | None = None,
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delayLevel: int = 0,
     ) -> AwaitableFuture[SendResult]:
         """Call ``async_send`` with *hash_key* and the methods of the callback."""
@@ -160,9 +166,7 @@ class SpringNames:
         """Call ``sync_send`` with the message group as *hash_key*."""
         return self.sync_send(destination, payload, hash_key=messageGroup)
 
-    def syncSendDelayMessage(
-        self: _Verbs, destination: str, payload: object, messageDelayTime: timedelta | float
-    ) -> SendResult:
+    def syncSendDelayMessage(self: _Verbs, destination: str, payload: object, messageDelayTime: Duration) -> SendResult:
         """Call ``sync_send`` with *delay*."""
         return self.sync_send(destination, payload, delay=messageDelayTime)
 

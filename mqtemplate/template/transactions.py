@@ -13,18 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
-import structlog
-
 from mqtemplate.broker import Broker, Registration
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import ConfigurationError, ListenerError, MQTemplateError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
 from mqtemplate.template.destination import parse_destination
 from mqtemplate.template.send_options import SendPlan
 from mqtemplate.template.transaction_spec import TransactionListenerSpec, transaction_listener_spec
 
-_log = structlog.stdlib.get_logger("mqtemplate.template")
+_log = get_logger("mqtemplate.template")
 
 _RESULT_FIELDS = tuple(field.name for field in fields(SendResult))
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
+from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.listener.consuming.container import ListenerContainer
+from mqtemplate.message import MessageExt
+from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.services import Service
+from mqtemplate.template.destination import parse_destination
+from mqtemplate.testing.handled import HandledMessages, HandlerFailedError, HandlerFailure
+from mqtemplate.testing.recording import messages_in
+from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
 if TYPE_CHECKING:
     from mqtemplate.context.application import MQApplication
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SPAN = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d))+\s*")
-_SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-
 _MAX_ROUNDS = 100_000
+_MAX_PENDING = 10_000
 
 
 class NotIdleError(AssertionError):
@@ -33,17 +37,24 @@ class Harness:
     is due. Then the clock moves to the next due time. ``advance("3h")`` returns when all work of these three hours is
     done, and has the same result each time.
 
-    An error of a service is raised to the test: on a virtual clock no service is retried.
+    An error of a service is raised to the test: on a virtual clock no service is retried. A handler that raises fails
+    the test, too: `advance` and `run_until_idle` raise `HandlerFailedError` when they have done their work.
 
     Args:
         app_or_broker: A started broker, or an application that has one.
         containers: More services, stepped after those of the application.
+        raise_handler_errors: False: a handler may raise, for tests of retries and dead letters.
+
+    Attributes:
+        failures: Calls of handlers that raised, oldest first.
 
     Raises:
         ConfigurationError: The broker runs on a real clock.
     """
 
-    def __init__(self, app_or_broker: Broker | MQApplication, *containers: Service) -> None:
+    def __init__(
+        self, app_or_broker: Broker | MQApplication, *containers: Service, raise_handler_errors: bool = True
+    ) -> None:
         self._app = None if isinstance(app_or_broker, Broker) else app_or_broker
         self.broker = app_or_broker if isinstance(app_or_broker, Broker) else app_or_broker.broker
         clock = self.broker.clock
@@ -54,6 +65,10 @@ class Harness:
             )
         self.clock = clock
         self._containers = list(containers)
+        self.raise_handler_errors = raise_handler_errors
+        self.failures: list[HandlerFailure] = []
+        self._reported = 0  # failures that were raised, or may stay
+        self._handled: list[HandledMessages] = []
         self._woken = False
         self._listened: dict[int, Service] = {}
         self._stepping: set[int] = set()
@@ -68,14 +83,16 @@ class Harness:
 
         Raises:
             NotIdleError: At some instant the services always have more work.
+            HandlerFailedError: A handler raised.
         """
         target_ms = self.clock.now_ms() + span_ms(span)
-        due_ms = self.run_until_idle()
+        due_ms = self._work()
         while due_ms is not None and due_ms <= target_ms:
             self._move_to(due_ms)
-            due_ms = self.run_until_idle()
+            due_ms = self._work()
         self._move_to(target_ms)
-        self.run_until_idle()
+        self._work()
+        self.raise_failures()
 
     def advance_until(self, happened: Callable[[], bool], until_ms: int | None = None) -> None:
         """Let time pass until *happened* returns True, or no more work is due.
@@ -85,20 +102,100 @@ class Harness:
         Args:
             until_ms: Latest time (epoch ms). Time passes up to it, if *happened* does not return True before.
         """
-        due_ms = self.run_until_idle()
+        due_ms = self._work()
         while not happened() and due_ms is not None and (until_ms is None or due_ms <= until_ms):
             self._move_to(due_ms)
-            due_ms = self.run_until_idle()
+            due_ms = self._work()
         if until_ms is not None and not happened():
             self._move_to(until_ms)
-            self.run_until_idle()
+            self._work()
 
     def _move_to(self, now_ms: int) -> None:
         """Move the clock, but never back: a handler that waited may have moved it beyond *now_ms*."""
         self.clock.set_ms(max(now_ms, self.clock.now_ms()))
 
     def run_until_idle(self) -> int | None:
-        """Do the work that is due now, without time passing. Return the next due time, or None."""
+        """Do the work that is due now, without time passing. Return the next due time, or None.
+
+        Raises:
+            NotIdleError: The services always have more work.
+            HandlerFailedError: A handler raised.
+        """
+        due_ms = self._work()
+        self.raise_failures()
+        return due_ms
+
+    # --- what happened -------------------------------------------------------------------------
+
+    def assert_received(self, listener: object, times: int | None = None) -> list[MessageExt]:
+        """Check that a listener has handled messages without an exception; return them, oldest first.
+
+        Args:
+            listener: The class, the function, the object, or the name of the listener.
+            times: Number of messages; None for one or more.
+
+        Raises:
+            AssertionError: There are fewer or more, or no listener is this one.
+        """
+        self._services()
+        records = self._records(listener)
+        found = [message for record in records for message in record.received]
+        _check_count(f"{_title(listener)} has received", found, times, self.failures)
+        return found
+
+    def assert_sent(self, destination: str, times: int | None = None) -> list[MessageExt | PendingMessage]:
+        """Check that messages were sent to ``topic`` or ``topic:tag``; return them, the pending ones last.
+
+        Raises:
+            AssertionError: There are fewer or more.
+        """
+        target = parse_destination(destination)
+        tag = target.tag
+        found: list[MessageExt | PendingMessage] = []
+        found += [message for message in messages_in(self.broker, target.topic) if tag in (None, message.tags)]
+        found += self.broker.pending(PendingQuery(topic=target.topic, tag=tag), _MAX_PENDING).messages
+        _check_count(f"{destination!r} has been sent", found, times, ())
+        return found
+
+    def assert_dead_lettered(self, listener: object, times: int | None = None) -> list[MessageExt]:
+        """Check that messages of a listener, or of a consumer group, are in its dead letter topic; return them.
+
+        Raises:
+            AssertionError: There are fewer or more.
+        """
+        self._services()
+        known = [record for record in self._handled if record.is_of(listener)]
+        group = known[0].container.endpoint.settings.group if known else str(listener)
+        found = messages_in(self.broker, f"{DLQ_TOPIC_PREFIX}{group}")
+        _check_count(f"dead letters of {_title(listener)}", found, times, self.failures)
+        return found
+
+    def _records(self, listener: object) -> list[HandledMessages]:
+        records = [record for record in self._handled if record.is_of(listener)]
+        if not records:
+            names = ", ".join(record.container.endpoint.id for record in self._handled) or "none"
+            raise AssertionError(f"{_title(listener)} is no listener of this harness; there is: {names}")
+        return records
+
+    def raise_failures(self) -> None:
+        """Raise the failures since the last time. `advance` and `run_until_idle` call it, and the fixture at the end.
+
+        While a handler is running it does nothing: the call of the test that started the handler raises them.
+
+        Raises:
+            HandlerFailedError: A handler raised, and *raise_handler_errors* is True.
+        """
+        new, self._reported = self.failures[self._reported :], len(self.failures)
+        if new and self.raise_handler_errors and not self._stepping:
+            lines = "".join(f"\n  {failure}" for failure in new)
+            raise HandlerFailedError(
+                f"{len(new)} calls of handlers raised:{lines}\n"
+                "Harness(..., raise_handler_errors=False) lets them: for tests of retries and dead letters"
+            ) from new[0].error
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def _work(self) -> int | None:
         for _ in range(_MAX_ROUNDS):
             self._woken = False
             due_ms = min((due for each in self._services() if (due := self._step(each)) is not None), default=None)
@@ -124,6 +221,10 @@ class Harness:
             if id(service) not in self._listened:
                 self._listened[id(service)] = service
                 service.on_wake(self._note_wake)
+                if isinstance(service, ListenerContainer):
+                    record = HandledMessages(service, self.failures)
+                    self._handled.append(record)
+                    service.observe(record.note)
         return services
 
     def _note_wake(self) -> None:
@@ -140,20 +241,27 @@ class Harness:
         )
 
 
+def _title(listener: object) -> str:
+    return str(getattr(listener, "__qualname__", listener)).rpartition("<locals>.")[2]
+
+
+def _check_count(what: str, found: Sequence[object], times: int | None, failures: Sequence[HandlerFailure]) -> None:
+    if (times is None and found) or len(found) == times:
+        return
+    wanted = "one or more" if times is None else str(times)
+    lines = "".join(f"\n  {each}" for each in (*found, *failures))
+    raise AssertionError(f"{what}: {len(found)} messages, expected {wanted}{lines}")
+
+
 def span_ms(span: str | timedelta | int) -> int:
     """Return a span of time in milliseconds.
 
     Raises:
         ValueError: The span is negative, or a text of another form.
     """
-    if isinstance(span, timedelta):
-        milliseconds = span // timedelta(milliseconds=1)
-    elif isinstance(span, int):
-        milliseconds = span
-    elif _SPAN.fullmatch(span):
-        milliseconds = round(sum(float(number) * _UNITS_MS[unit] for number, unit in _SPAN_PART.findall(span)))
-    else:
-        raise ValueError(f"{span!r} is no span of time; write '3h', '1h 30m', '250ms', with the units ms s m h d")
-    if milliseconds < 0:
-        raise ValueError(f"time passes forward only, got {span!r}; VirtualClock.move_ms sets a clock back")
-    return milliseconds
+    try:
+        if isinstance(span, str) and not is_duration_text(span):
+            raise ValueError(f"a duration with units, such as '3h', '1h 30m', '250ms', got {span!r}")
+        return duration_ms(span)
+    except ValueError as exc:
+        raise ValueError(f"a span of time must be {exc}; VirtualClock.move_ms sets a clock back") from None

@@ -4,7 +4,7 @@ Each fixture imports what it needs when it is used, so that other test runs stay
 one broker and one clock.
 
 ==========================  =======================================================================================
-``mqtemplate_clock``        a `VirtualClock` at 2026-01-01T00:00:00Z
+``mqtemplate_clock``        a `VirtualClock` at 2026-01-01T00:00:00Z, or as ``@pytest.mark.mqtemplate(start=...)`` says
 ``mqtemplate_broker``       a started `EmbeddedBroker` in memory, on that clock
 ``mqtemplate_template``     a `RecordingTemplate` over that broker: it sends, and records the calls in ``sent``
 ``mqtemplate_harness``      a `Harness` over that broker: ``advance("3h")``
@@ -15,9 +15,10 @@ one broker and one clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeAlias
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,16 +28,53 @@ if TYPE_CHECKING:
     from mqtemplate.context import MQApplication
     from mqtemplate.testing.harness import Harness
     from mqtemplate.testing.recording import RecordingTemplate
+    from mqtemplate.testing.start_app import StartApp
 
-    StartApp: TypeAlias = Callable[..., MQApplication]
+
+_MARKER = "mqtemplate"
+_MARKER_HELP = "start of the virtual clock ('now', a datetime, epoch ms); False: handlers may raise"
+_OPTIONS = frozenset({"start", "raise_handler_errors"})
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker, so that ``--strict-markers`` knows it."""
+    config.addinivalue_line("markers", f"{_MARKER}(start=..., raise_handler_errors=True): {_MARKER_HELP}")
+
+
+def _option(request: pytest.FixtureRequest, name: str, default: Any) -> Any:
+    """Return an option of the marker that is nearest to the test."""
+    for marker in request.node.iter_markers(_MARKER):
+        unknown = marker.kwargs.keys() - _OPTIONS
+        if marker.args or unknown:
+            raise pytest.UsageError(
+                f"@pytest.mark.{_MARKER} has the options {', '.join(sorted(_OPTIONS))}, by name; "
+                f"got {', '.join(map(repr, [*marker.args, *sorted(unknown)]))}"
+            )
+        if name in marker.kwargs:
+            return marker.kwargs[name]
+    return default
 
 
 @pytest.fixture
-def mqtemplate_clock() -> VirtualClock:
-    """A clock that only the test moves, usually with ``mqtemplate_harness``."""
-    from mqtemplate.clock import VirtualClock
+def mqtemplate_clock(request: pytest.FixtureRequest) -> VirtualClock:
+    """A clock that only the test moves, usually with ``mqtemplate_harness``.
 
-    return VirtualClock()
+    ``@pytest.mark.mqtemplate(start="now")``, or an aware datetime or epoch milliseconds, is another start.
+    """
+    from mqtemplate.clock import SystemClock, VirtualClock
+
+    start = _option(request, "start", None)
+    if start is None:
+        return VirtualClock()
+    if start == "now":
+        return VirtualClock(SystemClock().now_ms())
+    if isinstance(start, datetime) and start.utcoffset() is not None:
+        return VirtualClock(int(start.timestamp() * 1_000))
+    if isinstance(start, int) and not isinstance(start, bool):
+        return VirtualClock(start)
+    raise pytest.UsageError(
+        f"@pytest.mark.{_MARKER}(start=...) must be 'now', an aware datetime or epoch milliseconds, got {start!r}"
+    )
 
 
 @pytest.fixture
@@ -63,11 +101,16 @@ def mqtemplate_template(mqtemplate_broker: EmbeddedBroker) -> Iterator[Recording
 
 
 @pytest.fixture
-def mqtemplate_harness(mqtemplate_broker: EmbeddedBroker) -> Harness:
-    """A harness that moves the clock and steps the broker."""
+def mqtemplate_harness(request: pytest.FixtureRequest, mqtemplate_broker: EmbeddedBroker) -> Iterator[Harness]:
+    """A harness that moves the clock and steps the broker. A handler that raises fails the test.
+
+    ``@pytest.mark.mqtemplate(raise_handler_errors=False)`` lets handlers raise; the failures are in ``failures``.
+    """
     from mqtemplate.testing.harness import Harness
 
-    return Harness(mqtemplate_broker)
+    harness = Harness(mqtemplate_broker, raise_handler_errors=_option(request, "raise_handler_errors", True))
+    yield harness
+    harness.raise_failures()
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import structlog
-
 from mqtemplate import Broker, Clock, EmbeddedBroker
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, check_embedded_support, unneeded_keys
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.event_log import get_logger
 
-_log = structlog.stdlib.get_logger("mqtemplate.starter.embedded")
+_log = get_logger("mqtemplate.starter.embedded")
+
+
+_PRODUCTION = frozenset({"prod", "production"})
 
 
 class EmbeddedAutoConfiguration(AutoConfiguration):
@@ -25,12 +28,40 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
 
         Raises:
             UnsupportedError: A key is set that the embedded broker does not support.
+            ConfigurationError: Production, and the configuration names no broker.
         """
         if not context.has(Broker):
+            _check_choice(context.settings)
             check_embedded_support(context.settings)
             for key, reason in unneeded_keys(context.settings):
-                _log.info("config.key_unneeded", key=key, reason=reason)
+                _log.debug("config.key_unneeded", key=key, reason=reason)
         context.register(embedded_broker, name="broker")
+
+
+def _check_choice(settings: AppSettings) -> None:
+    """Warn that the configuration names no broker; refuse that in production.
+
+    Raises:
+        ConfigurationError: A profile for production is active, and ``rocketmq.name-server`` is missing.
+    """
+    if "name_server" in settings.rocketmq.model_fields_set or settings.store_path is None:
+        return
+    folder, origins = settings.store_path.absolute(), settings.origins
+    read = ", ".join(origins.files) or f"no application.yml in {origins.folder}"
+    production = sorted(_PRODUCTION.intersection(map(str.lower, origins.profiles)))
+    if production:
+        raise ConfigurationError(
+            f"rocketmq.name-server is missing (configuration: {read}) and the profile {production[0]!r} is active: "
+            f"messages would go to the local folder {folder}; set rocketmq.name-server to 'host:port' of a server or "
+            "cluster, or to 'embedded' if that folder is meant"
+        )
+    _log.warning(
+        "broker.local_folder",
+        folder=str(folder),
+        reason="rocketmq.name-server is not set, so messages stay on this machine",
+        config=read,
+        hint="set rocketmq.name-server: host:port of a server or cluster, or embedded if this folder is meant",
+    )
 
 
 def embedded_broker(settings: AppSettings, clock: Clock) -> EmbeddedBroker:

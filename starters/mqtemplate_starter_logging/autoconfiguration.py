@@ -1,21 +1,22 @@
-"""Configures structlog and the standard library's logging, unless the program has configured structlog."""
+"""Shows the events of the library while `run` owns the process, unless the program has configured logging."""
 
 from __future__ import annotations
 
-import structlog
-
-from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, configure_logging
+from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, has_handlers, show_events
 
 
 class LoggingAutoConfiguration(AutoConfiguration):
-    """Starter that configures logging while the application runs. The stop restores it as its last step."""
+    """Starter that shows the library's events on standard error. The stop restores everything as its last step."""
 
     def condition(self, settings: AppSettings) -> bool | str:
         if not settings.mqtemplate.logging.enabled:
             return "mqtemplate.logging.enabled is false"
-        return not structlog.is_configured() or "the program has configured structlog itself"
+        return not has_handlers() or "the program has configured logging itself"
 
     def contribute(self, context: ApplicationContext) -> None:
+        if not context.owns_process:
+            context.note("nothing to do: only run() owns the process and its standard error")
+            return
         settings = context.settings.mqtemplate.logging
-        context.lifecycle.push("logging", configure_logging(settings))
+        context.lifecycle.push("logging", show_events(settings))
         context.note(f"{settings.format.lower()} from {settings.level} on")

@@ -6,11 +6,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from mqtemplate import Broker, EmbeddedBroker
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration
 from mqtemplate.errors import SparkError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener import ListenerRegistry, ListenerSpec
 from mqtemplate.spark import (
     SparkListenerContainer,
@@ -22,7 +21,7 @@ from mqtemplate.spark import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_log = structlog.stdlib.get_logger("mqtemplate.starter.spark")
+_log = get_logger("mqtemplate.starter.spark")
 
 
 class SparkAutoConfiguration(AutoConfiguration):
@@ -129,5 +128,5 @@ class SparkListeners:
             own = self._context.settings.mqtemplate.spark
             conf: dict[str, Any] = dict(own.conf)
             self._session = session(master=own.master, java_home=own.java_home, **conf)
-            _log.info("spark.session", master=own.master, version=self._session.version)
+            _log.debug("spark.session", master=own.master, version=self._session.version)
         return self._session

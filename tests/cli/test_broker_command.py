@@ -161,7 +161,7 @@ def test_the_error_for_a_used_port_names_its_owner(tmp_path: Path) -> None:
     assert second.returncode == 1
     assert f"{used}" in second.stderr
     owner = f"process {first.process.pid} ("
-    assert f"; {used} is used by {owner}" in second.stderr
+    assert f"What to do  {used} is used by {owner}" in second.stderr
     assert "): stop it, or choose another address with --listen" in second.stderr
     assert second.stdout == ""
 
@@ -172,7 +172,8 @@ def test_the_error_for_a_used_store_names_its_owner(tmp_path: Path) -> None:
         second = run("broker", "--store", str(store), "--listen", "127.0.0.1:0", "--name-server", "none")
 
     assert second.returncode == 1
-    assert f"error: {store} is in use by process {first.process.pid}; one process owns a store folder" in second.stderr
+    assert f"StoreLockedError: {store} is in use by process {first.process.pid}" in second.stderr
+    assert "Traceback" not in second.stderr
 
 
 @pytest.mark.parametrize(
@@ -189,10 +190,10 @@ def test_the_error_for_a_used_store_names_its_owner(tmp_path: Path) -> None:
             ["--listen", "127.0.0.1:9999", "--name-server", "127.0.0.1:9999"],
             "is the broker's address too; give another port, or 'none'",
         ),
-        (["--config", "nowhere"], "config_folder 'nowhere' is no folder; give the one that holds application.yml"),
+        (["--config", "nowhere"], "config_folder 'nowhere' is no folder\n"),
     ],
 )
-def test_invalid_settings_are_reported_with_exit_code_2(
+def test_invalid_settings_are_reported_with_exit_code_1(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -204,8 +205,9 @@ def test_invalid_settings_are_reported_with_exit_code_2(
     code = main(["broker", *arguments])
 
     errors = capsys.readouterr().err
-    assert code == 2
-    assert errors.startswith("error: ")
+    assert code == 1
+    assert "APPLICATION FAILED TO START" in errors
+    assert "What        ConfigurationError: " in errors
     assert text in errors
     assert list(tmp_path.iterdir()) == []
 
@@ -235,7 +237,7 @@ def test_errors_in_the_file_are_reported_with_their_line(
     code = main(["broker", "--config", str(tmp_path), "--listen", "127.0.0.1:0", "--name-server", "none"])
 
     errors = capsys.readouterr().err
-    assert code == 2
+    assert code == 1
     assert "application.yml:3: " in errors
     assert text in errors
     assert "abcdefgh" not in errors
@@ -249,7 +251,7 @@ def test_an_unreadable_certificate_is_reported(tmp_path: Path, capsys: pytest.Ca
     store = tmp_path / "store"
     code = main(["broker", "--config", str(tmp_path), "--store", str(store), "--listen", "127.0.0.1:0"])
 
-    assert code == 2
+    assert code == 1
     assert "none.pem" in capsys.readouterr().err
 
 

@@ -234,20 +234,20 @@ def test_the_components_of_a_package_include_what_its_init_imports_from_inside_i
 def test_a_module_may_be_given_by_name(app_of: AppOf) -> None:
     assert app_of(__name__).context.components == (ScheduleListener,)
     with pytest.raises(DependencyError, match="was given 'no_such_module', and there is no module of that name"):
-        app_of("no_such_module")
+        app_of("no_such_module").start()
 
 
 @pytest.mark.parametrize("mistake", [None, 3, {"rocketmq.name-server": "embedded"}, [ScheduleListener]])
 def test_a_value_that_is_not_a_component_is_refused(app_of: AppOf, mistake: object) -> None:
     with pytest.raises(DependencyError, match="components are classes, functions, objects and modules"):
-        app_of(mistake)
+        app_of(mistake).start()
 
 
 def test_a_plain_function_is_refused(app_of: AppOf) -> None:
     def plain() -> None: ...
 
     with pytest.raises(DependencyError, match="plain is a plain function; mark it with @message_listener"):
-        app_of(plain)
+        app_of(plain).start()
 
 
 # --- order ---------------------------------------------------------------------------------------
@@ -504,7 +504,7 @@ def test_finished_settings_are_used_unchanged(app_of: AppOf) -> None:
     with app_of(settings=settings, environment=None) as app:
         assert app.get(AppSettings) is settings
     with pytest.raises(ConfigurationError, match="finished settings were given"):
-        app_of(settings=settings, profiles=["dev"])
+        app_of(settings=settings, profiles=["dev"]).start()
 
 
 # --- run -----------------------------------------------------------------------------------------

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import structlog
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.context import AppSettings, MQApplication, configure_logging
+from mqtemplate.context import AppSettings, MQApplication, configure_logging, event_formatter
 from mqtemplate.context.settings.starters import LoggingSettings
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener import message_listener
 from mqtemplate.testing.harness import Harness
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
@@ -30,10 +33,23 @@ class Lines(io.StringIO):
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    """JSON lines with level INFO and above."""
-    written = Lines()
-    undo = configure_logging(LoggingSettings(level="INFO", format="json"), written)  # type: ignore[arg-type]
+    """JSON lines with level INFO and above, of the library, of structlog and of `logging`."""
+    yield from written_lines("INFO")
+
+
+@pytest.fixture
+def all_lines() -> Iterator[Lines]:
+    """The same with level DEBUG and above."""
+    yield from written_lines("DEBUG")
+
+
+def written_lines(level: str) -> Iterator[Lines]:
+    written, library = Lines(), logging.getLogger("mqtemplate")
+    undo = configure_logging(LoggingSettings(level=level, format="json"), written)  # type: ignore[arg-type]
+    before = library.level
+    library.setLevel(logging.NOTSET)
     yield written
+    library.setLevel(before)
     undo()
 
 
@@ -120,7 +136,7 @@ def test_a_line_written_in_a_handler_contains_its_message(lines: Lines) -> None:
     assert "topic" not in by_event["order.none"]
 
 
-def test_the_start_logs_what_was_read_and_what_was_ignored(lines: Lines) -> None:
+def test_the_start_logs_what_was_read_and_what_was_ignored(all_lines: Lines) -> None:
     environment = {"ROCKETMQ_PRODUCER_GRUOP": "x", "ROCKETMQ_NAME_SERVER": "embedded:memory"}
     keys = {"rocketmq.producer.retry-times-when-send-failed": 5}
     options = {"environment": environment, "settings": keys, "profiles": ["dvv"], "clock": VirtualClock()}
@@ -128,7 +144,7 @@ def test_the_start_logs_what_was_read_and_what_was_ignored(lines: Lines) -> None
     with MQApplication(starters=[EmbeddedAutoConfiguration], **options):  # type: ignore[arg-type]
         pass
 
-    by_event = {line["event"]: line for line in lines.parsed()}
+    by_event = {line["event"]: line for line in all_lines.parsed()}
     assert by_event["config.loaded"]["profiles"] == ["dvv"]
     assert by_event["config.profile_unmatched"]["profile"] == "dvv"
     assert by_event["config.variable_unused"]["variable"] == "ROCKETMQ_PRODUCER_GRUOP"
@@ -136,6 +152,35 @@ def test_the_start_logs_what_was_read_and_what_was_ignored(lines: Lines) -> None
     assert by_event["config.key_unneeded"]["key"] == "rocketmq.producer.retry-times-when-send-failed"
     assert by_event["starter.applied"]["starter"] == "embedded"
     assert {"application.ready", "application.stopping"} <= by_event.keys()
+
+
+@pytest.mark.feature("C8")
+def test_a_normal_start_writes_one_line_and_a_normal_stop_none(lines: Lines, tmp_path: Path) -> None:
+    (tmp_path / "application.yml").write_text("rocketmq.name-server: embedded:memory\n")
+
+    with MQApplication(config_folder=tmp_path, environment={}, profiles=[], starters=[EmbeddedAutoConfiguration]):
+        pass
+
+    [ready] = lines.parsed()
+    assert ready["event"] == "application.ready"
+    assert ready["level"] == "info"
+    assert (ready["files"], ready["listeners"], ready["starters"]) == ("memory", 0, "embedded")
+    assert (ready["profiles"], ready["config"]) == ("none", str(tmp_path / "application.yml"))
+    assert isinstance(ready["took_ms"], int)
+
+
+def test_the_ready_line_says_where_the_files_are_and_where_configuration_was_looked_for(
+    lines: Lines, tmp_path: Path
+) -> None:
+    settings = {"rocketmq.name-server": f"embedded:{tmp_path / 'data'}"}
+    starters = [EmbeddedAutoConfiguration]
+
+    with MQApplication(config_folder=tmp_path, environment={}, settings=settings, starters=starters):
+        pass
+
+    [ready] = lines.parsed()
+    assert ready["files"] == str(tmp_path / "data")
+    assert ready["config"] == f"no application.yml in {tmp_path}"
 
 
 # --- the starter ---------------------------------------------------------------------------------
@@ -147,26 +192,119 @@ def start(**keys: object) -> MQApplication:
     return MQApplication(settings=settings, environment={}, clock=VirtualClock(), starters=starters)
 
 
-def test_the_starter_configures_logging_while_the_application_runs() -> None:
-    with start() as app:
-        assert structlog.is_configured()
-        assert [each.reason for each in app.context.conditions if each.starter == "logging"] == ["console from INFO on"]
-    assert not structlog.is_configured()
+def reason_of(app: MQApplication) -> str:
+    [reason] = [each.reason for each in app.context.conditions if each.starter == "logging"]
+    return reason
 
 
-def test_the_starter_does_not_act_in_a_program_that_has_configured_structlog(lines: Lines) -> None:
-    with start() as app:
-        reasons = [each.reason for each in app.context.conditions if each.starter == "logging"]
-    assert reasons == ["the program has configured structlog itself"]
-    assert structlog.is_configured()
+def configuration() -> tuple[object, ...]:
+    library, root = logging.getLogger("mqtemplate"), logging.getLogger()
+    return [*root.handlers], root.level, [*library.handlers], library.level, structlog.is_configured()
+
+
+@contextmanager
+def unconfigured() -> Iterator[None]:
+    """Take pytest's own handlers away: a program that has configured nothing."""
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, []
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+
+
+def test_an_application_without_run_configures_nothing() -> None:
+    with unconfigured():
+        before = configuration()
+
+        with start() as app:
+            assert configuration() == before
+            assert reason_of(app) == "nothing to do: only run() owns the process and its standard error"
+
+
+def test_run_shows_the_events_of_the_library_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    before = configuration()
+
+    with unconfigured():
+        run_application(**{"mqtemplate.logging.format": "json"})
+
+    out, err = capsys.readouterr()
+    [ready] = [json.loads(line) for line in err.splitlines()]
+    assert (ready["event"], ready["level"], ready["logger"]) == ("application.ready", "info", "mqtemplate.context")
+    assert out == ""
+    assert configuration() == before, "the stop restores everything"
+
+
+def test_run_does_not_touch_the_programs_own_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither those of `logging`, nor those of structlog."""
+
+    def main() -> None:
+        logging.getLogger("shop").info("not shown by Python's default")
+        logging.getLogger("shop").warning("shown as it is")
+        assert not structlog.is_configured()
+
+    with unconfigured():
+        run_application(main, **{"mqtemplate.logging.format": "json"})
+
+    assert capsys.readouterr().err.splitlines()[1:] == ["shown as it is"]
+
+
+def test_a_program_that_configures_logging_later_sees_each_event_once(capsys: pytest.CaptureFixture[str]) -> None:
+    written = io.StringIO()
+
+    def main() -> None:
+        logging.basicConfig(stream=written)
+        get_logger("mqtemplate.shop").info("shop.opened")
+
+    with unconfigured():
+        run_application(main)
+
+    assert "shop.opened" in written.getvalue()
+    assert "shop.opened" not in capsys.readouterr().err
+
+
+def test_run_leaves_a_program_alone_that_has_configured_logging(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logging.StreamHandler(written := io.StringIO())
+    logging.getLogger().addHandler(handler)
+
+    run_application()
+    logging.getLogger().removeHandler(handler)
+
+    assert "application.ready" in written.getvalue()
+    assert capsys.readouterr().err == ""
+
+
+def run_application(main: Callable[[], None] = lambda: None, **keys: object) -> None:
+    """Run an application with the level of the library that a program has."""
+    library = logging.getLogger("mqtemplate")
+    before = library.level
+    settings = {"rocketmq.name-server": "embedded:memory", **keys}
+    starters = [EmbeddedAutoConfiguration, LoggingAutoConfiguration]
+    library.setLevel(logging.INFO)
+    try:
+        MQApplication(settings=settings, environment={}, starters=starters).run(main)
+    finally:
+        library.setLevel(before)
+
+
+def test_the_starter_does_not_act_in_a_program_that_has_configured_logging() -> None:
+    with start() as app:  # pytest has
+        assert reason_of(app) == "the program has configured logging itself"
 
 
 def test_the_starter_can_be_switched_off() -> None:
-    with start(**{"mqtemplate.logging.enabled": False}):
-        assert not structlog.is_configured()
+    with start(**{"mqtemplate.logging.enabled": False}) as app:
+        assert reason_of(app) == "mqtemplate.logging.enabled is false"
 
 
 def test_the_library_itself_configures_nothing() -> None:
+    before = configuration()
+
     AppSettings()
 
-    assert not structlog.is_configured()
+    assert configuration() == before
+
+
+def test_a_format_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="log_format must be 'console' or 'json', got 'xml'"):
+        event_formatter("xml")

@@ -170,7 +170,7 @@ def test_a_time_that_is_too_far_away_is_refused_and_nothing_changes(tmp_path: Pa
     engine = DelayEngine(tmp_path / "store", limits=TimerLimits(max_delay_ms=DAY_MS))
     handle = engine.send_for(b"kept", **BY_TIMER)
 
-    with pytest.raises(DelayError, match=r"allowed are 86400000 ms \(1 days\)"):
+    with pytest.raises(DelayError, match="allowed are 1d; raise"):
         engine.control.reschedule(handle, engine.clock.now_ms() + DAY_MS + 1)
     engine.advance(60_000)
 

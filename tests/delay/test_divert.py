@@ -148,9 +148,9 @@ def test_a_time_in_the_past_means_no_delay(past: dict[str, int]) -> None:
 def test_forty_days_are_accepted_and_a_millisecond_more_is_refused() -> None:
     """The limit is configured, and counted from now."""
     assert due_ms(TIMER_DELAY_MS=40 * DAY) == NOW + 40 * DAY
-    with pytest.raises(DelayError, match=r"3456000001 ms from now, allowed are 3456000000 ms \(40 days\); raise"):
+    with pytest.raises(DelayError, match="is 40d 1ms from now, allowed are 40d; raise"):
         diverted_or_none(TIMER_DELAY_MS=40 * DAY + 1)
-    with pytest.raises(DelayError, match=r"allowed are 86400000 ms \(1 days\)"):
+    with pytest.raises(DelayError, match="allowed are 1d; raise"):
         diverted_or_none(TimerLimits(max_delay_ms=DAY), TIMER_DELAY_MS=DAY + 1)
 
 
@@ -169,7 +169,7 @@ def test_without_timers_a_time_is_refused() -> None:
 
 
 def test_a_delete_marker_for_a_due_message_is_refused() -> None:
-    with pytest.raises(DelayError, match="was due 5 ms ago; only a pending message can be cancelled"):
+    with pytest.raises(DelayError, match="was due 5ms ago; only a pending message can be cancelled"):
         diverted_or_none(TIMER_DELIVER_MS=NOW - 5, TIMER_DEL_UNIQKEY="key")
 
 

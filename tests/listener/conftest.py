@@ -57,7 +57,7 @@ class App:
 
     @cached_property
     def harness(self) -> Harness:
-        return Harness(self)
+        return Harness(self, raise_handler_errors=False)  # these tests study failures
 
     def listen(self, *targets: object) -> ListenerContainer:
         """Register and start listeners. Return the last container."""

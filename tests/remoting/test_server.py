@@ -348,7 +348,7 @@ def test_a_request_to_a_peer_that_does_not_respond_times_out(server: EchoServer,
     error = responses.get(timeout=TIMEOUT_S)
     assert isinstance(error, RemoteTimeoutError)
     assert str(error).startswith(
-        f"{connection.remote} did not answer request 307 GET_CONSUMER_RUNNING_INFO within 1 ms; "
+        f"{connection.remote} did not answer request 307 GET_CONSUMER_RUNNING_INFO within 1ms; "
         "it may have been carried out all the same"
     )
     peer.send(encode_command(peer.next_command().response()))  # too late: dropped

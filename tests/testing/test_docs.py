@@ -12,8 +12,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     """They run in an empty folder, with the fixtures of the pytest plugin."""
-    fixtures, script, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (tmp_path / "test_reminders.py").write_text(fixtures + script, encoding="utf-8")
+    *examples, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "test_reminders.py").write_text("\n".join(examples), encoding="utf-8")
 
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_reminders.py"],
@@ -25,4 +25,4 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     )
 
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 passed" in run.stdout
+    assert "3 passed" in run.stdout

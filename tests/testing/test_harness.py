@@ -220,5 +220,5 @@ def test_a_span_is_text_timedelta_or_milliseconds(span: str | timedelta | int, m
 
 @pytest.mark.parametrize("span", ["", "soon", "3", "3 weeks", "-3h", -1, timedelta(seconds=-1)])
 def test_a_malformed_span_is_refused(span: str | timedelta | int) -> None:
-    with pytest.raises(ValueError, match=r"no span of time|time passes forward only"):
+    with pytest.raises(ValueError, match="a span of time must be"):
         span_ms(span)

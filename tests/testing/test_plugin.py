@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.listener import message_listener
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, Inbox, RecordingTemplate
+from mqtemplate.testing import Harness, Inbox, RecordingTemplate, StartApp
 
 
 def test_loading_the_plugin_imports_nothing_else() -> None:
@@ -72,7 +71,7 @@ class Billing:
 
 @pytest.mark.feature("C9", "X4")
 def test_an_application_runs_on_the_broker_of_the_test(
-    mqtemplate_app: Any, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
+    mqtemplate_app: StartApp, mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness
 ) -> None:
     inbox = Inbox()
     app = mqtemplate_app(OrderService, Billing, inbox.listener("orders", "audit"), starters=())

@@ -13,6 +13,7 @@ import pytest
 
 from mqtemplate import (
     AwaitableFuture,
+    DelayLevel,
     EmbeddedBroker,
     MessageExt,
     MQApplication,
@@ -62,6 +63,7 @@ def test_each_option_of_a_send_verb_has_a_name_and_a_type(template: RocketMQTemp
 
     template.sync_send("orders", b"body", **options)
     template.sync_send("orders", b"body", delay=timedelta(seconds=1), hash_key="customer-1")
+    template.sync_send("orders", b"body", "3s", DelayLevel.M1, hash_key=7, keys=4466)
     template.async_send("orders", b"body", 3_000, 3, keys="4466", on_success=print)
     template.send_one_way(
         "orders", b"body", deliver_at=datetime.fromtimestamp(template.broker.clock.now_ms() / 1_000, UTC)
@@ -70,9 +72,9 @@ def test_each_option_of_a_send_verb_has_a_name_and_a_type(template: RocketMQTemp
     with pytest.raises(TypeError):
         template.sync_send("orders", b"body", delya=1)  # type: ignore[call-arg]
     with pytest.raises(MessageError):
-        template.sync_send("orders", b"body", hash_key=4466)  # type: ignore[arg-type]
+        template.sync_send("orders", b"body", hash_key=b"4466")  # type: ignore[arg-type]
     with pytest.raises(MessageError):
-        template.async_send("orders", b"body", delay="1s")  # type: ignore[arg-type]
+        template.async_send("orders", b"body", delay=[1])  # type: ignore[arg-type]
     with pytest.raises(MessageError):
         template.send_one_way("orders", b"body", keys=b"4466")  # type: ignore[arg-type]
     with pytest.raises(TypeError):

@@ -10,8 +10,6 @@ from os import getpid
 from pathlib import Path
 from typing import Protocol
 
-import structlog
-
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.embedded.consumer_group import ConsumerGroups, EmbeddedConsumer
 from mqtemplate.brokers.embedded.draft import DraftMaker
@@ -36,6 +34,7 @@ from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.errors import BrokerClosedError, ListenerError, MessageError, SendError, SendTimeoutError, StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, parse_offset_msg_id
 from mqtemplate.metrics import Metrics
@@ -50,7 +49,7 @@ from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.topics import TopicTable
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, check_topic
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 _SCHEDULE_QUEUES = 18  # as RocketMQ, independent of the number of levels
 _DEFAULT_CLUSTER = "DefaultCluster"
@@ -222,7 +221,7 @@ class EmbeddedBroker(Broker):
         self._is_open = True
         if not self.clock.is_virtual:
             self._start_threads()
-        _log.info(
+        _log.debug(
             "broker.started", broker=self.name, store_files=str(self.path or "memory"), end_offset=self.store.end_offset
         )
 
@@ -271,7 +270,7 @@ class EmbeddedBroker(Broker):
             stack.callback(self._timer.close)
             stack.callback(self.store.close)
             self._offsets.persist()
-        _log.info("broker.stopped", broker=self.name)
+        _log.debug("broker.stopped", broker=self.name)
 
     def attach(self, remote_clients: RemoteClients) -> None:
         """Serve remote clients too: a server calls it when it starts.

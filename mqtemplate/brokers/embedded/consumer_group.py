@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-import structlog
-
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.embedded.queue_reader import QueueReader
 from mqtemplate.brokers.rebalance import allocate_averagely
@@ -16,6 +14,7 @@ from mqtemplate.brokers.retry import SentBack, send_back_of
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.selectors.tags import Selector
@@ -24,7 +23,7 @@ from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 _YOUNG_QUEUE_BYTES = 1 << 30
 _DEFAULT_CONSUME_TIMESTAMP_MS = 1_800_000  # before now. Source: DefaultMQPushConsumer.consumeTimestamp

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import structlog
-
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress, MessageExt, parse_offset_msg_id
 from mqtemplate.record.codec import StoredRecord, pack_host
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.store.message_store import MessageStore
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 
 class MessageFinder:

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import structlog
-
 from mqtemplate.errors import DestinationError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.store.topics import TopicTable
 from mqtemplate.topics import (
@@ -20,7 +19,7 @@ from mqtemplate.topics import (
     nearest_topic,
 )
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 
 class _Route(NamedTuple):

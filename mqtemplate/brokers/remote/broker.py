@@ -6,8 +6,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
-import structlog
-
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.delayed.levels import change_delay_levels
@@ -18,6 +16,7 @@ from mqtemplate.brokers.retry import FIRST_RETRY_LEVEL
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import BrokerClosedError, BrokerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
@@ -26,7 +25,7 @@ from mqtemplate.results import HalfMessage, PullResult, SendResult, TransactionS
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _LEVELS_MS: Sequence[int] = DelayLevels.parse().delays_ms
 
@@ -77,7 +76,7 @@ class RemoteBroker(Broker):
                 ]
                 for thread in self._threads:
                     thread.start()
-        _log.info("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
+        _log.debug("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
 
     def close(self) -> None:
         if not self._owner.is_current:
@@ -91,7 +90,7 @@ class RemoteBroker(Broker):
             for thread in threads:
                 thread.stop()
             client.close()
-        _log.info("broker.stopped", broker=self.name)
+        _log.debug("broker.stopped", broker=self.name)
 
     def services(self) -> Sequence[Service]:
         client = self._started

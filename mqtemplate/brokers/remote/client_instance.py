@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
-import structlog
-
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.outages import UNANSWERED, Outages, log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
@@ -30,7 +29,7 @@ from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader,
 from mqtemplate.remoting.protocol.headers.group import UnregisterClientRequestHeader
 from mqtemplate.remoting.settings import RemotingClientSettings
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 Handler = Callable[[Connection, RemotingCommand], RemotingCommand | None]
 """Handles a broker's request; returns the response, or None if there is none."""

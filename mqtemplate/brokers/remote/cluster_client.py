@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import structlog
-
 from mqtemplate.broker import Capability, DelayedMessages
 from mqtemplate.brokers.remote.client_context import ClientContext, SentOffsets
 from mqtemplate.brokers.remote.client_instance import ClientInstance, GroupMember, Handler
@@ -22,6 +20,7 @@ from mqtemplate.brokers.remote.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -29,7 +28,7 @@ from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeade
 from mqtemplate.services import Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _FAILED_REFRESH_MS = 5_000
 _FAILED_HEARTBEAT_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
@@ -91,7 +90,7 @@ class ClusterClient:
         except RemoteConnectError:
             raise
         except BrokerError as exc:  # access control may forbid this request
-            _log.info("remote.cluster_info_refused", reason=str(exc))
+            _log.debug("remote.cluster_info_refused", reason=str(exc))
             self._routes.existing(AUTO_CREATE_TOPIC)
         self._first.heartbeat(self._routes.masters())
 

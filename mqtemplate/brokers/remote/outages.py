@@ -7,21 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from mqtemplate.clock import Clock
 from mqtemplate.errors import RemoteConnectError, RemoteTimeoutError
+from mqtemplate.event_log import EventLogger, get_logger
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 SUMMARY_MS = 30_000
 UNANSWERED = (RemoteConnectError, RemoteTimeoutError)
 """Errors of a request that got no response."""
 
 
-def log_failure(
-    log: structlog.stdlib.BoundLogger, event: str, error: object, *, always: bool = False, **fields: Any
-) -> None:
+def log_failure(log: EventLogger, event: str, error: object, *, always: bool = False, **fields: Any) -> None:
     """Log a failed action as a warning; at level DEBUG if no server answered, since `Outages` has logged that.
 
     Args:

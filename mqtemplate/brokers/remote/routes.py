@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from mqtemplate.brokers.remote.errors import check_response
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
@@ -24,7 +23,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.topics import AUTO_CREATE_TOPIC, nearest_topic
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 MASTER_ID = 0
 _REPEAT_AFTER_MS = 1_000  # a missing topic is looked up again after this time

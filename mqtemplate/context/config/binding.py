@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,9 +16,13 @@ from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.relaxed_keys import dotted, variable_name
 from mqtemplate.context.config.tree import UNSET, ConfigNode, insert_mapping
+from mqtemplate.durations import ALLOWED, duration_ms, is_duration_text
 from mqtemplate.errors import ConfigurationError
 
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's name for models, and for dataclasses
+
+
+_NOT_A_DURATION = ("time_delta_parsing", "time_delta_type")
 
 
 @dataclass(slots=True)
@@ -59,6 +64,8 @@ class Binding:
             variable = "" if in_list else f" or as {variable_name(map(str, (*self.prefix, *location)))}"
             return f"{where}: required; set it in application.yml{variable}"
         text = f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+        if problem["type"] in _NOT_A_DURATION:
+            text = f"{where}: must be a duration: {ALLOWED}, or a number of seconds"
         if schema.is_secret(self.section, location):
             return f"{text} (its value is not shown)"
         if not isinstance(problem["input"], str | int | float):
@@ -101,6 +108,15 @@ def bind(node: ConfigNode, section: type, placeholders: Placeholders, prefix: tu
     binding = Binding(section, prefix)
     binding.values = _Reader(binding, placeholders).section(node, section, ())
     return binding
+
+
+def with_durations(value: object) -> object:
+    """Replace texts such as ``1h 30m`` by timedeltas; pydantic knows the other forms of a timedelta."""
+    if isinstance(value, list):
+        return [with_durations(item) for item in value]
+    if isinstance(value, str) and is_duration_text(value):
+        return timedelta(milliseconds=duration_ms(value))
+    return value
 
 
 class _Reader:
@@ -147,7 +163,7 @@ class _Reader:
         value = self._placeholders.resolve(node.value, node.origin)
         if shape.item_section is not None and isinstance(value, list):
             return [self._item(item, shape.item_section, (*at, index), node.origin) for index, item in enumerate(value)]
-        return value
+        return with_durations(value) if shape.is_duration else value
 
     def _map(self, node: ConfigNode, shape: schema.FieldShape, at: schema.Location) -> dict[str, Any]:
         """Read keys that the user chose: unchanged, and dots belong to the last of them."""
@@ -162,7 +178,8 @@ class _Reader:
                 if not isinstance(inner, dict):
                     name = self._binding.name_of((*at, *outer))
                     raise ConfigurationError(f"{leaf.origin}: {name} has a value and keys below it; keep one")
-            inner[last] = self._placeholders.resolve(leaf.value, leaf.origin)
+            value = self._placeholders.resolve(leaf.value, leaf.origin)
+            inner[last] = with_durations(value) if shape.is_duration else value
             self._binding.origins[(*at, *outer, last)] = leaf.origin
         return values
 

@@ -5,10 +5,12 @@ A section is a pydantic model or a pydantic dataclass.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretBytes, SecretStr
@@ -31,11 +33,13 @@ class FieldShape:
         section: The field is a section with keys of its own.
         map_depth: The field is a map with so many levels of keys that the user chooses; 0 for no map.
         item_section: The values of the map, or the items of the list, are sections.
+        is_duration: The value is a timedelta, or the items of the map or the list are.
     """
 
     section: type | None = None
     map_depth: int = 0
     item_section: type | None = None
+    is_duration: bool = False
 
 
 def is_section(kind: Any) -> bool:
@@ -60,13 +64,14 @@ def shape_of(annotation: Any) -> FieldShape:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         below = shape_of(arguments[1])
         if below.map_depth:
-            return FieldShape(map_depth=1 + below.map_depth, item_section=below.item_section)
-        return FieldShape(map_depth=1, item_section=below.section)
+            return dataclasses.replace(below, map_depth=1 + below.map_depth)
+        return FieldShape(map_depth=1, item_section=below.section, is_duration=below.is_duration)
     if annotation is dict:
         return FieldShape(map_depth=1)
     if isinstance(origin, type) and issubclass(origin, Sequence) and arguments:
-        return FieldShape(item_section=shape_of(arguments[0]).section)
-    return FieldShape()
+        below = shape_of(arguments[0])
+        return FieldShape(item_section=below.section, is_duration=below.is_duration)
+    return FieldShape(is_duration=annotation is timedelta)
 
 
 def field_named(section: type, key: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,14 @@ from mqtemplate.context.config.binding import bind
 from mqtemplate.context.config.configuration import Configuration
 from mqtemplate.context.config.environment import bind_environment
 from mqtemplate.context.config.placeholders import Placeholders
-from mqtemplate.context.config.schema import field_named
+from mqtemplate.context.config.relaxed_keys import canonical_key, same_key
+from mqtemplate.context.config.schema import field_named, fields_of
 from mqtemplate.context.config.tree import UNSET, ConfigNode, ConfigOrigins, insert_mapping
 from mqtemplate.context.config.yaml_reader import YamlDocument, read_yaml, split_names
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.errors import ConfigurationError
 
+_NEAR = 0.87  # "rocketmqq", "rokcetmq", "mqtemplates"; not "rocket"
 _PROFILES_KEY = ("mqtemplate", "profiles", "active")
 
 
@@ -61,12 +64,14 @@ def load_settings(
         unmatched_profiles=tuple(name for name in active if name not in files.mentioned_profiles),
         unused_variables=bound.unused,
         root=root,
+        folder=files.folder,
     )
     return _settings(Configuration(root, variables, origins))
 
 
 def _settings(configuration: Configuration) -> AppSettings:
     root = configuration.root
+    _refuse_near_sections(root)
     ours = ConfigNode(children={key: node for key, node in root.children.items() if field_named(AppSettings, key)})
     binding = bind(ours, AppSettings, Placeholders(configuration.lookup))
     try:
@@ -75,10 +80,41 @@ def _settings(configuration: Configuration) -> AppSettings:
         raise binding.explain(exc) from None  # pydantic's own text may contain a secret
 
 
+def _refuse_near_sections(root: ConfigNode) -> None:
+    """Refuse sections that are probably ours with a typing error: their keys would have no effect.
+
+    Raises:
+        ConfigurationError: It names the section that is meant.
+    """
+    ours = {canonical_key(name): name for name in fields_of(AppSettings)}
+    for key, node in root.children.items():
+        spring = node.find(("rocketmq",)) if same_key(key, "spring") else None
+        if spring is not None:
+            raise ConfigurationError(
+                f"{spring.origin}: {key}.rocketmq is no section, its keys would have no effect; "
+                "write rocketmq: without spring: above it, as rocketmq-spring does"
+            )
+        near = difflib.get_close_matches(canonical_key(key), ours, 1, cutoff=_NEAR)
+        if near and canonical_key(key) not in ours:
+            raise ConfigurationError(
+                f"{_first_origin(node)}: {key} is no section, its keys would have no effect; "
+                f"did you mean '{ours[near[0]]}'? A section of your own needs a name that differs more"
+            )
+
+
+def _first_origin(node: ConfigNode) -> str:
+    return node.origin or next((leaf.origin for _, leaf in node.leaves()), "configuration")
+
+
 class _Files:
-    """The files of a folder; each is read once."""
+    """The files of a folder; each is read once.
+
+    Attributes:
+        folder: The folder with its full path, for messages.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
         self._folder = folder
         self.read: list[str] = []
         self.mentioned_profiles: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Final
 
 from mqtemplate.context.config.relaxed_keys import same_key
@@ -110,6 +111,7 @@ class ConfigOrigins:
         files: Files in the order of merging.
         profiles: Active profiles; a later one wins over an earlier one.
         unmatched_profiles: Active profiles for which there is neither a file nor a document.
+        folder: Folder in which the files were searched; None if nothing was read.
         unused_variables: Environment variables with our prefix that set no key -> the variable that may be meant.
     """
 
@@ -118,6 +120,7 @@ class ConfigOrigins:
     unmatched_profiles: tuple[str, ...] = ()
     unused_variables: Mapping[str, str | None] = field(default_factory=dict)
     root: ConfigNode = field(default_factory=ConfigNode, repr=False)
+    folder: Path | None = None
 
     def of(self, key: str) -> str:
         """Return the origin of a key: ``application.yml:4``, ``environment NAME``, …; ``default`` without a value."""

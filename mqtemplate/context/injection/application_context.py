@@ -37,6 +37,10 @@ _SLOTS: dict[str, type] = {
 }
 
 
+_TEMPLATE_NAMES = frozenset({"template", "rocketmq_template", snake_case("RocketMQTemplate")})
+"""Names by which a template of the application becomes its template; one of another name stands beside it."""
+
+
 class Part(Protocol):
     """A component that a starter adds and that runs beside the listeners."""
 
@@ -85,6 +89,7 @@ class ApplicationContext:
         parts: Components that starters added to run beside the listeners.
         conditions: The outcome of each starter.
         lifecycle: Stops of everything that is open; the last one added runs first.
+        owns_process: True while ``run()`` has the process to itself: starters may then write to standard error.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class ApplicationContext:
         self.parts: list[Part] = []
         self.conditions: list[ConditionOutcome] = []
         self.lifecycle = Lifecycle()
+        self.owns_process = False
         self._definitions = Definitions()
         self._wiring = Wiring(self._definitions, settings)
         self._linked = False
@@ -262,7 +268,10 @@ class ApplicationContext:
 
     def _add_default(self, name: str, kind: type, provider: providers.Provider[Any]) -> None:
         """Add a built-in object. Its name contains a dot, so no class and no parameter can have the same name."""
-        self._definitions.add(Definition(f"mqtemplate.{name}", kind, provider, _BUILT_IN, is_default=True))
+        replaced_by = _TEMPLATE_NAMES if kind is RocketMQTemplate else frozenset()
+        self._definitions.add(
+            Definition(f"mqtemplate.{name}", kind, provider, _BUILT_IN, is_default=True, replaced_by=replaced_by)
+        )
 
     def _add_override(self, kind: type, replacement: object) -> None:
         target: Any = replacement if inspect.isclass(replacement) else None

@@ -26,7 +26,7 @@ def collect_components(given: Iterable[object]) -> tuple[object, ...]:
     """
     found: dict[int, object] = {}
     for component in given:
-        parts = _marked_in(_module(component)) if isinstance(component, ModuleType | str) else [_checked(component)]
+        parts = _components_of(component) if isinstance(component, ModuleType | str) else [_checked(component)]
         found |= {id(part): part for part in parts}
     return tuple(found.values())
 
@@ -59,6 +59,19 @@ def _module(given: ModuleType | str) -> ModuleType:
         return sys.modules.get(given) or import_module(given)
     except ModuleNotFoundError as exc:
         raise DependencyError(f"MQApplication was given {given!r}, and there is no module of that name: {exc}") from exc
+
+
+def _components_of(given: ModuleType | str) -> list[object]:
+    """Return what is marked in a module; refuse a module in which nothing is."""
+    module = _module(given)
+    found = list(_marked_in(module))
+    if not found and module.__name__ != "__main__":  # a script may only want the template
+        raise DependencyError(
+            f"MQApplication was given the module {module.__name__!r} ({getattr(module, '__file__', 'built in')}), "
+            "and nothing in it is marked with @message_listener, @spark_listener, @transaction_listener or @service; "
+            "mark a class or function there, or give the module that defines them"
+        )
+    return found
 
 
 def _marked_in(module: ModuleType) -> Iterator[object]:

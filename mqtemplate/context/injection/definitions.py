@@ -24,6 +24,7 @@ class Definition:
         origin: Source, for reports: ``application``, ``starter embedded``, ``built in``, ``override``.
         target: Class or function that builds the object; None for a finished object.
         is_default: True: another definition of the same type replaces it.
+        replaced_by: Names of the definitions that replace a default; empty for any. Others stand beside it.
         is_owned: True: the application stops the object. A test owns its overrides itself.
     """
 
@@ -33,6 +34,7 @@ class Definition:
     origin: str
     target: Callable[..., object] | None = None
     is_default: bool = False
+    replaced_by: frozenset[str] = frozenset()
     is_owned: bool = True
 
     @property
@@ -49,11 +51,22 @@ class Definitions(dict[str, Definition]):
         self[definition.name] = definition
 
     def fitting(self, wanted: Any) -> list[Definition]:
-        """Return the definitions of a type; defaults only if there is no other."""
+        """Return the definitions of a type; defaults only if none replaces them."""
         found = [definition for definition in self.values() if fits(definition.kind, wanted)]
-        found = [definition for definition in found if not definition.is_default] or found
+        found = [definition for definition in found if not _is_replaced(definition, found)]
         # A class that has a protocol as base class goes before one that merely has its methods.
         return [definition for definition in found if _is_subclass(definition.kind, wanted)] or found
+
+
+def _is_replaced(definition: Definition, by: Iterable[Definition]) -> bool:
+    """Return True for a default that one of the other definitions replaces."""
+    if not definition.is_default:
+        return False
+    others = (other for other in by if not other.is_default)
+    return any(
+        not definition.replaced_by or other.origin == "override" or other.name in definition.replaced_by
+        for other in others
+    )
 
 
 def fits(kind: type, wanted: Any) -> bool:

@@ -6,11 +6,14 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from dependency_injector import providers
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
+from mqtemplate.context.config.binding import with_durations
+from mqtemplate.context.failure_report import pointing_to
 from mqtemplate.context.injection.definitions import Definition, Definitions, fits
 from mqtemplate.context.injection.marks import Parameter, Section, Value, name_of, read_parameters
 from mqtemplate.context.settings.app import AppSettings
@@ -62,6 +65,7 @@ class Wiring:
         if len(fitting) <= 1:
             return fitting[0] if fitting else None
         named = [definition for definition in fitting if definition.name == name]
+        named = named or [definition for definition in fitting if definition.is_default]
         if named:
             return named[0]
         raise DependencyError(
@@ -99,7 +103,8 @@ class Wiring:
             return
         uses = self._built_in_uses.get(definition, [])
         if definition.target is not None:
-            arguments = self.arguments(definition.target)
+            with pointing_to(definition.target):
+                arguments = self.arguments(definition.target)
             assert isinstance(definition.provider, providers.BaseSingleton)
             definition.provider.set_args(*arguments.positional).set_kwargs(**arguments.named)
             uses = arguments.uses
@@ -157,7 +162,8 @@ class Wiring:
         if value == "" and parameter.is_optional and parameter.wanted is not str and not parameter.has_default:
             return None
         try:
-            return TypeAdapter(parameter.wanted).validate_python(value)
+            wanted = parameter.wanted
+            return TypeAdapter(wanted).validate_python(with_durations(value) if wanted is timedelta else value)
         except (ValidationError, PydanticSchemaGenerationError) as exc:
             reason = exc.errors()[0]["msg"] if isinstance(exc, ValidationError) else "text cannot be read as this type"
             raise DependencyError(

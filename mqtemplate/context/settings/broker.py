@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.context.config.contradiction import ContradictionError
-from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, host_and_port, upper_case
+from mqtemplate.context.settings.properties import SECTION_CONFIG, bytes_of, duration_in, host_and_port, upper_case
 from mqtemplate.delay.levels.table import DelayLevels
 from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.store.settings import parse_delete_when
@@ -21,7 +21,8 @@ DEFAULT_STORE_PATH = Path("./mqtemplate-store")
 
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
 class BrokerSettings(EmbeddedSettings):
-    """The embedded broker. Sizes are bytes, or text such as ``64MiB``; names are those of RocketMQ's broker."""
+    """The embedded broker. Sizes are bytes, or text such as ``64MiB``; durations are numbers, or text such as
+    ``1h 30m``; names are those of RocketMQ's broker."""
 
     store_path: Path = DEFAULT_STORE_PATH
     """Store directory, relative to the working directory; created if missing. One process at a time owns it."""
@@ -33,6 +34,17 @@ class BrokerSettings(EmbeddedSettings):
         "max_message_size",
         mode="before",
     )(bytes_of)
+    _milliseconds = field_validator(
+        "flush_interval_commit_log_ms",
+        "checkpoint_interval_ms",
+        "flush_consumer_offset_interval_ms",
+        "timer_precision_ms",
+        "transaction_timeout_ms",
+        "transaction_check_interval_ms",
+        mode="before",
+    )(duration_in(1))
+    _seconds = field_validator("timer_max_delay_sec", mode="before")(duration_in(1_000))
+    _hours = field_validator("file_reserved_time", mode="before")(duration_in(3_600_000))
     _address = field_validator("listen_host", mode="before")(host_and_port)
     _flush_disk_type = field_validator("flush_disk_type", mode="before")(upper_case)
 

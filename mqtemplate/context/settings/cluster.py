@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from mqtemplate.brokers.remote.settings import ClientIntervals
 from mqtemplate.context.config.contradiction import check_both_or_none
-from mqtemplate.context.settings.properties import SECTION_CONFIG, OptionalSecret, OptionalText
+from mqtemplate.context.settings.properties import SECTION_CONFIG, OptionalSecret, OptionalText, duration_in
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
@@ -37,6 +38,8 @@ class ClusterSettings(ClientIntervals):
 
     tls_insecure: bool = False
     """True: accept any certificate, for trials. RocketMQ calls this test mode, and it is RocketMQ's default."""
+
+    _milliseconds = field_validator(*(field.name for field in fields(ClientIntervals)), mode="before")(duration_in(1))
 
     @model_validator(mode="after")
     def _check_pair(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -10,8 +11,7 @@ from mqtemplate.context.config.contradiction import ContradictionError
 from mqtemplate.context.settings.properties import CommaList, OptionalText, Properties
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.attributes import read_exceptions
-from mqtemplate.listener.failures.delays import read_delay_ms
-from mqtemplate.listener.failures.schedule import Backoff, RetrySchedule, read_schedule
+from mqtemplate.listener.failures.schedule import Backoff, RetrySchedule, read_schedule, retry_delay_ms
 from mqtemplate.listener.settings import RetryDefaults
 
 
@@ -22,6 +22,14 @@ def _delay_text(value: Any) -> Any:
 
 def _delay_texts(value: Any) -> Any:
     return [*map(_delay_text, value)] if isinstance(value, list) else _delay_text(value)
+
+
+def _check(read: Callable[[Any], object], value: object) -> None:
+    """Read a value; the error is a whole sentence."""
+    try:
+        read(value)
+    except ValueError as exc:
+        raise ValueError(f"must be {exc}") from None
 
 
 class BackoffSettings(Properties):
@@ -42,7 +50,7 @@ class BackoffSettings(Properties):
     @classmethod
     def _check_delay(cls, value: str | None) -> str | None:
         if value is not None:
-            read_delay_ms(value)
+            _check(retry_delay_ms, value)
         return value
 
 
@@ -63,7 +71,7 @@ class ListenerDefaultSettings(Properties):
     @classmethod
     def _check_retry(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if value:
-            read_schedule(value)
+            _check(read_schedule, value)
         return value
 
     @field_validator("retry_for", "not_retry_for")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.message import HostAddress
 
 SECTION_CONFIG = ConfigDict(
@@ -73,6 +76,23 @@ def bytes_of(value: Any) -> Any:
         raise ValueError(exc.errors()[0]["msg"]) from None
 
 
+def duration_in(unit_ms: int) -> Callable[[Any], Any]:
+    """Return a validator that reads a duration, such as ``1h 30m``, as a whole number of units."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str | timedelta):
+            try:
+                milliseconds = duration_ms(value, unit_ms)
+            except ValueError as exc:
+                raise ValueError(f"must be {exc}") from None
+            if milliseconds % unit_ms:
+                raise ValueError(f"must be a whole number of units of {format_ms(unit_ms)}")
+            return milliseconds // unit_ms
+        return value
+
+    return read
+
+
 def _blank_is_none(value: Any) -> Any:
     text = value.get_secret_value() if isinstance(value, SecretStr) else value
     return None if isinstance(text, str) and not text.strip() else value
@@ -98,3 +118,6 @@ UpperCase = BeforeValidator(upper_case)
 
 HostPort = Annotated[HostAddress, BeforeValidator(host_and_port)]
 """An address as ``ip:port``."""
+
+Milliseconds = Annotated[int, BeforeValidator(duration_in(1))]
+"""A duration in milliseconds: ``3s``, or a number."""

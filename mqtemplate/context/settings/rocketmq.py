@@ -9,7 +9,14 @@ from pydantic import Field, model_validator
 from mqtemplate.broker import MessageModel
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.context.config.contradiction import ContradictionError, check_both_or_none
-from mqtemplate.context.settings.properties import OptionalSecret, OptionalText, Properties, UpperCase, same_as
+from mqtemplate.context.settings.properties import (
+    Milliseconds,
+    OptionalSecret,
+    OptionalText,
+    Properties,
+    UpperCase,
+    same_as,
+)
 from mqtemplate.selectors.tags import SelectorType
 
 
@@ -48,7 +55,7 @@ class ProducerSettings(ClientSettings):
 
     group: OptionalText = None
     """Producer group. A cluster checks transactions with the members of the group."""
-    send_message_timeout: int = Field(3_000, gt=0)
+    send_message_timeout: Milliseconds = Field(3_000, gt=0)
     """Milliseconds for a send without a timeout of its own, retries included."""
     compress_message_body_threshold: int = same_as(RemoteSettings, "compress_threshold", ge=0)
     retry_times_when_send_failed: int = same_as(RemoteSettings, "retry_times_when_send_failed", ge=0)

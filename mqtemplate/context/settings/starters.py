@@ -11,12 +11,13 @@ from mqtemplate.context.settings.properties import CommaList, OptionalText, Prop
 
 
 class LoggingSettings(Properties):
-    """The logging starter. It does nothing in a program that has configured structlog itself."""
+    """The logging starter: the library's events on standard error, for ``run()`` and the command line. It does
+    nothing in a program that has configured `logging`; see [logging](logging.md)."""
 
     enabled: bool = True
-    """True: the starter may configure logging."""
+    """True: the starter may show events."""
     level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], UpperCase] = "INFO"
-    """Least severe level of events to write, of this program and of its libraries."""
+    """Least severe level of events to show."""
     format: Annotated[Literal["CONSOLE", "JSON"], UpperCase] = "CONSOLE"
     """``console`` for people, ``json`` for machines; one line per event."""
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import structlog
 
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.levels.level_queue import DueUnits, LevelQueue
@@ -16,12 +15,13 @@ from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, Pendi
 from mqtemplate.delay.release import DueRecord
 from mqtemplate.delay.releaser import MAX_RELEASE_COUNT
 from mqtemplate.delay.timers.settings import slot_of
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.files.json_files import DataVersion, load_json, write_table
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
+_log = get_logger("mqtemplate.delay")
 
 DELAY_OFFSET_FILE = "config/delayOffset.json"
 _PIECE_COUNT = 16_384  # units in one piece of `pending`
@@ -107,7 +107,7 @@ class ScheduleMessageService(DelayStore):
             self._queues[level] = LevelQueue(queue, self._replay.mark_released(queue, position))
         self.catch_up()
         if len(self._replay):
-            _log.info("delay.recovered", service=self.name, positions=self.positions)
+            _log.debug("delay.recovered", service=self.name, positions=self.positions)
         self._replay = LevelReplay(self._store)
         self._replay_offset = self._store.end_offset
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.java_hash import tags_code
+from mqtemplate.hashes.java_hash import tags_code
 from mqtemplate.record.properties import (
     DELAY,
     LEVEL_DELAY_MS,
@@ -78,6 +79,10 @@ class DelayLevels:
     def delay_ms(self, level: int) -> int:
         """Return the delay of *level*; a second for a level that the table does not have, as in RocketMQ."""
         return self.delays_ms[level - 1] if 1 <= level <= self.max_level else self._UNKNOWN_LEVEL_MS
+
+    def name(self, level: int) -> str:
+        """Return a level with its delay, for logs: ``5 (1m)``."""
+        return f"{level} ({format_ms(self.delay_ms(level))})"
 
     def describe(self) -> str:
         """Return the table for messages to users: ``1=1s 2=5s …``."""

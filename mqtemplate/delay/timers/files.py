@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import structlog
 
 from mqtemplate.delay.timers.settings import TimerSettings
 from mqtemplate.delay.timers.timer_checkpoint import (
@@ -20,11 +19,12 @@ from mqtemplate.delay.timers.timer_log import MIN_TIMER_LOG_SIZE, TimerLog, Time
 from mqtemplate.delay.timers.timer_unit import TIMER_UNIT_SIZE, Magic, are_valid, slots_of
 from mqtemplate.delay.timers.timer_wheel import SLOT_DTYPE, Slot, TimerWheel, wheel_file_size
 from mqtemplate.errors import StoreError, StoreFormatError
+from mqtemplate.event_log import get_logger
 from mqtemplate.store.file_sizes import NEW_TIMER_LOG_SIZE, size_in_folder
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
+_log = get_logger("mqtemplate.delay")
 
 TIMER_WHEEL_FILE = "timerwheel"
 TIMER_LOG_FOLDER = "timerlog"

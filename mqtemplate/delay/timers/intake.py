@@ -7,12 +7,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import structlog
 
 from mqtemplate.delay.timers.settings import slot_of
 from mqtemplate.delay.timers.timer_unit import Magic, deliver_times
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.java_hash import java_string_hash
+from mqtemplate.event_log import get_logger
+from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1
 from mqtemplate.record.properties import (
@@ -31,7 +31,7 @@ from mqtemplate.record.properties import (
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
+_log = get_logger("mqtemplate.delay")
 
 ARRIVAL_DTYPE = np.dtype(
     [("physical_offset", "i8"), ("size", "i4"), ("deliver_ms", "i8"), ("topic_hash", "i4"), ("magic", "i4")]

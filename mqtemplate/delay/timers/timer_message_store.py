@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import compress
 
 import numpy as np
-import structlog
 
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, PendingEntry, PendingPiece
@@ -25,6 +24,7 @@ from mqtemplate.delay.timers.timer_log import TimerLogDamageError
 from mqtemplate.delay.timers.timer_metrics import TimerMetrics
 from mqtemplate.delay.timers.timer_unit import Magic
 from mqtemplate.errors import StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, find_property
 from mqtemplate.record.run import RecordRun
@@ -32,7 +32,7 @@ from mqtemplate.store.layout import PRE_BLANK_SIZE_MARK
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import TIMER_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
+_log = get_logger("mqtemplate.delay")
 
 _ENQUEUE_COUNT = 256  # messages put on the wheel in one step: about 2 ms in which none is released (measured)
 _CATCH_UP_COUNT = 4_096  # the same while none may be released yet
@@ -111,7 +111,7 @@ class TimerMessageStore(DelayStore):
         self._replay_offset = 0 if self._is_rebuilt else self._store.end_offset if first is None else first
         released, to_enqueue = len(self._replay), self._catch_up_to - self._cursor
         if released or to_enqueue:
-            _log.info("delay.recovered", service=self.name, already_released=released, to_enqueue=to_enqueue)
+            _log.debug("delay.recovered", service=self.name, already_released=released, to_enqueue=to_enqueue)
 
     def _start_files(self, files: TimerFiles) -> int:
         """Create the backlog. Return the queue offset of the first message that is not on the wheel."""

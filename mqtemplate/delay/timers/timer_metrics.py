@@ -6,13 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
-
 from mqtemplate.errors import StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.json_files import DataVersion, read_table
 from mqtemplate.store.files.store_files import StoreFiles
 
-_log = structlog.stdlib.get_logger("mqtemplate.delay")
+_log = get_logger("mqtemplate.delay")
 
 TIMER_METRICS_FILE = "config/timermetrics"
 _INTERVAL_MS = 30_000  # a write takes several flushes, and only operators read the file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from mqtemplate.durations import format_ms
 from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
 from mqtemplate.listener.consuming.process_queue import ProcessQueue
 from mqtemplate.listener.consuming.watchdog import ReplaceThread
@@ -55,7 +56,7 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             blocked_ms = self._clock.now_ms() - running.since_ms
             decision = self._decide(messages[0], None)
             self._failures.blocked(messages, blocked_ms, running.stack(), decision.next_step.value)
-            error = TimeoutError(f"the handler has not returned after {blocked_ms} ms")
+            error = TimeoutError(f"the handler has not returned after {format_ms(blocked_ms)}")
             for process, message in running.work:
                 self._finish_failed(process, message, self._decide(message, None), error)
 

@@ -9,17 +9,18 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-import structlog
-
 from mqtemplate.broker import Broker, Consumer
 from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
+from mqtemplate.durations import Duration, duration_ms
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError, ListenerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
-from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService
+from mqtemplate.listener.consuming.consume_service import ConsumeContext, ConsumeService, Handling
 from mqtemplate.listener.consuming.handler_loop import HandlerLoop, is_async
 from mqtemplate.listener.consuming.invocation import Invocation
+from mqtemplate.listener.consuming.observed import ObservedHandling, Observer
 from mqtemplate.listener.consuming.orderly import OrderlyConsumeService
 from mqtemplate.listener.consuming.polling_requests import PollingRequests
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
@@ -27,12 +28,11 @@ from mqtemplate.listener.consuming.repositioning import Repositioning, epoch_ms
 from mqtemplate.listener.consuming.thread_pool import ConsumeThreadPool
 from mqtemplate.listener.consuming.virtual_threads import VirtualThreads
 from mqtemplate.listener.endpoint import Endpoint
-from mqtemplate.listener.failures.delays import Delay, read_delay_ms
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.message import MessageQueue
 
-_log = structlog.stdlib.get_logger("mqtemplate.listener")
+_log = get_logger("mqtemplate.listener")
 
 _LONGEST_WAIT_MS = 5_000
 _WAIT_WHILE_HANDLING_MS = 500  # finished messages are committed at least this often
@@ -84,6 +84,7 @@ class ListenerContainer:
         self._is_async = is_async(endpoint.plan.handler)
         self._failures = FailureLog(endpoint.id, endpoint.settings.group, broker.clock)
         self._log = _log.bind(listener=endpoint.id, group=endpoint.settings.group)
+        self._observers: list[Observer] = []
         self._wake: Callable[[], None] = lambda: None
         self._state_lock = threading.Lock()
         self._wake_event = threading.Event()
@@ -138,7 +139,7 @@ class ListenerContainer:
                 self._virtual_threads = VirtualThreads(
                     self._service.run_next, settings.thread_number, self._clock, self._freed, self._report
                 )
-        self._log.info(
+        self._log.debug(
             "listener.started",
             topics=list(settings.topics),
             selector=settings.selector.expression,
@@ -161,13 +162,22 @@ class ListenerContainer:
             is_batch=endpoint.plan.is_batch,
             consumer=self._consumer,
             queues=self._queues,
-            handling=Invocation(endpoint, self._broker, self._converter, self._loop.run, self._failures),
+            handling=self._make_handling(),
             failures=self._failures,
             decide=self._policy.decide,
             clock=self._clock,
             on_earlier_due=self._wake_polling,
         )
         return OrderlyConsumeService(context) if settings.is_orderly else ConcurrentConsumeService(context)
+
+    def _make_handling(self) -> Handling:
+        invocation = Invocation(self.endpoint, self._broker, self._converter, self._loop.run, self._failures)
+        # A virtual clock is that of a test. On a real clock an observer would cost time for each message.
+        return ObservedHandling(invocation, self._observers) if self._clock.is_virtual else invocation
+
+    def observe(self, observer: Observer) -> None:
+        """Report each call of the handler to a function, on a virtual clock only."""
+        self._observers.append(observer)
 
     def _start_threads(self) -> None:
         settings, name = self.endpoint.settings, f"mqtemplate-{self.endpoint.id}"
@@ -204,7 +214,7 @@ class ListenerContainer:
                 self.state = ContainerState.STOPPED
                 if self._owns_loop:
                     self._loop.stop()
-        write = self._log.warning if unfinished else self._log.info
+        write = self._log.warning if unfinished else self._log.debug
         write("listener.stopped", unfinished=unfinished)
 
     def _stop_threads(self) -> None:
@@ -262,7 +272,7 @@ class ListenerContainer:
         """
         self._reposition(lambda: self._repositioning.to_offsets({queue: queue_offset}))
 
-    def rewind(self, span: Delay | None = None) -> None:
+    def rewind(self, span: Duration | None = None) -> None:
         """Handle the messages of the last *span* again, such as ``"1h"``; None: all that the broker has.
 
         It moves the queues that are assigned to this member, as `seek` does.
@@ -271,7 +281,7 @@ class ListenerContainer:
             ListenerError: The listener is not running.
             ValueError: *span* is no span of time.
         """
-        time_ms = 0 if span is None else max(0, self._clock.now_ms() - read_delay_ms(span))
+        time_ms = 0 if span is None else max(0, self._clock.now_ms() - _span_ms(span))
         self._reposition(lambda: self._repositioning.to_time(time_ms))
 
     def reset_to_time(self, time: datetime | int) -> None:
@@ -404,3 +414,10 @@ class ListenerContainer:
             self.state = ContainerState.BROKEN
             self._log.warning("listener.broker_closed")
         return None
+
+
+def _span_ms(span: Duration) -> int:
+    try:
+        return duration_ms(span, 1_000)
+    except ValueError as exc:
+        raise ValueError(f"span must be {exc}") from None

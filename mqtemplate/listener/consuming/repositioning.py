@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-import structlog
-
 from mqtemplate.broker import Broker, Consumer
 from mqtemplate.errors import ListenerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.process_queue import ProcessQueues
 from mqtemplate.message import MessageQueue
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.listener")
+_log = get_logger("mqtemplate.listener")
 
 _SECONDS_BELOW = 100_000_000_000  # a smaller number is epoch seconds, given by mistake: in milliseconds it is in 1973
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
-import structlog
-
+from mqtemplate.event_log import get_logger
 from mqtemplate.processes import call_after_fork
 
-_log = structlog.stdlib.get_logger("mqtemplate.listener")
+_log = get_logger("mqtemplate.listener")
 
 _TICK_S = 0.001
 _BUSY_PROCESS = 0.7  # of one core

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import structlog
-
 from mqtemplate.clock import Clock
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.failures.dead_letter import iso_time, own_frames
 from mqtemplate.listener.failures.failure import Decision, Failure
 from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
@@ -17,7 +16,7 @@ _MAX_STACKS = 64
 _COMPARED_FRAMES = 20
 _STACK_AGAIN_MS = 10 * 60_000
 
-_log = structlog.stdlib.get_logger("mqtemplate.listener")
+_log = get_logger("mqtemplate.listener")
 
 
 class RepeatedStacks:

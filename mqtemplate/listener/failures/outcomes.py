@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from mqtemplate.durations import Duration
 from mqtemplate.errors import ConversionError
-from mqtemplate.listener.failures.delays import Delay, read_delay_ms
+from mqtemplate.listener.failures.schedule import retry_delay_ms
 
 
 class RetryLater(Exception):  # noqa: N818 (a request of the handler, not an error of the library)
@@ -19,8 +20,11 @@ class RetryLater(Exception):  # noqa: N818 (a request of the handler, not an err
         ValueError: *delay* is not allowed.
     """
 
-    def __init__(self, delay: Delay | None = None, reason: str = "") -> None:
-        self.delay_ms = None if delay is None else read_delay_ms(delay)
+    def __init__(self, delay: Duration | None = None, reason: str = "") -> None:
+        try:
+            self.delay_ms = None if delay is None else retry_delay_ms(delay)
+        except ValueError as error:
+            raise ValueError(f"RetryLater: delay must be {error}") from None
         super().__init__(reason or "the handler requested a retry")
 
 

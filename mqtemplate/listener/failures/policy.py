@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from mqtemplate.broker import Broker, Capability
-from mqtemplate.listener.failures.delays import show_delay
+from mqtemplate.durations import format_ms
 from mqtemplate.listener.failures.failure import Decision, NextStep
 from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
 from mqtemplate.listener.failures.schedule import Backoff
@@ -89,7 +89,7 @@ class FailurePolicy:
         if settings.is_broadcasting:
             return "none"
         if settings.is_orderly:
-            return f"{schedule or show_delay(settings.suspend_current_queue_time_millis)}, in place"
+            return f"{schedule or format_ms(settings.suspend_current_queue_time_millis)}, in place"
         if schedule is None:
             return "by the broker"
         return f"{schedule}, {'exact' if self._is_exact else 'by level'}"
@@ -122,4 +122,4 @@ def _item(delays_ms: Sequence[int], number: int) -> int:
 
 
 def _show(delays_ms: Sequence[int]) -> str:
-    return ", ".join(map(show_delay, delays_ms))
+    return ", ".join(map(format_ms, delays_ms))

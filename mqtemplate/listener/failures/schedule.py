@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeAlias
 
+from mqtemplate.durations import Duration, duration_ms, format_ms
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.failures.delays import Delay, read_delay_ms, show_delay
 
 _MAX_RETRIES = 10_000
+_LONGEST_DELAY_MS = 40 * 86_400_000
 SCHEDULE_FORMS = (
-    "delays such as ['5s', '1m', '1h'] (text with the units ms, s, m, h, d, timedelta, or seconds, up to 40 days), or "
+    "delays such as ['5s', '1m', '1h'] (text with the units d h m s ms, a timedelta, or seconds, up to 40d), or "
     "a Backoff"
 )
 """End of the sentence "retry must be …"."""
@@ -35,7 +36,7 @@ class RetryDelays:
         return self.delays_ms[min(retry, len(self.delays_ms)) - 1]
 
     def __str__(self) -> str:
-        return ", ".join(map(show_delay, self.delays_ms))
+        return ", ".join(map(format_ms, self.delays_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Backoff:
         Backoff("1s", factor=2, maximum="1h", jitter=0.1, attempts=10)  # 1s, 2s, 4s, … before 9 retries
 
     Args:
-        first: Delay before the first retry: ``"1s"``, a timedelta, or seconds.
+        first: Duration before the first retry: ``"1s"``, a timedelta, or seconds.
         factor: 1 or more.
         maximum: Longest delay.
         jitter: Random share of each delay, 0 to 1: with 0.1 a delay is 90 to 110 percent of the computed one, so that
@@ -58,9 +59,9 @@ class Backoff:
         ListenerError: A value is not allowed.
     """
 
-    first: Delay
+    first: Duration
     factor: float = field(default=2, kw_only=True)
-    maximum: Delay = field(default="1h", kw_only=True)
+    maximum: Duration = field(default="1h", kw_only=True)
     jitter: float = field(default=0.1, kw_only=True)
     attempts: int = field(default=10, kw_only=True)
     _first_ms: int = field(init=False, repr=False, compare=False)
@@ -78,9 +79,9 @@ class Backoff:
 
     def _read(self, name: str) -> int:
         try:
-            return read_delay_ms(getattr(self, name))
+            return retry_delay_ms(getattr(self, name))
         except ValueError as error:
-            raise ListenerError(f"Backoff: {name}: {error}") from None
+            raise ListenerError(f"Backoff: {name} must be {error}") from None
 
     def _check(self, name: str, is_allowed: bool, allowed: str) -> None:
         if not is_allowed:
@@ -98,8 +99,20 @@ class Backoff:
         return min(round(math.exp(delay) * spread), self._maximum_ms)
 
     def __str__(self) -> str:
-        first, maximum = show_delay(self._first_ms), show_delay(self._maximum_ms)
+        first, maximum = format_ms(self._first_ms), format_ms(self._maximum_ms)
         return f"{first}, then {self.factor:g} times as long each, up to {maximum}, {self.attempts} attempts"
+
+
+def retry_delay_ms(delay: object) -> int:
+    """Return the delay of a retry in milliseconds; a number is seconds. It is never shorter than the one given.
+
+    Raises:
+        ValueError: It is no duration, or longer than 40 days. The text is the end of the sentence "… must be".
+    """
+    delay_ms = duration_ms(delay, 1_000)
+    if delay_ms > _LONGEST_DELAY_MS:
+        raise ValueError(f"{format_ms(_LONGEST_DELAY_MS)} or shorter, got {delay!r}")
+    return delay_ms
 
 
 RetrySchedule: TypeAlias = RetryDelays | Backoff
@@ -119,7 +132,7 @@ def read_schedule(value: Any) -> RetrySchedule | None:
             return None
     if not isinstance(value, Sequence) or not 1 <= len(value) <= _MAX_RETRIES:
         raise ValueError(value)
-    return RetryDelays(tuple(map(read_delay_ms, value)))
+    return RetryDelays(tuple(map(retry_delay_ms, value)))
 
 
 def _is_number(value: object) -> bool:

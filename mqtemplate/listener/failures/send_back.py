@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import structlog
-
 from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MessageError, SendError, UnsupportedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.failures.dead_letter import FIRST_FAILED_AT, dead_letter_properties, iso_time
 from mqtemplate.listener.failures.failure import Decision, NextStep
 from mqtemplate.message import MessageExt
 
-_log = structlog.stdlib.get_logger("mqtemplate.listener")
+_log = get_logger("mqtemplate.listener")
 
 _TO_DEAD_LETTERS = -1  # as a delay level
 

@@ -9,9 +9,8 @@ import json
 import shutil
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.errors import ConfigurationError, CorruptRecordError
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import BrokerStatsData, KVTable
 from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, ResponseCode
@@ -22,7 +21,7 @@ from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
 
-_log = structlog.stdlib.get_logger("mqtemplate.admin")
+_log = get_logger("mqtemplate.admin")
 
 _DELAY_LEVELS = "messageDelayLevel"
 """The only setting that can be changed while the broker runs."""

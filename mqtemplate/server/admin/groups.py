@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import structlog
-
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies.group import Connection as ConnectionBody
@@ -23,7 +22,7 @@ from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
 
-_log = structlog.stdlib.get_logger("mqtemplate.admin")
+_log = get_logger("mqtemplate.admin")
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
 """A group name is part of the names of its retry and dead letter topics. Source: ``TopicValidator``."""

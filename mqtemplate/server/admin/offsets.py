@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import structlog
-
 from mqtemplate.errors import BrokerError, RemoteProtocolError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
@@ -26,7 +25,7 @@ from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import queue_id_error
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 
-_log = structlog.stdlib.get_logger("mqtemplate.admin")
+_log = get_logger("mqtemplate.admin")
 
 _CLIENT_TIMEOUT_MS = 5_000
 _MAX_LONG = (1 << 63) - 1

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import structlog
-
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import route as bodies
 from mqtemplate.remoting.protocol.bodies.group import GroupList
@@ -21,7 +20,7 @@ from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import apply_attributes
 from mqtemplate.topics import SYSTEM_TOPICS
 
-_log = structlog.stdlib.get_logger("mqtemplate.admin")
+_log = get_logger("mqtemplate.admin")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, KVTable, TopicList, TopicRouteData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
@@ -22,7 +21,7 @@ from mqtemplate.server.registration import answers, register
 from mqtemplate.server.response import RefusedError
 from mqtemplate.server.topic_configs import TopicConfigs
 
-_log = structlog.stdlib.get_logger("mqtemplate.name_server")
+_log = get_logger("mqtemplate.name_server")
 
 
 @dataclass(slots=True)

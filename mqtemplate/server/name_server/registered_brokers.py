@@ -10,9 +10,8 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-import structlog
-
 from mqtemplate.clock import Clock
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import route as bodies
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
@@ -21,7 +20,7 @@ from mqtemplate.remoting.protocol.headers import admin as headers
 from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
 
-_log = structlog.stdlib.get_logger("mqtemplate.name_server")
+_log = get_logger("mqtemplate.name_server")
 
 MASTER_ID = 0
 _EXPIRE_MS = 120_000
@@ -161,7 +160,7 @@ class RegisteredBrokers:
                 if len(self._brokers) >= _MAX_BROKERS:
                     raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{_MAX_BROKERS} brokers are registered already")
                 broker = RegisteredBroker(header.cluster_name, header.broker_name)
-                _log.info("name_server.broker_registered", broker=header.broker_name, address=header.broker_addr)
+                _log.debug("name_server.broker_registered", broker=header.broker_name, address=header.broker_addr)
             # After a change a broker registers the changed topics only, so the other topics are kept.
             topics = broker.topics | (wrapper.topic_config_table if header.broker_id == MASTER_ID else {})
             members = broker.members | {header.broker_id: member}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mqtemplate.java_hash import java_string_hash
+from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import MessageExt
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import ConsumeQueueData, QueryConsumeQueueResponseBody, SubscriptionData

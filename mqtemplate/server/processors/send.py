@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-import structlog
-
 from mqtemplate.brokers.embedded.draft import batch_topic
 from mqtemplate.brokers.embedded.message_writer import StoredBatch
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import MessageError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import (
     DELAY_PROPERTIES,
     HostAddress,
@@ -44,7 +43,7 @@ from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 _BROKER_ONLY_PROPERTIES = ("POP_CK", CHECK_NAME)

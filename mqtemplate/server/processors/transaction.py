@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.errors import MessageError, StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -20,7 +19,7 @@ from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
 
-_log = structlog.stdlib.get_logger("mqtemplate.server")
+_log = get_logger("mqtemplate.server")
 
 _STATES = {
     0: TransactionState.UNKNOWN,

@@ -19,6 +19,7 @@ _Result = TypeVar("_Result")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PAGES_AT_ONCE = 256  # numpy holds the interpreter lock over so few
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Disk:
@@ -155,6 +156,11 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
         return StoreError(
             f"cannot {action} {path}: this process has {limit} open files, which is its limit; raise the limit "
             "(ulimit -n, or LimitNOFILE), or make the store's files larger so that there are fewer"
+        )
+    if exc.errno in _FORBIDDEN:
+        return StoreError(
+            f"cannot {action} {path}: {exc.strerror}; what was acknowledged is safe: give the user of this process "
+            f"(uid {os.geteuid()}) the right to read and write in {path.parent}, then start again"
         )
     return StoreError(
         f"cannot {action} {path}: {exc}; what was acknowledged is safe, and the store continues when the "

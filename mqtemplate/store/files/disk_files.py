@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from mqtemplate.errors import StoreFormatError, StoreFullError
+from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, sync_folder
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
@@ -20,7 +19,7 @@ from mqtemplate.store.layout import file_name
 
 _FIRST_STEP = 256  # the part of a queue's first file that is allocated at once: 256 KiB of 64 MiB
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 
 class DiskFile(MappedFile):

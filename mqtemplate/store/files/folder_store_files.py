@@ -63,6 +63,11 @@ class FolderStoreFiles(StoreFiles):
 
     def _locked(self) -> StoreLockedError:
         process_id, _ = self.owner()
+        if process_id == str(os.getpid()):
+            return StoreLockedError(
+                f"{self.root} is in use by process {process_id}, which is this one: it has another broker open there; "
+                "use that one, close it first, or choose another folder"
+            )
         owner = f"process {process_id}" if process_id else "another process"
         return StoreLockedError(
             f"{self.root} is in use by {owner}; one process owns a store folder. Stop that one, choose another "

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-import structlog
-
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
+from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index.geometry import NEW_GEOMETRY, Geometry, find_geometry
@@ -21,7 +20,7 @@ from mqtemplate.store.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index
 from mqtemplate.store.log_reader import LogReader
 from mqtemplate.store.settings import StoreSettings
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 _FOLDER = "index"
 _INTERVAL_MS = 1_000

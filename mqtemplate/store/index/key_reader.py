@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import structlog
 
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1, SysFlag
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.index.index_file import KeyRows
 from mqtemplate.store.index.record_keys import hash_keys, tail_of
 from mqtemplate.store.log_reader import LogReader, is_blank, whole_record_at
 
-_log = structlog.stdlib.get_logger("mqtemplate.store")
+_log = get_logger("mqtemplate.store")
 
 
 _Tail = tuple[bytes, int, int]

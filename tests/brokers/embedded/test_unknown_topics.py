@@ -117,4 +117,4 @@ def test_a_topic_of_the_settings_with_an_illegal_name_is_refused_with_its_key() 
     settings = {"rocketmq.name-server": "embedded:memory", "mqtemplate.broker.topics": ["orders", "no topic"]}
 
     with pytest.raises(ConfigurationError, match=r"mqtemplate\.broker\.topics: topic 'no topic' has characters"):
-        MQApplication(settings=settings)
+        MQApplication(settings=settings).start()

@@ -359,9 +359,12 @@ def test_a_time_that_may_mean_two_things_is_refused(app: App, time: datetime | i
         container.reset_to_time(time)
 
 
-@pytest.mark.parametrize("span", ["yesterday", timedelta(hours=-1)])
-def test_a_span_that_is_none_is_refused(app: App, span: str | timedelta) -> None:
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [("yesterday", "span must be a duration: '3h', .*; got 'yesterday'"), (timedelta(hours=-1), "must be 0 or longer")],
+)
+def test_a_span_that_is_none_is_refused(app: App, span: str | timedelta, expected: str) -> None:
     container = listen(app, [])
 
-    with pytest.raises(ValueError, match="a delay is a text such as"):
+    with pytest.raises(ValueError, match=expected):
         container.rewind(span)

@@ -342,9 +342,9 @@ def test_a_batch_keeps_the_schedule_for_its_failed_messages(app: App) -> None:
     assert app.bodies("%DLQ%billing") == ["bad"]
 
 
-@pytest.mark.parametrize("delay", ["soon", "-1s", -1, "41d", float("nan"), True, "", "5"])
+@pytest.mark.parametrize("delay", ["soon", "-1s", -1, "41d", float("nan"), True, ""])
 def test_a_delay_that_is_none_is_refused_with_the_allowed_forms(delay: Any) -> None:
-    with pytest.raises(ValueError, match=r"a delay is a text such as '5s' or '1h 30m' .*; got "):
+    with pytest.raises(ValueError, match=r"delay must be (a duration: '3h', .*|0 or longer|40d or shorter)[;,] got "):
         RetryLater(delay)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from mqtemplate import Backoff
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener import message_listener, resolve_spec
 from mqtemplate.listener.decorator import listener_specs
-from mqtemplate.listener.failures.delays import read_delay_ms, show_delay
+from mqtemplate.listener.failures.schedule import retry_delay_ms
 
 
 def resolve(**attributes: Any) -> Any:
@@ -23,22 +24,23 @@ def resolve(**attributes: Any) -> Any:
 
 @pytest.mark.parametrize("delay_ms", [0, 1, 999, 1_000, 90_000, 5_400_000, 93_784_005])
 def test_a_shown_delay_can_be_read_again(delay_ms: int) -> None:
-    assert read_delay_ms(show_delay(delay_ms)) == delay_ms
+    assert retry_delay_ms(format_ms(delay_ms)) == delay_ms
 
 
 @pytest.mark.parametrize(("delay", "delay_ms"), [("0.5ms", 1), (0.0001, 1), ("1h30m", 5_400_000), (" 5s ", 5_000)])
 def test_a_delay_is_rounded_up_to_milliseconds(delay: Any, delay_ms: int) -> None:
     """So that a retry is never early."""
-    assert read_delay_ms(delay) == delay_ms
+    assert retry_delay_ms(delay) == delay_ms
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"first": "soon"}, "Backoff: first: a delay is a text such as '5s'"),
+        ({"first": "soon"}, "Backoff: first must be a duration: '3h', '1h 30m', '250ms'"),
         ({"first": 0}, "Backoff: first must be a delay of 1 ms or more and at most the maximum, got 0"),
         ({"first": "2h"}, "Backoff: first must be a delay of 1 ms or more and at most the maximum, got '2h'"),
-        ({"maximum": -1}, "Backoff: maximum: a delay is a text such as '5s'"),
+        ({"maximum": -1}, "Backoff: maximum must be 0 or longer, got -1"),
+        ({"maximum": "41d"}, "Backoff: maximum must be 40d or shorter, got '41d'"),
         ({"factor": 0.5}, "Backoff: factor must be a number from 1 to 1000, got 0.5"),
         ({"jitter": 2}, "Backoff: jitter must be a number from 0 to 1, got 2"),
         ({"attempts": 0}, "Backoff: attempts must be a whole number from 1 to 10001, got 0"),

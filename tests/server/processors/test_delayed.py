@@ -222,6 +222,4 @@ def test_a_count_by_too_many_spans_is_refused(serving: Serving, monkeypatch: pyt
     response = request(serving, RequestCode.COUNT_PENDING_MESSAGES, CountPendingMessagesRequestHeader(bucket_millis=1))
 
     assert response.code == ResponseCode.INVALID_PARAMETER
-    assert response.remark == (
-        "the counts have more than 2 spans of 1 ms; count by a longer span, or between two times"
-    )
+    assert response.remark == ("the counts have more than 2 spans of 1ms; count by a longer span, or between two times")

@@ -359,6 +359,15 @@ def test_a_disk_error_names_the_action_and_the_way_out() -> None:
     )
 
 
+def test_a_missing_permission_is_no_broken_disk() -> None:
+    error = disk_error("open", Path("/data/commitlog/0"), PermissionError(errno.EACCES, "Permission denied"))
+
+    assert str(error) == (
+        "cannot open /data/commitlog/0: Permission denied; what was acknowledged is safe: give the user of this "
+        f"process (uid {os.geteuid()}) the right to read and write in /data/commitlog, then start again"
+    )
+
+
 # --- the owner of a folder --------------------------------------------------------------------------------
 
 
@@ -367,7 +376,10 @@ def test_the_error_about_a_folder_in_use_names_the_process(tmp_path: Path) -> No
     owner.lock()
     owner.mark_open()
 
-    with pytest.raises(StoreLockedError, match=f"is in use by process {os.getpid()}; one process owns"):
+    with pytest.raises(
+        StoreLockedError,
+        match=f"by process {os.getpid()}, which is this one: .*; use that one, close it",
+    ):
         other.lock()
 
     owner.unlock()

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
-import structlog
-
 from mqtemplate.broker import CheckTransaction, Registration
 from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.errors import ListenerError, MQTemplateError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import Property, copy_properties
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.results import TransactionState
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 
 class TransactionCheck(NamedTuple):

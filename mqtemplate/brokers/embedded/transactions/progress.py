@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-import structlog
-
 from mqtemplate.brokers.embedded.transactions.records import follows, half_offsets, has_successor
 from mqtemplate.errors import CorruptRecordError
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import REAL_TOPIC, UNIQ_KEY, find_property
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 _MAX_SPANS = 4_096
 

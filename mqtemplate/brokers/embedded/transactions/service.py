@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-import structlog
-
 from mqtemplate.brokers.embedded.draft import DraftMaker
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck, TransactionChecker
@@ -26,6 +24,7 @@ from mqtemplate.brokers.embedded.transactions.records import (
     renewed_draft,
 )
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
@@ -36,7 +35,7 @@ from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.topics import TopicTable
 from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-_log = structlog.stdlib.get_logger("mqtemplate.broker")
+_log = get_logger("mqtemplate.broker")
 
 _MESSAGE_IDENTITY = (UNIQ_KEY, REAL_TOPIC, PRODUCER_GROUP)
 _PROGRESS_MS = 1_000
@@ -135,7 +134,7 @@ class TransactionService:
         for queue_offset in sorted(ops.incomplete.intersection(self._open)):
             self._reopen(queue_offset)
         if self._open:
-            _log.info("transaction.restored", count=len(self._open))
+            _log.debug("transaction.restored", count=len(self._open))
 
     def _restore(
         self, record: StoredRecord, newest: dict[tuple[str | None, ...], OpenTransaction], *, was_clean: bool

@@ -11,11 +11,10 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.brokers.remote.client_instance import GroupMember, Handler
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.namespace import Namespace
+from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerRunningInfo,
@@ -31,7 +30,7 @@ from mqtemplate.remoting.protocol.headers.group import (
     ResetOffsetRequestHeader,
 )
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers.rebalance import allocate_averagely, sort_client_ids
 from mqtemplate.brokers.remote.client_context import ClientContext
@@ -24,11 +22,12 @@ from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.subscriptions import Subscription
 from mqtemplate.brokers.retry import send_back_of
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.services import WakeEvent
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _SETTLE_S = 1.0
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.errors import BrokerError, ListenerError, UnsupportedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
@@ -25,7 +24,7 @@ from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _LOCK_TIMEOUT_MS = 1_000
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import structlog
-
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.client_instance import ClientInstance
@@ -33,12 +31,13 @@ from mqtemplate.brokers.remote.subscriptions import Subscription, subscription_d
 from mqtemplate.brokers.same_group import check_same_group
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.services import WakeEvent
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _HALF_AN_HOUR_MS = 1_800_000
 _INCOMPLETE_REBALANCE_MS = 1_000

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import structlog
-
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.errors import check_response, response_error
 from mqtemplate.brokers.remote.outages import UNANSWERED, log_failure
 from mqtemplate.errors import BrokerError, MQTemplateError, RemoteProtocolError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -30,7 +29,7 @@ from mqtemplate.remoting.protocol.headers.group import (
     UpdateConsumerOffsetRequestHeader,
 )
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _OFFSET_RESPONSES = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 

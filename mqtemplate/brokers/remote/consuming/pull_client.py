@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.consuming.pull_loop import Outcome, Pulled, PullFailed
 from mqtemplate.brokers.remote.errors import response_error
 from mqtemplate.brokers.remote.subscriptions import PULL_RESPONSES, Subscription, matching_messages
 from mqtemplate.errors import BrokerError, RemoteProtocolError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -22,7 +21,7 @@ from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeade
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _MAX_BYTES = 256 << 10
 _FLOW_CONTROL_MS = 20

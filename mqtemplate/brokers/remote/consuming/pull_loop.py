@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import structlog
-
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _RETRY_MS = 1_000
 

@@ -10,15 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import structlog
-
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _NEVER_MS = 0
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import structlog
-
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.retry import SentBack, retry_level
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, UnsupportedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import DELAY_PROPERTIES, Message, Property, copy_properties
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _TIMEOUT_MS = 5_000
 

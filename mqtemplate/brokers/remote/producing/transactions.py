@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import threading
 
-import structlog
-
 from mqtemplate.broker import CheckTransaction
 from mqtemplate.brokers.group_checker import GroupChecker
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, parse_offset_msg_id
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.connection import Connection
@@ -23,7 +22,7 @@ from mqtemplate.remoting.protocol.headers.message import CheckTransactionStateRe
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.results import HalfMessage, TransactionState
 
-_log = structlog.stdlib.get_logger("mqtemplate.remote")
+_log = get_logger("mqtemplate.remote")
 
 _STATE_BITS = {
     TransactionState.COMMIT: SysFlag.TRANSACTION_COMMIT,

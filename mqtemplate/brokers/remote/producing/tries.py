@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mqtemplate.brokers.remote.errors import refusal_text, send_error
 from mqtemplate.brokers.remote.producing.send_request import SendRequest
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerError, MQTemplateError, RemoteConnectError, SendError, SendTimeoutError
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -34,8 +35,10 @@ class _Failure:
 
     def __str__(self) -> str:
         if self.first == self.last:
-            return f"({self.first}) after {self.first_ms} ms: {self.reason}"
-        return f"({self.first}-{self.last}) after {self.first_ms} to {self.last_ms} ms: {self.reason}"
+            return f"({self.first}) after {format_ms(self.first_ms)}: {self.reason}"
+        return (
+            f"({self.first}-{self.last}) after {format_ms(self.first_ms)} to {format_ms(self.last_ms)}: {self.reason}"
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +96,7 @@ class Tries:
             kind = SendTimeoutError if self._has_timed_out else SendError
         times = "once" if self._number == 1 else f"{self._number} times"
         tries = tuple(map(str, self._failures))
-        error = kind(f"{self.request}: tried {times} within {self.timeout_ms} ms: {'; '.join(tries)}")
+        error = kind(f"{self.request}: tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(tries)}")
         if isinstance(error, SendError):
             error.tries = tries
         return error

@@ -1,0 +1,147 @@
+"""Report of a failed start, in place of a traceback, for a process that the application or the command line owns.
+
+::
+
+    ***************************
+    APPLICATION FAILED TO START
+    ***************************
+
+    What        ListenerError: on_order: parameter 'order' has no type
+    Where       /srv/shop/listeners.py, line 12
+    What to do  annotate it with the type to convert the body to: str, bytes, dict, …
+
+    MQTEMPLATE_DEBUG=1 or --debug shows the traceback.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from mqtemplate.errors import ConfigurationError, DependencyError, MQTemplateError
+
+DEBUG_VARIABLE = "MQTEMPLATE_DEBUG"
+DEBUG_OPTION = "--debug"
+
+_NOT_USERS = (Path(__file__).parents[1], Path(os.__file__).parent)
+_TITLE = "APPLICATION FAILED TO START"
+_IN_FILE = re.compile(r"(\S+\.ya?ml):(\d+)")
+_HINT = f"{DEBUG_VARIABLE}=1 or {DEBUG_OPTION} shows the traceback."
+_ADVICE: dict[type[BaseException], str] = {
+    ConfigurationError: "correct it there; docs/configuration.md lists every key",
+    DependencyError: "see docs/architecture/context.md for what can be injected",
+}
+
+
+def is_debug() -> bool:
+    """Return True if the user wants the traceback: by the environment, or by an option of the program."""
+    value = os.environ.get(DEBUG_VARIABLE, "").lower()
+    return value not in ("", "0", "false", "no", "off") or DEBUG_OPTION in sys.argv[1:]
+
+
+@contextmanager
+def reported_failures(stream: TextIO | None = None) -> Iterator[None]:
+    """Print a report of an exception inside the block and end the process with exit code 1.
+
+    Args:
+        stream: By default standard error.
+
+    Raises:
+        SystemExit: Something failed.
+        Exception: Something failed, and the user wants the traceback.
+    """
+    try:
+        yield
+    except Exception as exc:
+        if is_debug():
+            raise
+        print_report(exc, stream or sys.stderr)
+        raise SystemExit(1) from exc
+
+
+def print_report(error: BaseException, stream: TextIO) -> None:
+    """Write the report; a character that the stream cannot show is escaped."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(failure_report(error).encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
+
+
+def failure_report(error: BaseException, caller: FrameType | None = None) -> str:
+    """Return the report of a failed start: what happened, where, and what to do.
+
+    Args:
+        caller: Frame from which to search the user's code if the error does not point to it.
+    """
+    what, advice = _split(error)
+    paragraphs = [("What", what), ("Where", _where(error, caller or sys._getframe(1))), ("What to do", advice)]
+    notes = getattr(error, "__notes__", ())
+    if notes:
+        paragraphs.append(("Also", "\n".join(notes)))
+    stars = "*" * len(_TITLE)
+    body = "\n".join(_paragraph(title, text) for title, text in paragraphs if text)
+    return f"\n{stars}\n{_TITLE}\n{stars}\n\n{body}\n\n{_HINT}\n"
+
+
+@contextmanager
+def pointing_to(target: object) -> Iterator[None]:
+    """Add the place where a class or function is defined to an error, unless it has a place already."""
+    try:
+        yield
+    except MQTemplateError as exc:
+        if exc.source is None:
+            exc.source = _place_of(target)
+        raise
+
+
+def _split(error: BaseException) -> tuple[str, str]:
+    """Return what happened and what to do. The library's errors end with the advice, after the last semicolon."""
+    name, text = type(error).__name__, str(error)
+    if not isinstance(error, MQTemplateError):
+        return f"{name}: {text}" if text else name, ""
+    fallback = next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "")
+    if "\n" in text:
+        return f"{name}: {text}", fallback
+    what, semicolon, advice = text.rpartition("; ")
+    return (f"{name}: {what}", advice) if semicolon else (f"{name}: {text}", fallback)
+
+
+def _where(error: BaseException, caller: FrameType) -> str:
+    """Return file and line: of the configuration, of the component, or of the user's code that ran last."""
+    if (found := _IN_FILE.search(str(error))) is not None:
+        return f"{Path(found[1]).absolute()}, line {found[2]}"
+    if isinstance(error, MQTemplateError) and error.source is not None:
+        return error.source
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    outer = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_stack(caller)]
+    place = next((each for each in reversed([*outer, *frames]) if _is_users(each[0])), None)
+    return "" if place is None else f"{place[0]}, line {place[1]}"
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    return path.is_file() and "site-packages" not in path.parts and not {*_NOT_USERS} & {*path.parents}
+
+
+def _place_of(target: object) -> str | None:
+    for candidate in (target, getattr(target, "on_message", None), getattr(type(target), "on_message", None)):
+        code = getattr(inspect.unwrap(candidate) if callable(candidate) else None, "__code__", None)
+        if code is not None:
+            return f"{code.co_filename}, line {code.co_firstlineno}"
+    try:
+        kind = target if isinstance(target, type) else type(target)
+        _, line = inspect.getsourcelines(kind)
+        return f"{inspect.getsourcefile(kind)}, line {line}"
+    except (OSError, TypeError):  # it was defined in a console, or in C
+        return None
+
+
+def _paragraph(title: str, text: str) -> str:
+    return f"{title:<12}" + f"\n{' ' * 12}".join(text.splitlines())

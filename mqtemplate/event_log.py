@@ -1,0 +1,165 @@
+"""Log events of the library: a name and fields, written to Python's `logging`.
+
+::
+
+    _log = get_logger("mqtemplate.delay")
+    _log.warning("release.stalled", service=self.name, reason=str(exc))
+
+An event is one record of `logging`, whatever the program has configured there:
+
+- Without configuration Python itself shows warnings and errors on standard error, and the library adds nothing.
+- An ordinary formatter shows ``release.stalled service=timers reason='disk full'``; the level, the logger and the time
+  are those of the record.
+- structlog's ``ProcessorFormatter`` gets the fields, as from structlog's own loggers, so any of its renderers works. A
+  formatter that takes a mapping as message, as formatters for JSON do, gets them too.
+
+The library configures neither `logging` nor structlog. An event that nothing wants costs one call of ``isEnabledFor``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TypeAlias
+
+__all__ = ["Event", "EventLogger", "get_logger"]
+
+_ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None] | None
+
+_IN_RECORD = frozenset({"event", "level", "logger", "timestamp", "exc_info"})
+"""Keys of an event that its text does not repeat: a formatter takes them from the record."""
+
+_QUOTED = frozenset(" =\"'")
+"""Characters that need quotes around a value."""
+
+_STACK_LEVEL = 3  # the caller of `debug`, …, `critical`: the line that a formatter shows
+
+
+class Event(dict[str, Any]):
+    """An event with its fields. As text: ``name field=value …``."""
+
+    def __str__(self) -> str:
+        fields = (f" {key}={_shown(value)}" for key, value in self.items() if key not in _IN_RECORD)
+        return f"{self['event']}{''.join(fields)}"
+
+
+class EventLogger:
+    """Logger of events, with fields that each of its events contains.
+
+    Args:
+        logger: Logger of the standard library that gets the records.
+        fields: Fields of each event.
+    """
+
+    __slots__ = ("_fields", "_logger")
+
+    def __init__(self, logger: logging.Logger, fields: dict[str, Any]) -> None:
+        self._logger = logger
+        self._fields = fields
+
+    def bind(self, **fields: Any) -> EventLogger:
+        """Return a logger whose events contain these fields, too."""
+        return EventLogger(self._logger, self._fields | fields)
+
+    def is_enabled_for(self, level: int) -> bool:
+        """Return True if an event of this level is written: for fields that cost something to compute."""
+        return self._logger.isEnabledFor(level)
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        """Write a detail for the search of an error."""
+        if self._logger.isEnabledFor(logging.DEBUG):
+            self._write(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        """Write what an operator wants to know in normal operation; nothing per message."""
+        if self._logger.isEnabledFor(logging.INFO):
+            self._write(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        """Write what an operator should look at."""
+        if self._logger.isEnabledFor(logging.WARNING):
+            self._write(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        """Write a failure. ``exc_info=error`` adds its stack."""
+        if self._logger.isEnabledFor(logging.ERROR):
+            self._write(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, **fields: Any) -> None:
+        """Write a failure with the stack of the exception that is being handled."""
+        if self._logger.isEnabledFor(logging.ERROR):
+            self._write(logging.ERROR, event, {"exc_info": True} | fields)
+
+    def critical(self, event: str, /, **fields: Any) -> None:
+        """Write a failure after which the program cannot go on."""
+        if self._logger.isEnabledFor(logging.CRITICAL):
+            self._write(logging.CRITICAL, event, fields)
+
+    def log(self, level: int, event: str, /, **fields: Any) -> None:
+        """Write an event of a level of `logging`, such as ``logging.WARNING``."""
+        if self._logger.isEnabledFor(level):
+            self._write(level, event, fields)
+
+    def _write(self, level: int, name: str, fields: dict[str, Any]) -> None:
+        from structlog.contextvars import get_contextvars
+
+        method = logging.getLevelName(level).lower()
+        event = Event(get_contextvars())
+        event.update(self._fields)
+        event.update(fields)
+        event["event"] = name
+        if _is_captured(self._logger, method, event):
+            return
+        exc_info = _exc_info(event)
+        event["level"], event["logger"] = method, self._logger.name
+        event["timestamp"] = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        # The two attributes are those of structlog's wrap_for_formatter: its ProcessorFormatter reads the fields.
+        extra = {"_logger": self._logger, "_name": method}
+        self._logger.log(level, event, exc_info=exc_info, extra=extra, stacklevel=_STACK_LEVEL)
+
+
+def get_logger(name: str) -> EventLogger:
+    """Return the logger of events of a part of the library, such as ``mqtemplate.store``."""
+    return EventLogger(logging.getLogger(name), {})
+
+
+def _exc_info(event: Event) -> _ExcInfo:
+    """Put the exception of an event into the one form that all formatters take; return it."""
+    given = event.get("exc_info")
+    if not given:
+        event.pop("exc_info", None)
+        return None
+    if isinstance(given, BaseException):
+        given = (type(given), given, given.__traceback__)
+    elif not isinstance(given, tuple):
+        given = sys.exc_info()
+    event["exc_info"] = given
+    exc_info: _ExcInfo = given
+    return exc_info
+
+
+def _is_captured(logger: logging.Logger, method: str, event: Event) -> bool:
+    """Return True if a test collects events: ``structlog.testing.capture_logs`` gets ours, too, and no handler does."""
+    import structlog
+    from structlog.testing import LogCapture
+
+    processors = structlog.get_config()["processors"]
+    if not processors or not isinstance(processors[-1], LogCapture):
+        return False
+    given: Any = dict(event)
+    try:
+        for processor in processors:
+            given = processor(logger, method, given)
+    except structlog.DropEvent:
+        pass  # how LogCapture ends the chain
+    return True
+
+
+def _shown(value: object) -> str:
+    """Return a value as one word, or in quotes."""
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        return repr(value)
+    text = str(value)
+    return text if text and text.isprintable() and _QUOTED.isdisjoint(text) else repr(text)

@@ -1,0 +1,1 @@
+"""Hash functions of Java and of files."""
