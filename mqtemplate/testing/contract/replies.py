@@ -50,7 +50,7 @@ class ReplyContract:
 
         future = _request(under_test, topic, b"no consumer", timeout_ms=300)
 
-        with pytest.raises(RequestTimeoutError, match=rf"{topic}.*300 ms"):
+        with pytest.raises(RequestTimeoutError, match=rf"{topic}.*300ms"):
             under_test.result(future)
 
     def test_a_reply_to_a_message_that_is_no_request_is_refused(self, under_test: BrokerUnderTest) -> None:
