@@ -11,7 +11,7 @@ from mqtemplate.errors import ForkedError
 __all__ = ["OwnerProcess", "Unusable", "UsedByOneProcess", "call_after_fork"]
 
 _ADVICE = (
-    "Start it after the fork, in the process that uses it (gunicorn: post_fork; Celery: worker_process_init; "
+    "start it after the fork, in the process that uses it (gunicorn: post_fork, Celery: worker_process_init, "
     "multiprocessing: start method spawn). Several processes share a broker that runs as a server: start it with "
     "'mqtemplate broker' and point rocketmq.name-server at it"
 )
@@ -56,7 +56,7 @@ class OwnerProcess:
         """Return the error for a use in this process."""
         return ForkedError(
             f"{self._name} was started by process {self.pid}, and this is process {os.getpid()}, forked from it "
-            f"without its threads and files. {self._advice}"
+            f"without its threads and files; {self._advice}"
         )
 
 

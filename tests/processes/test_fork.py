@@ -40,7 +40,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedB
 
 
 def errors_of(calls: dict[str, Callable[[], object]]) -> str:
-    """Return the calls that did not raise `ForkedError`, each on a line."""
+    """Return the calls that did not raise `ForkedError`, nor end the program with its report, each on a line."""
     wrong = []
     for name, call in calls.items():
         try:
@@ -48,6 +48,9 @@ def errors_of(calls: dict[str, Callable[[], object]]) -> str:
         except ForkedError as exc:
             if "was started by process" not in str(exc):
                 wrong.append(f"{name}: {exc}")
+        except SystemExit as exc:
+            if not isinstance(exc.__cause__, ForkedError):
+                wrong.append(f"{name}: ended by {exc.__cause__!r}")
         except Exception as exc:
             wrong.append(f"{name}: {type(exc).__name__}: {exc}")
     return "\n".join(wrong)

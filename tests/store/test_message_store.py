@@ -197,7 +197,7 @@ def test_a_second_store_in_this_process_gets_an_error_with_the_owner(open_store:
     open_store()
     second = MessageStore(FolderStoreFiles(tmp_path), small(), VirtualClock())
 
-    with pytest.raises(StoreLockedError, match=rf"in use by process {os.getpid()}.*choose another folder.*name-server"):
+    with pytest.raises(StoreLockedError, match=rf"in use by process {os.getpid()}, which is this one.*close it first"):
         second.load()
 
 
