@@ -14,7 +14,7 @@ from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.files.system_calls import check_system
+from mqtemplate.store.files.system_calls import check_system, process_with_lock
 
 _locked_here: set[Path] = set()
 """Lock files that this process has locked."""
@@ -53,16 +53,17 @@ class FolderStoreFiles(StoreFiles):
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as exc:
+            error = self._locked(process_with_lock(fd))
             self._disk.close(fd)
-            raise self._locked() from exc
+            raise error from exc
         os.pwrite(fd, b"lock", 0)  # as RocketMQ does; no program reads it
         self._lock_fd, self._locked_path = fd, path
         _locked_here.add(path)
         self._owner = OwnerProcess(f"the broker of store directory {self.root}")
         call_after_fork(self)
 
-    def _locked(self) -> StoreLockedError:
-        process_id, _ = self.owner()
+    def _locked(self, process_id: str = "") -> StoreLockedError:
+        process_id = process_id or self.owner()[0]
         if process_id == str(os.getpid()):
             return StoreLockedError(
                 f"{self.root} is in use by process {process_id}, which is this one: it has another broker open there; "

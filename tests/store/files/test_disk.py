@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -382,6 +384,25 @@ def test_the_error_about_a_folder_in_use_names_the_process(tmp_path: Path) -> No
     ):
         other.lock()
 
+    owner.unlock()
+
+
+def test_the_error_names_the_process_that_has_the_lock_not_the_one_that_left_the_abort_file(tmp_path: Path) -> None:
+    """The owner writes its abort file after it has the lock. A second process may look in between."""
+    owner = FolderStoreFiles(tmp_path)
+    owner.lock()
+    (tmp_path / ABORT_FILE).write_text("1 a-boot-id", encoding="ascii")
+    code = (
+        "import sys; from pathlib import Path; from mqtemplate.store.files.folder_store_files import FolderStoreFiles\n"
+        "try: FolderStoreFiles(Path(sys.argv[1])).lock()\n"
+        "except Exception as exc: print(exc)"
+    )
+
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert f"is in use by process {os.getpid()}; one process owns a store folder" in said
     owner.unlock()
 
 
