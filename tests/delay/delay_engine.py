@@ -123,10 +123,12 @@ class DelayEngine:
     def send_for(self, body: bytes, topic: str = "orders", **properties: object) -> str:
         """Send a delayed message with *body* as its message id. Return its handle."""
         properties = {"UNIQ_KEY": body.decode()} | properties
-        put = self.send(body, topic, **properties)
+        return self.handle(self.send(body, topic, **properties), topic)
+
+    def handle(self, put: PutResult, topic: str = "orders") -> str:
+        """Return the handle of a message that was stored now."""
         record = self.store.read(put.physical_offset, put.size)
-        due_ms = self.clock.now_ms()
-        return handle_of(topic, "broker-a", record.properties_bytes, due_ms, put.physical_offset)
+        return handle_of(topic, "broker-a", record.properties_bytes, self.clock.now_ms(), put.physical_offset)
 
     def change_table(self, levels: str) -> None:
         """Use another level table from now on."""

@@ -67,25 +67,6 @@ def test_a_log_cut_at_any_byte_keeps_all_whole_records(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
-def test_a_torn_tail_is_logged_and_cleared(open_store: OpenStore, tmp_path: Path) -> None:
-    """Without that the torn bytes could become valid after a later record that ends just before them."""
-    store = open_store()
-    first, torn = store.put(draft(b"whole")), store.put(draft(b"torn" * 100))
-    kill(store)
-    file = tmp_path / "commitlog" / f"{0:020d}"
-    data = bytearray(file.read_bytes())
-    data[torn.end - 200 : torn.end] = bytes(200)
-    file.write_bytes(data)
-    shutil.rmtree(tmp_path / "consumequeue")
-
-    with capture_logs() as logs:
-        open_store()
-
-    cut = next(line for line in logs if line["event"] == "store.torn_tail_cut")
-    assert (cut["file"], cut["physical_offset"]) == (file.name, first.end)
-    assert not any(file.read_bytes()[first.end :])
-
-
 def test_missing_consume_queues_are_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
     for number in range(30):
@@ -241,18 +222,6 @@ def test_every_record_is_dispatched_however_many_files_there_are(open_store: Ope
     assert again.put(draft(b"next", queue_id=1)).queue_offset == 30
 
 
-@pytest.mark.feature("D21")
-def test_a_unit_missing_at_the_end_is_added_at_a_clean_start(open_store: OpenStore, tmp_path: Path) -> None:
-    store = open_store()
-    for number in range(3):
-        store.put(draft(b"%d" % number))
-    store.close()
-    file = tmp_path / "consumequeue" / "orders" / "0" / f"{0:020d}"
-    file.write_bytes(file.read_bytes()[:40].ljust(200, b"\0"))
-
-    assert bodies(open_store()) == [b"0", b"1", b"2"]
-
-
 @pytest.mark.feature("D22")
 def test_only_the_queue_that_lacks_units_is_rebuilt(open_store: OpenStore, tmp_path: Path) -> None:
     """RocketMQ continues at the end of the queue, so each later message gets too small a queue offset."""
@@ -271,39 +240,6 @@ def test_only_the_queue_that_lacks_units_is_rebuilt(open_store: OpenStore, tmp_p
     assert [line["reason"] for line in rebuilt] == ["queue 1 of orders ends at 0, the log continues with 9"]
     assert [body[300:] for body in bodies(again, queue_id=1)] == [b"%d" % number for number in range(1, 30, 3)]
     assert {queue_id: file.stat().st_mtime_ns for queue_id, file in others.items()} == before
-
-
-@pytest.mark.feature("D22")
-def test_units_that_rocketmq_wrote_one_queue_offset_too_early_are_corrected(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
-    store = open_store()
-    for number in range(4):
-        store.put(draft(b"%d" % number))
-    store.close()
-    file = tmp_path / "consumequeue" / "orders" / "0" / f"{0:020d}"
-    units = file.read_bytes()
-    file.write_bytes((units[:20] + units[40:80]).ljust(200, b"\0"))
-
-    with capture_logs() as logs:
-        again = open_store()
-
-    assert bodies(again) == [b"0", b"1", b"2", b"3"]
-    assert {line["offset"] for line in logs if line["event"] == "store.queue_unit_repaired"} == {1, 2}
-
-
-@pytest.mark.feature("D17")
-def test_a_queue_that_ends_with_its_file_continues_in_the_next(open_store: OpenStore) -> None:
-    """RocketMQ searches the last unit before the end of the newest file, where a full file has none."""
-    store = open_store()
-    for number in range(10):
-        store.put(draft(b"%d" % number))
-    kill(store)
-
-    again = open_store()
-
-    assert again.put(draft(b"10")).queue_offset == 10
-    assert bodies(again) == [b"%d" % number for number in range(11)]
 
 
 @pytest.mark.feature("D24")

@@ -14,7 +14,6 @@ from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.store import PutResult
 from mqtemplate.store.files.json_files import read_table
-from mqtemplate.store.layout import DONE_SIZE_MARK
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
@@ -48,44 +47,6 @@ def cancel(engine: DelayEngine, put: PutResult) -> None:
 # --- progress ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature("F9", "F10", "F12")
-def test_progress_is_stored_in_rocketmqs_file(open_engine: OpenEngine) -> None:
-    """Level -> next queue offset, written by a checkpoint and when the store is closed."""
-    engine = open_engine()
-    engine.send(b"", DELAY=2)
-    engine.send(b"", DELAY=2)
-    engine.send(b"", DELAY=4)
-    engine.advance(5 * SECOND)
-    engine.store.take_checkpoint()
-
-    table = read_table(engine.store_files, DELAY_OFFSET_FILE)
-    assert table["offsetTable"] == {"2": 2, "4": 0}
-    assert set(table["dataVersion"]) == {"counter", "stateVersion", "timestamp"}
-
-    engine.close()
-    assert open_engine().schedule.positions == {2: 2, 4: 0}
-
-
-@pytest.mark.feature("F12")
-def test_rocketmqs_file_with_unquoted_numbers_as_keys_is_read(open_engine: OpenEngine) -> None:
-    """The text is from a real broker."""
-    engine = open_engine()
-    engine.send(b"", DELAY=2)
-    for _ in range(3):
-        engine.send(b"", DELAY=3)
-    engine.close()
-    engine.store_files.write_bytes(
-        DELAY_OFFSET_FILE,
-        b'{\n\t"dataVersion":{"counter":18,"stateVersion":0,"timestamp":1795254125147},\n\t"offsetTable":{2:1,3:1}\n}',
-    )
-
-    engine = open_engine()
-
-    assert engine.schedule.positions == {2: 1, 3: 1}
-    engine.advance(10 * SECOND)
-    assert len(engine.bodies()) == 2
-
-
 @pytest.mark.feature("D9")
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"offsetTable":7}', b'{"offsetTable":{"1":-1}}', b"\xff"])
 def test_an_unreadable_file_is_rebuilt_from_the_log(open_engine: OpenEngine, text: bytes) -> None:
@@ -102,58 +63,6 @@ def test_an_unreadable_file_is_rebuilt_from_the_log(open_engine: OpenEngine, tex
     assert engine.schedule.positions == {1: 1, 3: 0}
     engine.advance(60 * SECOND)
     assert engine.bodies() == [b"done", b"pending"]
-
-
-@pytest.mark.feature("F20")
-def test_progress_after_the_end_of_the_queue_is_corrected(open_engine: OpenEngine) -> None:
-    """The maximum offset of the queue is used instead."""
-    engine = open_engine()
-    engine.send(b"", DELAY=1)
-    engine.close()
-    engine.store_files.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{"1":77}}')
-
-    assert open_engine().schedule.positions == {1: 1}
-
-
-@pytest.mark.feature("G11")
-def test_without_progress_a_level_starts_at_its_first_message(open_engine: OpenEngine) -> None:
-    engine = open_engine()
-    engine.send(b"first", DELAY=1)
-    engine.crash()
-
-    engine = open_engine()
-    assert engine.schedule.positions == {1: 0}
-    engine.advance(1 * SECOND)
-    assert engine.bodies() == [b"first"]
-
-
-def test_a_lost_progress_file_releases_no_message_again(open_engine: OpenEngine) -> None:
-    """RocketMQ would release the whole backlog again. The copies in the log show what was released."""
-    engine = open_engine()
-    engine.send(b"done", DELAY=1)
-    engine.send(b"pending", DELAY=3)
-    engine.advance(1 * SECOND)
-    engine.close()
-    engine.store_files.delete(DELAY_OFFSET_FILE)
-    engine.store_files.delete(DELAY_OFFSET_FILE + ".bak")
-
-    engine = open_engine()
-    engine.advance(60 * SECOND)
-
-    assert engine.bodies() == [b"done", b"pending"]
-
-
-def test_a_kill_right_after_the_release_does_not_repeat_it(open_engine: OpenEngine) -> None:
-    engine = open_engine()
-    engine.send(b"once", DELAY=1)
-    engine.store.take_checkpoint()
-    engine.advance(1 * SECOND)
-    engine.crash()
-
-    engine = open_engine()
-    engine.advance(60 * SECOND)
-
-    assert engine.bodies() == [b"once"]
 
 
 @pytest.mark.feature("D9")
@@ -205,15 +114,6 @@ def test_a_level_that_lost_its_queue_is_rebuilt_from_the_log(open_engine: OpenEn
     assert engine.schedule.positions == {1: 1, 3: 1}
 
 
-def test_progress_of_a_level_that_was_never_used_is_ignored(open_engine: OpenEngine) -> None:
-    engine = open_engine()
-    engine.send(b"", DELAY=1)
-    engine.close()
-    engine.store_files.write_bytes(DELAY_OFFSET_FILE, b'{"offsetTable":{1:0,18:5}}')
-
-    assert open_engine().schedule.positions == {1: 0}
-
-
 @pytest.mark.feature("F20")
 def test_progress_before_the_start_of_the_queue_is_corrected(open_engine: OpenEngine) -> None:
     """RocketMQ's file may be older than the queue. The minimum offset is used instead."""
@@ -246,19 +146,6 @@ def shortened(open_engine: OpenEngine) -> DelayEngine:
     return engine
 
 
-@pytest.mark.feature("D10", "D11")
-def test_the_file_has_the_first_pending_message(open_engine: OpenEngine) -> None:
-    """The position never skips a pending message, and never moves back."""
-    engine = shortened(open_engine)
-
-    engine.store.take_checkpoint()
-    assert read_table(engine.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 0}
-
-    engine.advance(1 * MINUTE)
-    engine.store.take_checkpoint()
-    assert read_table(engine.store_files, DELAY_OFFSET_FILE)["offsetTable"] == {"1": 3}
-
-
 @pytest.mark.feature("D8", "D11")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.parametrize("ends", [DelayEngine.close, DelayEngine.crash])
@@ -275,19 +162,6 @@ def test_messages_that_were_released_out_of_order_are_not_repeated(
     engine.advance(1 * MINUTE)
 
     assert engine.bodies() == [b"second", b"again", b"minute"]
-
-
-@pytest.mark.feature("D29")
-def test_marks_are_written_by_the_checkpoint(open_engine: OpenEngine) -> None:
-    """Earlier, a power failure could take the copies and leave the marks. Then the messages would be lost."""
-    engine = shortened(open_engine)
-    units = engine.store.consume_queue(SCHEDULE_TOPIC, 0).units
-    assert DONE_SIZE_MARK not in units(0, 3)["size"]
-
-    engine.store.take_checkpoint()
-
-    assert units(0, 3)["size"].tolist()[1:] == [DONE_SIZE_MARK, DONE_SIZE_MARK]
-    assert units(0, 3)["size"][0] > DONE_SIZE_MARK
 
 
 def lose_checkpoint_too(folder: Path) -> None:
@@ -379,16 +253,6 @@ def test_closing_in_the_middle_of_a_backlog_neither_loses_nor_repeats_messages(o
 
 
 # --- cancelled messages ---------------------------------------------------------------------------------------
-
-
-def test_a_removed_message_is_never_released(open_engine: OpenEngine) -> None:
-    engine = open_engine()
-    engine.send(b"kept", DELAY=1)
-    cancel(engine, engine.send(b"cancelled", DELAY=1))
-
-    engine.advance(1 * SECOND)
-
-    assert engine.bodies() == [b"kept"]
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])

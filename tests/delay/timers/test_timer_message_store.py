@@ -12,7 +12,6 @@ from mqtemplate.delay.timers.backlog import parking_slots
 from mqtemplate.delay.timers.files import TIMER_CHECKPOINT_FILE, TIMER_LOG_FOLDER, TIMER_WHEEL_FILE
 from mqtemplate.delay.timers.intake import TimerTopicReader
 from mqtemplate.delay.timers.settings import TimerSettings
-from mqtemplate.delay.timers.timer_unit import MAX_DELIVER_MS
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.services import ServiceThread
@@ -50,30 +49,6 @@ def test_the_files_are_created_with_the_first_timer(open_engine: OpenEngine) -> 
     engine.send(b"", TIMER_DELAY_MS=1)
     engine.release_due()
     assert all(engine.store_files.exists(name) for name in (TIMER_WHEEL_FILE, TIMER_LOG_FOLDER, TIMER_CHECKPOINT_FILE))
-
-
-@pytest.mark.feature("A13")
-def test_putting_a_message_on_the_wheel_writes_a_unit_and_links_its_slot(engine: DelayEngine) -> None:
-    """Two messages of one second are a chain of two units. A unit has the exact millisecond."""
-    start = engine.clock.now_ms()
-    first = engine.send(b"first", TIMER_DELAY_MS=5_300)
-    second = engine.send(b"second", TIMER_DELAY_MS=5_200)
-    engine.release_due()
-
-    files = engine.timer._files
-    assert files is not None
-    slot = files.wheel.get(start + 5_000)
-    assert slot is not None
-    assert (slot.first_pos, slot.last_pos, slot.num) == (0, 52, 2)
-    newest, oldest = files.log.read(52), files.log.read(0)
-    assert newest is not None
-    assert oldest is not None
-    assert (newest.physical_offset, newest.previous_pos, newest.tail & MAX_DELIVER_MS) == (
-        second.physical_offset,
-        0,
-        start + 5_200,
-    )
-    assert (oldest.physical_offset, oldest.previous_pos, oldest.slot_ms) == (first.physical_offset, -1, start + 5_000)
 
 
 # --- releasing --------------------------------------------------------------------------------------

@@ -26,26 +26,6 @@ def checkpoint_of(engine: DelayEngine) -> TimerCheckpoint:
     return engine.timer._files.checkpoint
 
 
-def test_a_clean_stop_writes_the_whole_state(open_engine: OpenEngine) -> None:
-    """Three units of 52 bytes, three units of the queue. Slots before the read time are closed."""
-    engine = open_engine()
-    start = engine.clock.now_ms()
-    send_three(engine)
-    engine.advance(7_000)
-    engine.close()
-
-    engine = open_engine()
-
-    checkpoint = checkpoint_of(engine)
-    assert checkpoint.last_timer_log_flush_pos == 156
-    assert checkpoint.last_timer_queue_offset == 3
-    assert checkpoint.master_timer_queue_offset == (1 << 63) - 1  # so that RocketMQ uses its timer log
-    assert checkpoint.last_read_time_ms == start + 7_000
-    assert checkpoint.precision_ms == 1_000
-    engine.advance(60_000)
-    assert engine.bodies() == [b"5", b"10", b"15"]
-
-
 @pytest.mark.parametrize("checkpointed_after_ms", [0, 4_999, 5_000, 5_500, 7_000, None])
 def test_a_kill_neither_loses_nor_repeats_messages(open_engine: OpenEngine, checkpointed_after_ms: int | None) -> None:
     """The last checkpoint was before the release, right after it, after its slot closed, or there was none."""
