@@ -72,6 +72,7 @@ class Connection:
         self._decoder = FrameDecoder(owner.limits.max_frame_bytes)
         self._pending = PendingRequests()
         self._unanswered: set[int] = set()  # opaques of the peer's requests
+        self._answering: list[int] = []  # those whose response is not in the buffer yet
         self._lock = threading.Lock()  # protects the three attributes that follow
         self._outbound = OutboundBuffer()
         self._is_open = True
@@ -108,8 +109,8 @@ class Connection:
 
     @property
     def unanswered(self) -> int:
-        """Number of requests of the peer without a response."""
-        return len(self._unanswered)
+        """Number of requests of the peer whose response is not in the buffer."""
+        return len(self._unanswered) + len(self._answering)
 
     @property
     def pending(self) -> int:
@@ -124,18 +125,23 @@ class Connection:
         Args:
             body: Parts of the body, which are written without joining them, instead of ``response.body``.
         """
+        self._answering.append(response.opaque)  # before the removal, or a server that stops would not wait for it
         try:
-            self._unanswered.remove(response.opaque)
-        except KeyError:
-            _log.debug("remoting.response_dropped", remote=str(self.remote), response=str(response))
-            return
+            try:
+                self._unanswered.remove(response.opaque)
+            except KeyError:
+                _log.debug("remoting.response_dropped", remote=str(self.remote), response=str(response))
+                return
+            self._send(self._frame_of(response, body))
+        finally:
+            self._answering.pop()
+
+    def _frame_of(self, response: RemotingCommand, body: Sequence[bytes]) -> Sequence[bytes]:
         try:
-            parts = _frame(response, body)
+            return _frame(response, body)
         except MessageError as exc:
             _log.warning("remoting.response_failed", remote=str(self.remote), error=str(exc))
-            error = RemotingCommand(ResponseCode.SYSTEM_ERROR, response.opaque, response.flag, remark=str(exc))
-            parts = _frame(error)
-        self._send(parts)
+            return _frame(RemotingCommand(ResponseCode.SYSTEM_ERROR, response.opaque, response.flag, remark=str(exc)))
 
     def send_one_way(self, request: RemotingCommand) -> None:
         """Send a request that the peer must not answer, and set its opaque and flag. It is dropped after the end.

@@ -478,6 +478,38 @@ def test_stopping_waits_for_responses_in_progress(start_server: StartServer, ope
         RawPeer(server.address)
 
 
+class SlowParts(list[bytes]):
+    """Parts of a body that take their time to be put together."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        super().__init__(parts)
+        self.is_asked, self.may_go_on = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        self.is_asked.set()
+        assert self.may_go_on.wait(TIMEOUT_S)
+        return super().__len__()
+
+
+def test_stopping_waits_for_a_response_that_is_being_encoded(start_server: StartServer, open_peer: OpenPeer) -> None:
+    """Earlier its request counted as answered before the bytes were in the buffer, so that a stop could drop them."""
+    server = start_server(RemotingServerSettings(drain_ms=60_000))
+    peer = open_peer(server)
+    peer.send(encode_command(RemotingCommand(HOLD, opaque=1)))
+    connection, held = server.held.get(timeout=TIMEOUT_S)
+    parts = SlowParts([b"do", b"ne"])
+    replying = threading.Thread(target=lambda: connection.reply(held.response(), body=parts))
+    replying.start()
+    assert parts.is_asked.wait(TIMEOUT_S)
+
+    assert connection.unanswered == 1
+    parts.may_go_on.set()
+    replying.join(TIMEOUT_S)
+
+    assert connection.unanswered == 0
+    assert peer.next_command().body == b"done"
+
+
 def test_stopping_waits_for_a_limited_time(start_server: StartServer, open_peer: OpenPeer) -> None:
     server = start_server(RemotingServerSettings(drain_ms=1))
     peer = open_peer(server)
