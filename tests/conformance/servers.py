@@ -50,7 +50,6 @@ def rocketmq_server(folder: Path) -> Iterator[Server]:
         "messageDelayLevel": _LEVELS,
         "transactionTimeOut": _TRANSACTION_MS,
         "transactionCheckInterval": _TRANSACTION_MS,
-        "transactionOpBatchInterval": 100,  # The default is 3 s. Until then it may check a transaction that has ended.
     }
     with NameServer() as name_server, RocketMQ(folder, name_server, options):
         yield name_server

@@ -20,7 +20,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
 
 _TOPIC = "transactions"
-_ROCKETMQ_OPTIONS = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000, "transactionOpBatchInterval": 100}
+_ROCKETMQ_OPTIONS = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000}
 _EMBEDDED_SETTINGS = {"transaction_timeout_ms": 1_000, "transaction_check_interval_ms": 1_000}
 _TIMEOUT_S = 60
 

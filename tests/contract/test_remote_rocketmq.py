@@ -31,7 +31,6 @@ OPTIONS = {
     "timerFlushIntervalMs": 10_000,
     "transactionTimeOut": 1_000,
     "transactionCheckInterval": 1_000,
-    "transactionOpBatchInterval": 100,
 }
 EARLY_MS = 1_000
 """RocketMQ's timer wheel has slots of one second, and rounds down."""
