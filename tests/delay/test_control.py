@@ -282,7 +282,7 @@ def test_changes_are_counted(engine: DelayEngine) -> None:
 
 ROUNDS = 50
 MAX_ROUNDS = 500
-LEAST_WINS = 1_000  # on a busy machine one side wins most races, so there may be more rounds
+LEAST_WINS = 300  # on a busy machine one side wins most races, so there may be more rounds
 GROUPS = 40
 MESSAGES_OF_A_GROUP = 25
 
