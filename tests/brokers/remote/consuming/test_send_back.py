@@ -1,4 +1,4 @@
-"""Messages sent back to a broker: one request to our server, copies where a broker of RocketMQ does not have the fields."""
+"""Messages sent back to a broker: one request to our server, copies where RocketMQ does not have the fields."""
 
 from __future__ import annotations
 
