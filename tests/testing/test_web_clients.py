@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import sleep as virtual_sleep
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -39,7 +40,7 @@ class Billing:
 
 @message_listener("prices", "pricing")
 async def price(article: str) -> int:
-    await asyncio.sleep(2)
+    await virtual_sleep(2)
     return len(article)
 
 
