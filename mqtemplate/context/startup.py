@@ -151,7 +151,7 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
         return context.get(RocketMQTemplate)
     if named is None:
         known = ", ".join(sorted(each.name for each in templates)) or "only the application's own, rocketmqTemplate"
-        raise DependencyError(f"there is no template {bean_name!r}; there is: {known}")
+        raise DependencyError(f"there is no template {bean_name!r} (there is: {known}); name one of these")
     template: RocketMQTemplate = context.build(named)
     return template
 

@@ -244,14 +244,14 @@ class ApplicationContext:
             return chosen
         if wanted is Broker:
             raise DependencyError(
-                "there is no Broker: no starter created one and the application has none. Is mqtemplate installed (its "
-                "starters are found through entry points), and is mqtemplate.embedded.enabled true? "
-                "Or give MQApplication an EmbeddedBroker"
+                "there is no Broker: no starter created one and the application has none; see that mqtemplate is "
+                "installed (its starters are found through entry points) and that mqtemplate.embedded.enabled is true, "
+                "or give MQApplication an EmbeddedBroker"
             )
         there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions.values()))
         raise DependencyError(
-            f"no object here is a {name_of(wanted)}; there is: {there_is}. "
-            "Mark the class with @service and give it to MQApplication, or use context.register(...)"
+            f"no object here is a {name_of(wanted)} (there is: {there_is}); "
+            "mark the class with @service and give it to MQApplication, or use context.register(...)"
         )
 
     def definition_of(self, component: object) -> Definition | None:
@@ -319,7 +319,7 @@ def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Cal
         kind = as_type or type_hints(component).get("return")
         if not isinstance(kind, type) or kind is type(None):
             raise DependencyError(
-                f"{name_of(component)} builds an object, and its type is unknown: annotate its return type with a class"
+                f"{name_of(component)} builds an object, and its type is unknown; annotate its return type with a class"
             )
         return kind, component
     return as_type or type(component), None

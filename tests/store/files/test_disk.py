@@ -116,7 +116,7 @@ def test_a_first_file_of_another_size_is_refused(tmp_path: Path, durable: bool, 
     path = put_file(tmp_path / "q", 0, b"x" * length)
 
     with pytest.raises(
-        StoreFormatError, match=f"has {length} bytes, but the settings or the other files say {SIZE}; it was cut"
+        StoreFormatError, match=f"has {length} bytes, but the settings or the other files say {SIZE}, so it was cut"
     ):
         queue_of(tmp_path / "q", durable=durable)
 
