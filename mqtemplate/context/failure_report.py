@@ -32,6 +32,7 @@ DEBUG_VARIABLE = "MQTEMPLATE_DEBUG"
 DEBUG_OPTION = "--debug"
 
 _NOT_USERS = (Path(__file__).parents[1], Path(os.__file__).parent)
+_STARTERS = "mqtemplate_starter_"
 _TITLE = "APPLICATION FAILED TO START"
 _IN_FILE = re.compile(r"(\S+\.ya?ml):(\d+)")
 _HINT = f"{DEBUG_VARIABLE}=1 or {DEBUG_OPTION} shows the traceback."
@@ -138,7 +139,8 @@ def _where(error: BaseException, caller: FrameType) -> str:
 
 def _is_users(file: str) -> bool:
     path = Path(file)
-    return path.is_file() and "site-packages" not in path.parts and not {*_NOT_USERS} & {*path.parents}
+    is_installed = "site-packages" in path.parts or any(part.startswith(_STARTERS) for part in path.parts)
+    return path.is_file() and not is_installed and not {*_NOT_USERS} & {*path.parents}
 
 
 def _place_of(target: object) -> str | None:

@@ -361,6 +361,17 @@ def test_a_disk_error_names_the_action_and_the_way_out() -> None:
     )
 
 
+def test_a_folder_that_cannot_exist_is_no_broken_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    with pytest.raises(StoreError) as refused:
+        make_folder(tmp_path / "file" / "data", Disk())
+
+    assert str(refused.value).startswith(f"cannot create the folder {tmp_path}/file")
+    assert "; name a folder on a disk that this process can write to" in str(refused.value)
+    assert "when the disk works again" not in str(refused.value)
+
+
 def test_a_missing_permission_is_no_broken_disk() -> None:
     error = disk_error("open", Path("/data/commitlog/0"), PermissionError(errno.EACCES, "Permission denied"))
 
