@@ -25,6 +25,7 @@ from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 T = TypeVar("T")
 
+_NOTHING_TO_DO = "nothing to do"
 _BUILT_IN = "built in"
 _APPLICATION = "application"
 _SLOTS: dict[str, type] = {
@@ -66,6 +67,11 @@ class ConditionOutcome:
     applied: bool
     reason: str
     is_installed: bool = True
+
+    @property
+    def has_acted(self) -> bool:
+        """True if the starter was applied and had something to do."""
+        return self.applied and not self.reason.startswith(_NOTHING_TO_DO)
 
 
 class ApplicationContext:
@@ -157,6 +163,10 @@ class ApplicationContext:
         """Add a component that runs beside the listeners: it starts after them and stops before them."""
         self.parts.append(part)
         self.note(f"runs {part.name}")
+
+    def note_nothing_to_do(self, reason: str) -> None:
+        """Note that the current starter has nothing to do in this application."""
+        self.note(f"{_NOTHING_TO_DO}: {reason}")
 
     def note(self, text: str) -> None:
         """Add a note to the report about the current starter."""
