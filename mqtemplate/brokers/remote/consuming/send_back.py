@@ -48,8 +48,7 @@ class RetrySender:
             SendError: The broker refused the message, and so did the brokers of the retry topic.
             UnsupportedError: The brokers have no timers, and an exact delay was requested.
         """
-        address = self.context.routes.address(sent_back.message.broker_name)
-        is_ours = Capability.RETRY_DELAY in self.context.instance.announced.get(address, ())
+        is_ours = self._takes_exact_delays(sent_back.message.broker_name)
         is_dead, is_exact = sent_back.is_dead, sent_back.delay_ms is not None
         if is_exact and not is_dead and not is_ours and not has_timers(self.context.instance.versions.values()):
             raise UnsupportedError(
@@ -58,13 +57,21 @@ class RetrySender:
         if not is_ours and (sent_back.properties if is_dead else is_exact):
             self._send_copy(sent_back)
             return
-        problem = self._send_back_at_broker(sent_back, address)
+        problem = self._send_back_at_broker(sent_back)
         if problem is not None:
             group, msg_id = sent_back.spec.group, sent_back.message.msg_id
             _log.warning("remote.send_back_refused", group=group, msg_id=msg_id, reason=problem)
             self._send_copy(sent_back)
 
-    def _send_back_at_broker(self, sent_back: SentBack, address: str) -> str | None:
+    def _takes_exact_delays(self, broker_name: str) -> bool:
+        """Return True if a broker is one of our servers, whose request has an exact delay and properties."""
+        try:
+            address = self.context.routes.address(broker_name)
+        except BrokerError:  # it was removed from the cluster: its message is sent as a copy
+            return False
+        return Capability.RETRY_DELAY in self.context.instance.announced.get(address, ())
+
+    def _send_back_at_broker(self, sent_back: SentBack) -> str | None:
         """Have the broker move the message to the retry topic; return the reason if it does not."""
         context, message, spec = self.context, sent_back.message, sent_back.spec
         is_dead, delay_ms = sent_back.is_dead, sent_back.delay_ms
@@ -83,7 +90,7 @@ class RetrySender:
         )
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
         try:
-            response = context.instance.invoke(address, request, _TIMEOUT_MS)
+            response = context.instance.invoke(context.routes.address(message.broker_name), request, _TIMEOUT_MS)
         except (BrokerClosedError, ForkedError):
             raise
         except BrokerError as exc:

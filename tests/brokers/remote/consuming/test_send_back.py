@@ -53,11 +53,11 @@ def copies(cluster: ScriptedBroker) -> list[SendMessageRequestHeaderV2]:
     return [request.header(SendMessageRequestHeaderV2) for request in cluster.seen if request.code == code]
 
 
-def message(reconsume_times: int = 0) -> MessageExt:
+def message(broker_name: str = "broker-a") -> MessageExt:
     return MessageExt(
-        topic="orders", body=b"x" * 100_000, broker_name="broker-a", queue_id=0, queue_offset=0, physical_offset=4711,
+        topic="orders", body=b"x" * 100_000, broker_name=broker_name, queue_id=0, queue_offset=0, physical_offset=4711,
         store_size=1, sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST,
-        reconsume_times=reconsume_times, prepared_transaction_offset=0,
+        reconsume_times=0, prepared_transaction_offset=0,
     )  # fmt: skip
 
 
@@ -103,3 +103,13 @@ def test_rocketmq_moves_messages_with_a_level_itself(cluster: ScriptedBroker, me
 
     [header] = sent_back(cluster)
     assert (header.delay_level, header.delay_ms, header.properties, copies(cluster)) == (2, None, None, [])
+
+
+@pytest.mark.parametrize("delay", [{"delay_level": 2}, {"delay_ms": 1_234}])
+def test_a_message_of_a_removed_broker_is_sent_as_a_copy(
+    cluster: ScriptedBroker, member: Consumer, delay: dict[str, int]
+) -> None:
+    member.send_back(message("broker-z"), **delay)  # type: ignore[arg-type]
+
+    assert sent_back(cluster) == []
+    assert len(copies(cluster)) == 1
