@@ -76,7 +76,7 @@ def measure(name: str, template: RocketMQTemplate, arrivals: Arrivals, rounds: i
 
 def measure_embedded(folder: Path, rounds: int) -> None:
     arrivals = Arrivals()
-    settings = {"mqtemplate.broker.store-path": str(folder / "embedded"), "rocketmq.producer.group": "bench", **_QUIET}
+    settings = {"rocketmq.name-server": f"embedded:{folder}/embedded", "rocketmq.producer.group": "bench", **_QUIET}
     with MQApplication(*listeners(arrivals, rounds), config_folder=folder, settings=settings) as app:
         measure("embedded", app.template, arrivals, rounds)
 

@@ -69,7 +69,8 @@ def main() -> None:
 
         with scratch_folder() as folder:
             (folder / "application.yml").write_text(
-                f"mqtemplate:\n  broker: {{store-path: {folder}/store, flush-disk-type: {mode}}}\n"
+                f"rocketmq.name-server: embedded:{folder}/store\n"
+                f"mqtemplate:\n  broker: {{flush-disk-type: {mode}}}\n"
                 "  logging: {enabled: false}\n"
             )
             with MQApplication(on_message, config_folder=folder) as app:

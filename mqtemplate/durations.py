@@ -125,4 +125,5 @@ class DelayLevel(IntEnum):
         return f"{int(self)} ({self.delay})"
 
     def __format__(self, format_spec: str) -> str:
-        return format(str(self), format_spec)
+        is_number = format_spec[-1:] in tuple("bcdeEfFgGnoxX%")
+        return format(int(self) if is_number else str(self), format_spec)

@@ -47,6 +47,7 @@ class PendingQuery:
         tag: The tag of the message.
         before_ms: Due before this time (epoch ms).
         after_ms: Due at this time or later (epoch ms).
+        namespace: Prefix of the topic on the wire. A remote broker sets its own; others do not need it.
     """
 
     topic: str | None = None
@@ -54,6 +55,7 @@ class PendingQuery:
     tag: str | None = None
     before_ms: int | None = None
     after_ms: int | None = None
+    namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ __all__ = [
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "check_send_topic",
     "check_topic",
+    "is_in_namespace",
     "nearest_topic",
     "reply_topic",
 ]
@@ -111,6 +112,12 @@ def check_send_topic(topic: str) -> str:
             f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
         )
     return topic
+
+
+def is_in_namespace(topic: str, namespace: str) -> bool:
+    """Return True if a topic, or the group of a retry or dead letter topic, has the prefix of a namespace."""
+    name = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
+    return name.startswith(f"{namespace}%")
 
 
 def nearest_topic(topic: str, known: Iterable[str]) -> str | None:

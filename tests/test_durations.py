@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -121,11 +122,31 @@ def test_an_attribute_out_of_range_names_the_range(mqtemplate_app: Any) -> None:
 # --- settings ------------------------------------------------------------------------------------
 
 
+def duration_keys() -> list[str]:
+    """Return the keys of the reference whose names end with a unit, or mean a span of time."""
+    keys, section = [], ""
+    reference = Path(__file__).parents[1].joinpath("docs", "configuration.md").read_text(encoding="utf-8")
+    for line in reference[reference.index("## All keys") :].splitlines():
+        if found := re.match(r"### `(.+)`", line):
+            section = found[1]
+        elif (found := re.match(r"\| `([\w-]+)` \|", line)) and re.search(r"-ms$|millis|timeout|-sec$", found[1]):
+            keys.append(f"{section}.{found[1]}")
+    return keys
+
+
+@pytest.mark.parametrize("key", duration_keys())
+def test_each_key_of_a_span_of_time_takes_a_text_with_a_unit(key: str) -> None:
+    value = "500ms" if key.endswith("timer-precision-ms") else "20m"
+
+    load_settings(environment={}, arguments={key: value})
+
+
 def test_every_setting_takes_durations() -> None:
     settings = load_settings(
         environment={"MQTEMPLATE_BROKER_TRANSACTION_TIMEOUT_MS": "1m 30s"},
         arguments={
             "rocketmq.producer.send-message-timeout": "3s",
+            "rocketmq.consumer.await-termination-millis-when-shutdown": "5s",
             "mqtemplate.broker.timer-max-delay-sec": timedelta(days=3),
             "mqtemplate.broker.file-reserved-time": "3d",
             "mqtemplate.broker.checkpoint-interval-ms": "2s",
@@ -135,6 +156,7 @@ def test_every_setting_takes_durations() -> None:
 
     broker = settings.mqtemplate.broker
     assert settings.rocketmq.producer.send_message_timeout == 3_000
+    assert settings.rocketmq.consumer.await_termination_millis_when_shutdown == 5_000
     assert (broker.timer_max_delay_sec, broker.file_reserved_time) == (259_200, 72)
     assert (broker.checkpoint_interval_ms, broker.transaction_timeout_ms) == (2_000, 90_000)
     assert settings.mqtemplate.cluster.heartbeat_broker_interval_ms == 10_000
@@ -212,4 +234,5 @@ def test_a_named_level_delays_a_message_and_shows_its_delay(mqtemplate_template:
     [pending] = mqtemplate_template.pending().messages
     assert pending.delay_level == DelayLevel.M1 == 5
     assert str(DelayLevel.M1) == f"{DelayLevel.M1}" == "5 (1m)"
+    assert (f"{DelayLevel.M1:d}", f"{DelayLevel.M1:>7}") == ("5", " 5 (1m)")
     assert DelayLevels.parse("10s 2h").name(2) == "2 (2h)"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mqtemplate import RocketMQTemplate, message_listener
 
 REMINDERS = "reminders"
-DELAY_S = 2
+DELAY = "2s"
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Receipt:
     cents: int
 
 
-@message_listener(topic="orders", consumer_group="ordering")
+@message_listener(topic="orders", consumer_group="ordering", retry=["1s", "5s"])
 class OrderListener:
-    """Listener for orders. While one awaits its price, the others go on."""
+    """Listener for orders. While one awaits its price, the others go on. An order without a price is tried again."""
 
     def __init__(self, template: RocketMQTemplate) -> None:
         self._template = template
@@ -28,5 +28,5 @@ class OrderListener:
     async def on_message(self, article: str) -> Receipt:
         """Find the price, send the reminder, and reply with the receipt."""
         cents = await self._template.async_send_and_receive("prices", article, int)
-        await self._template.async_send(REMINDERS, f"please pay {cents} cents for your {article}", delay=DELAY_S)
+        await self._template.async_send(REMINDERS, f"please pay {cents} cents for your {article}", delay=DELAY)
         return Receipt(article, cents)

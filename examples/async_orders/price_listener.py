@@ -27,9 +27,9 @@ class PriceList:
         return self._prices[article]
 
 
-@message_listener(topic="prices", consumer_group="pricing")
+@message_listener(topic="prices", consumer_group="pricing", not_retry_for=(KeyError,))
 class PriceListener:
-    """Listener for requests: its result is the reply."""
+    """Listener for requests: its result is the reply. No retry helps an article that has no price."""
 
     def __init__(self, prices: PriceList) -> None:
         self._prices = prices

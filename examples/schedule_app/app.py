@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
-from mqtemplate import MQApplication
+from mqtemplate import DelayLevel, MQApplication
 
 from .schedule_listener import Arrival, ArrivalBook, ScheduleListener
 from .schedule_message_service import ScheduleMessageService
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 COMPONENTS = (ScheduleMessageService, ScheduleListener, ArrivalBook)
 
 TIMEOUT_MS = 100
-DELAY_LEVEL = 3  # the third of the broker's levels: ten seconds
+DELAY_LEVEL = DelayLevel.S10  # the third of the broker's levels: ten seconds
 MAX_WAIT_S = 60
 
 

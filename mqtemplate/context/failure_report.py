@@ -26,18 +26,20 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from mqtemplate.errors import ConfigurationError, DependencyError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, MQTemplateError
 
 DEBUG_VARIABLE = "MQTEMPLATE_DEBUG"
 DEBUG_OPTION = "--debug"
 
 _NOT_USERS = (Path(__file__).parents[1], Path(os.__file__).parent)
+_STARTERS = "mqtemplate_starter_"
 _TITLE = "APPLICATION FAILED TO START"
 _IN_FILE = re.compile(r"(\S+\.ya?ml):(\d+)")
 _HINT = f"{DEBUG_VARIABLE}=1 or {DEBUG_OPTION} shows the traceback."
 _ADVICE: dict[type[BaseException], str] = {
     ConfigurationError: "correct it there; docs/configuration.md lists every key",
     DependencyError: "see docs/architecture/context.md for what can be injected",
+    ListenerError: "correct it there; docs/architecture/listener.md describes listeners",
 }
 
 
@@ -102,15 +104,25 @@ def pointing_to(target: object) -> Iterator[None]:
 
 
 def _split(error: BaseException) -> tuple[str, str]:
-    """Return what happened and what to do. The library's errors end with the advice, after the last semicolon."""
+    """Return what happened and what to do. The library's errors end with the advice; see `split_advice`."""
     name, text = type(error).__name__, str(error)
     if not isinstance(error, MQTemplateError):
         return f"{name}: {text}" if text else name, ""
     fallback = next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "")
     if "\n" in text:
         return f"{name}: {text}", fallback
-    what, semicolon, advice = text.rpartition("; ")
-    return (f"{name}: {what}", advice) if semicolon else (f"{name}: {text}", fallback)
+    what, advice = split_advice(text)
+    return f"{name}: {what}", advice or fallback
+
+
+def split_advice(text: str) -> tuple[str, str]:
+    """Return an error text without its advice, and the advice: the end after the last semicolon outside of brackets."""
+    depth, start = 0, -1
+    for at, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth <= 0 and text.startswith("; ", at):
+            start = at
+    return (text, "") if start < 0 else (text[:start], text[start + 2 :])
 
 
 def _where(error: BaseException, caller: FrameType) -> str:
@@ -127,7 +139,8 @@ def _where(error: BaseException, caller: FrameType) -> str:
 
 def _is_users(file: str) -> bool:
     path = Path(file)
-    return path.is_file() and "site-packages" not in path.parts and not {*_NOT_USERS} & {*path.parents}
+    is_installed = "site-packages" in path.parts or any(part.startswith(_STARTERS) for part in path.parts)
+    return path.is_file() and not is_installed and not {*_NOT_USERS} & {*path.parents}
 
 
 def _place_of(target: object) -> str | None:

@@ -80,7 +80,7 @@ def log_ready(context: ApplicationContext, took_ms: int) -> None:
         "application.ready",
         **fields,
         listeners=len(context.get(ListenerRegistry).containers),
-        starters=",".join(outcome.starter for outcome in context.conditions if outcome.applied) or "none",
+        starters=",".join(outcome.starter for outcome in context.conditions if outcome.has_acted) or "none",
         profiles=",".join(settings.origins.profiles) or "none",
         config=",".join(settings.origins.files) or f"no application.yml in {settings.origins.folder}",
         took_ms=took_ms,
@@ -151,7 +151,7 @@ def _template_named(bean_name: str, context: ApplicationContext) -> RocketMQTemp
         return context.get(RocketMQTemplate)
     if named is None:
         known = ", ".join(sorted(each.name for each in templates)) or "only the application's own, rocketmqTemplate"
-        raise DependencyError(f"there is no template {bean_name!r}; there is: {known}")
+        raise DependencyError(f"there is no template {bean_name!r} (there is: {known}); name one of these")
     template: RocketMQTemplate = context.build(named)
     return template
 

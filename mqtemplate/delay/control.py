@@ -25,7 +25,7 @@ from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, TIMER_OUT_MS, decode_properties, encode_properties, find_property
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_in_namespace
 
 _RECALL_TAG = "_RECALL_TAG_"
 """Tag of a delete marker. Source: ``RecallMessageProcessor``."""
@@ -49,6 +49,24 @@ class _Change(NamedTuple):
 
     status: ScheduleChangeStatus
     deliver_ms: int | None
+
+
+class _Named(NamedTuple):
+    """Messages that a call names: those with a key, for one topic, or for the topics of a namespace."""
+
+    key: str
+    topic: str | None = None
+    namespace: str | None = None
+
+    def is_name_of(self, record: StoredRecord) -> bool:
+        """Return True if a delayed record is meant.
+
+        A retry is a delayed record of a message that was delivered. So it is meant only if its retry topic is given.
+        """
+        real_topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
+        is_meant = not real_topic.startswith(RETRY_TOPIC_PREFIX) if self.topic is None else real_topic == self.topic
+        is_own = self.namespace is None or is_in_namespace(real_topic, self.namespace)
+        return is_meant and is_own and has_key(record, self.key)
 
 
 class DelayController:
@@ -75,21 +93,30 @@ class DelayController:
 
     # --- by handle or key ----------------------------------------------------------------------
 
-    def cancel(self, handle: str | None, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        """See `Broker.cancel`."""
-        return self._change(handle, key, topic, _Change(ScheduleChangeStatus.CANCELLED, None))
+    def cancel(
+        self, handle: str | None, key: str | None = None, topic: str | None = None, namespace: str | None = None
+    ) -> ScheduleChange:
+        """See `EmbeddedBroker.cancel`."""
+        return self._change(handle, key, topic, namespace, _Change(ScheduleChangeStatus.CANCELLED, None))
 
     def reschedule(
-        self, handle: str | None, deliver_ms: int, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None,
+        deliver_ms: int,
+        key: str | None = None,
+        topic: str | None = None,
+        namespace: str | None = None,
     ) -> ScheduleChange:
-        """See `Broker.reschedule`."""
+        """See `EmbeddedBroker.reschedule`."""
         divert_to_timer({}, "any", 0, self._store.clock.now_ms(), deliver_ms, self._limits)  # raises if too far away
-        return self._change(handle, key, topic, _Change(ScheduleChangeStatus.RESCHEDULED, deliver_ms))
+        return self._change(handle, key, topic, namespace, _Change(ScheduleChangeStatus.RESCHEDULED, deliver_ms))
 
-    def _change(self, handle: str | None, key: str | None, topic: str | None, change: _Change) -> ScheduleChange:
+    def _change(
+        self, handle: str | None, key: str | None, topic: str | None, namespace: str | None, change: _Change
+    ) -> ScheduleChange:
         check_selection(handle, key)
         if key is not None:
-            return self._change_by_key(key, topic, change)
+            return self._change_by_key(_Named(key, topic, namespace), change)
         assert handle is not None
         results = [self._change_by_handle(decode_handle(part), change) for part in handle.split(",")]
         done = [result for result in results if result.count]
@@ -99,35 +126,34 @@ class DelayController:
 
     def _change_by_handle(self, handle: RecallHandle, change: _Change) -> ScheduleChange:
         first = self._lookup.at(handle.physical_offset) if handle.physical_offset >= 0 else None
-        if first is not None and first.topic in _DELAYED_TOPICS and _is_named(first, handle.msg_id, handle.topic):
+        meant = _Named(handle.msg_id, handle.topic)
+        if first is not None and first.topic in _DELAYED_TOPICS and meant.is_name_of(first):
             result = self._apply([first], change)
             if result.count:
                 return result  # the common case needs no index: the message was never moved
-        return self._change_by_key(handle.msg_id, handle.topic, change, gone=first)
+        return self._change_by_key(meant, change, gone=first)
 
-    def _change_by_key(
-        self, key: str, topic: str | None, change: _Change, gone: StoredRecord | None = None
-    ) -> ScheduleChange:
+    def _change_by_key(self, meant: _Named, change: _Change, gone: StoredRecord | None = None) -> ScheduleChange:
         named = [
             record
             for delayed_topic in _DELAYED_TOPICS
-            for record in self._lookup.by_key(delayed_topic, key)
-            if _is_named(record, key, topic)
+            for record in self._lookup.by_key(delayed_topic, meant.key)
+            if meant.is_name_of(record)
         ]
         result = self._apply([record for record in named if record != gone and not is_marker(record)], change)
-        return result if result.count else ScheduleChange(self._final_status(named, key, topic))
+        return result if result.count else ScheduleChange(self._final_status(named, meant))
 
-    def _final_status(self, named: Sequence[StoredRecord], key: str, topic: str | None) -> ScheduleChangeStatus:
+    def _final_status(self, named: Sequence[StoredRecord], meant: _Named) -> ScheduleChangeStatus:
         """Return the status of a message none of whose delayed records is pending."""
         if not named:
-            is_delivered = topic is not None and self._is_stored(topic, key)
+            is_delivered = meant.topic is not None and self._is_stored(meant.topic, meant.key)
             return ScheduleChangeStatus.ALREADY_DELIVERED if is_delivered else ScheduleChangeStatus.UNKNOWN
         newest = max(named, key=lambda record: record.physical_offset)
         is_cancelled = is_marker(newest) and newest.body != _MOVED
         # We append a marker only for a pending message. RocketMQ does not look for it first, so a marker may be too
         # late.
         if is_cancelled and newest.prepared_transaction_offset <= 0:
-            is_cancelled = not self._is_stored(find_property(newest.properties_bytes, REAL_TOPIC) or "", key)
+            is_cancelled = not self._is_stored(find_property(newest.properties_bytes, REAL_TOPIC) or "", meant.key)
         return ScheduleChangeStatus.CANCELLED if is_cancelled else ScheduleChangeStatus.ALREADY_DELIVERED
 
     def _is_stored(self, topic: str, key: str) -> bool:
@@ -281,13 +307,3 @@ class DelayController:
 def _level_of(record: StoredRecord) -> str:
     """Return the level of a delayed record; 0 for a timer."""
     return str(record.queue_id + 1) if record.topic == SCHEDULE_TOPIC else "0"
-
-
-def _is_named(record: StoredRecord, key: str, topic: str | None) -> bool:
-    """Return True if a delayed record has this key and this real topic.
-
-    A retry is a delayed record of a message that was delivered. So it is meant only if its retry topic is given.
-    """
-    real_topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
-    is_meant = not real_topic.startswith(RETRY_TOPIC_PREFIX) if topic is None else real_topic == topic
-    return is_meant and has_key(record, key)

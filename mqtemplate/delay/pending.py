@@ -22,7 +22,7 @@ from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, Pendi
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, TAGS, decode_properties, find_property
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import SCHEDULE_TOPIC
+from mqtemplate.topics import SCHEDULE_TOPIC, is_in_namespace
 
 _END_OF_TIME_MS = 1 << 62
 
@@ -105,7 +105,8 @@ class PendingView:
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
         counts: Counter[int] = Counter()
-        needs_records = query.tag is not None or query.key is not None or self._shares_its_hash(query.topic)
+        only_in_records = (query.tag, query.key, query.namespace)
+        needs_records = any(each is not None for each in only_in_records) or self._shares_its_hash(query.topic)
         for piece in self._pieces(query, -1):
             rows = piece.rows
             if needs_records or (query.topic is not None and not rows["topic_hash"].all()):
@@ -174,7 +175,10 @@ def _matches(record: StoredRecord, query: PendingQuery) -> bool:
     properties = record.properties_bytes
     if is_marker(record):
         return False
-    if query.topic is not None and find_property(properties, REAL_TOPIC) != query.topic:
+    topic = find_property(properties, REAL_TOPIC) or ""
+    if query.topic is not None and topic != query.topic:
+        return False
+    if query.namespace is not None and not is_in_namespace(topic, query.namespace):
         return False
     if query.tag is not None and find_property(properties, TAGS) != query.tag:
         return False

@@ -182,7 +182,7 @@ def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:
                 raise ListenerError(
                     f"listeners {first.id} and {listener.id} are both of group {listener.group!r} and {what}: "
                     f"{one} and {other}. The members of a group share its queues, so each would lose messages of the "
-                    "other. Give each listener a consumer_group of its own, or use one listener for all"
+                    "other; give each listener a consumer_group of its own, or use one listener for all"
                 )
 
 

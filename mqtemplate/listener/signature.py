@@ -89,7 +89,9 @@ def _payload(annotation: Any, batch: bool | None, where: str) -> tuple[Any, bool
     is_list = bare in _LISTS or get_origin(bare) in _LISTS
     if not is_list:
         if batch:
-            raise ListenerError(f"{where}: batch=True needs a list, such as list[dict]; it is annotated {annotation!r}")
+            raise ListenerError(
+                f"{where}: batch=True needs a list, and it is annotated {annotation!r}; write one, such as list[dict]"
+            )
         return annotation, False
     if batch is False:
         return annotation, False

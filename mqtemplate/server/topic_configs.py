@@ -26,6 +26,7 @@ from mqtemplate.topics import (
     SYSTEM_TOPICS,
     TRACE_TOPIC,
     check_topic,
+    nearest_topic,
 )
 
 _log = get_logger("mqtemplate.server")
@@ -60,7 +61,7 @@ class TopicConfigs:
         self._routes = engine.routes
         self.cluster_name = settings.cluster_name
         self.broker_name = engine.name
-        self._auto_create = settings.auto_create_topic_enable
+        self._auto_create = settings.auto_create_topic_enable and engine.settings.auto_create_topic_enable
         self._on_created: Callable[[str], None] = lambda topic: None
         # A name only: the broker forwards replies to the producer of the request and stores none.
         self._reply_topic = f"{self.cluster_name}_REPLY_TOPIC"
@@ -89,6 +90,11 @@ class TopicConfigs:
     def on_created(self, callback: Callable[[str], None]) -> None:
         """Call *callback* with each topic that a client creates, in the thread that creates it."""
         self._on_created = callback
+
+    @property
+    def auto_create(self) -> bool:
+        """True if the first message to a topic creates it: both the server and its broker allow it."""
+        return self._auto_create
 
     @property
     def version(self) -> DataVersion:
@@ -209,10 +215,12 @@ class TopicConfigs:
         template = self._table.config(default_topic)
         may_create = self._auto_create or default_topic != AUTO_CREATE_TOPIC
         if template is None or not template["perm"] & Perm.INHERIT or not may_create:
+            nearest = nearest_topic(topic, self._table.names())
             raise RefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"topic {topic!r} does not exist, and a message may not create it like {default_topic!r}; create it "
-                "first, or set auto-create-topic-enable to true",
+                f"topic {topic!r} does not exist, and a message may not create it like {default_topic!r}; "
+                f"{f'did you mean {nearest!r}? Else create' if nearest else 'create'} it first, or set "
+                "auto-create-topic-enable to true",
             )
         count = max(1, min(queue_nums, int(template.get("writeQueueNums", 1))))
         self._create(topic, count, int(template["perm"]) & ~Perm.INHERIT)

@@ -199,7 +199,7 @@ def refuse_shared_groups(spark_groups: Iterable[str], message_groups: Iterable[s
     for group in spark_groups:
         if group in taken:
             raise ListenerError(
-                f"consumer group {group!r} has a Spark listener and {taken[group]}; both would commit its offsets, "
-                "and each would miss messages of the other: give the Spark listener a group of its own"
+                f"consumer group {group!r} has a Spark listener and {taken[group]}, which would both commit its "
+                "offsets and miss messages of the other; give the Spark listener a group of its own"
             )
         taken[group] = "another Spark listener"

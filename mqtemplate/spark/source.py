@@ -128,7 +128,7 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     fields = []
     for field in schema:
         if field.name not in ours.names:
-            raise ConfigurationError(f"schema: there is no column {field.name!r}; there are {', '.join(ours.names)}")
+            raise ConfigurationError(f"schema: there is no column {field.name!r}; name one of {', '.join(ours.names)}")
         kind = ours[field.name].dataType
         if field.dataType != kind:
             raise ConfigurationError(

@@ -494,7 +494,7 @@ class MessageStore:
             StoreError: The disk failed, or took longer than a minute.
         """
         if not self.group_commit.wait(self.end_offset, _FLUSH_TIMEOUT_MS):
-            raise StoreError("flushing the commit log took longer than a minute; it is tried again")
+            raise StoreError("flushing the commit log took longer than a minute, and is tried again")
 
     def take_checkpoint(self) -> None:
         """Make log, queues and the followers' progress durable, and write up to which offset they agree."""
@@ -511,7 +511,7 @@ class MessageStore:
             end = self._commit_log.end
             queues = list(self._queues.values())
         if not self.group_commit.wait(end, _FLUSH_TIMEOUT_MS):
-            raise StoreError("no checkpoint: flushing the commit log took longer than a minute; it is tried again")
+            raise StoreError("no checkpoint: flushing the commit log took longer than a minute, and is tried again")
         for queue in queues:
             queue.flush()
         starts = [start for follower in self._followers if (start := follower.persist()) is not None]

@@ -94,7 +94,7 @@ class StoreSettings:
         if not 1 <= ratios[0] <= ratios[1] <= ratios[2] <= 100:
             raise ConfigurationError(
                 "disk-max-used-space-ratio, disk-space-clean-forcibly-ratio and disk-space-warning-level-ratio are "
-                "percent of the disk, 1 to 100, none above the next; "
+                "percent of the disk, 1 to 100, none above the next, "
                 f"got {ratios[0]}, {ratios[1]} and {ratios[2]}"
             )
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.clock import Clock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import BrokerClosedError, ConversionError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.processes import call_after_fork
+from mqtemplate.record.dead_letter import dead_letter_properties
 from mqtemplate.selectors.tags import SelectorType, make_selector
 from mqtemplate.topics import check_topic
 
@@ -102,7 +104,7 @@ class LitePullConsumer:
     def __init__(self, broker: Broker, settings: PullSettings, converter: MessageConverter) -> None:
         self._broker = broker
         self._settings = settings
-        self._converter = converter
+        self._bodies = BodyConversion("receive", settings, converter, broker.clock)
         self._consumer: Consumer | None = None
         self._last = Receipt()
         self._lock = threading.Lock()
@@ -135,11 +137,7 @@ class LitePullConsumer:
             receipt.after = _positions(consumer)
             if receipt.was_given_up():
                 return []
-            return [
-                payload
-                for message in messages
-                for payload in converted(consumer, message, target_type, self._settings, self._converter)
-            ]
+            return [payload for message in messages for payload in self._bodies.convert(consumer, message, target_type)]
 
     def abandon(self, receipt: Receipt) -> None:
         """Let the next ``receive`` return the messages of this one again; its caller did not get them."""
@@ -180,28 +178,40 @@ class LitePullConsumer:
                 consumer.seek(queue, begin)
 
 
-def converted(
-    consumer: Consumer, message: MessageExt, target_type: Any, settings: PullSettings, converter: MessageConverter
-) -> list[Any]:
-    """Return the message as *target_type*, or nothing if that is impossible: then it goes to the dead-letter topic."""
-    if target_type is MessageExt or target_type is Message:
-        return [message]
-    try:
-        return [converter.from_body(message.body, target_type, message.properties)]
-    except ConversionError as exc:
-        if settings.message_model is MessageModel.CLUSTERING:
-            consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS)
-        _log.error(
-            "receive.conversion_failed",
-            topic=message.topic,
-            tag=message.tags,
-            group=settings.group,
-            msg_id=message.msg_id,
-            queue=message.queue_id,
-            offset=message.queue_offset,
-            reason=str(exc),
-        )
-        return []
+@dataclass(frozen=True, slots=True)
+class BodyConversion:
+    """Bodies of the messages that a method of the template receives, as the type that its caller requests.
+
+    Attributes:
+        verb: Name of the method, for dead letters.
+    """
+
+    verb: str
+    settings: PullSettings
+    converter: MessageConverter
+    clock: Clock
+
+    def convert(self, consumer: Consumer, message: MessageExt, target_type: Any) -> list[Any]:
+        """Return the body as *target_type*, or nothing if that is impossible: it is a dead letter, with the cause."""
+        if target_type is MessageExt or target_type is Message:
+            return [message]
+        try:
+            return [self.converter.from_body(message.body, target_type, message.properties)]
+        except ConversionError as exc:
+            if self.settings.message_model is MessageModel.CLUSTERING:
+                cause = dead_letter_properties(self.verb, message, exc, self.clock.now_ms(), has_stack=False)
+                consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS, properties=cause)
+            _log.error(
+                "receive.conversion_failed",
+                topic=message.topic,
+                tag=message.tags,
+                group=self.settings.group,
+                msg_id=message.msg_id,
+                queue=message.queue_id,
+                offset=message.queue_offset,
+                reason=str(exc),
+            )
+            return []
 
 
 def _positions(consumer: Consumer) -> dict[MessageQueue, int]:

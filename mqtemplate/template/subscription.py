@@ -15,7 +15,7 @@ from mqtemplate.errors import BrokerClosedError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.template.background import Background
-from mqtemplate.template.lite_pull import PullSettings, converted
+from mqtemplate.template.lite_pull import BodyConversion, PullSettings
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Subscription(Generic[T]):
         self._broker = broker
         self._settings = settings
         self._target_type = target_type
-        self._converter = converter
+        self._bodies = BodyConversion("subscribe", settings, converter, broker.clock)
         self._on_close = on_close
         self._thread = Background(is_virtual=broker.clock.is_virtual)
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class Subscription(Generic[T]):
         while not self._closed:
             while self._fetched:
                 message = self._fetched.popleft()
-                for payload in converted(self._member(), message, self._target_type, self._settings, self._converter):
+                for payload in self._bodies.convert(self._member(), message, self._target_type):
                     self._current = message
                     result: T = payload
                     return result

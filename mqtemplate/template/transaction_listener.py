@@ -89,8 +89,8 @@ def _check_class(target: Any) -> None:
         method = getattr(target, name, None)
         if not callable(method):
             raise ListenerError(
-                f"@transaction_listener: class {target.__qualname__} has no method {name}; the sender executes a "
-                "transaction, and the broker checks it later"
+                f"@transaction_listener: class {target.__qualname__} has no method {name}; write "
+                f"{' and '.join(_METHODS)}: the sender executes a transaction, and the broker checks it later"
             )
         if inspect.iscoroutinefunction(method):
             raise ListenerError(

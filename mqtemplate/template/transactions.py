@@ -123,7 +123,7 @@ class Transactions:
     def _producer_group(self) -> str:
         if self._group is None:
             raise ConfigurationError(
-                "a transaction needs a producer group, whose members the broker checks: give the template "
+                "a transaction needs a producer group, whose members the broker checks; give the template "
                 "producer_group, in application.yml rocketmq.producer.group"
             )
         return self._group

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.durations import duration_ms, is_duration_text
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage, PendingQuery
@@ -55,7 +55,7 @@ class Harness:
     def __init__(
         self, app_or_broker: Broker | MQApplication, *containers: Service, raise_handler_errors: bool = True
     ) -> None:
-        self._app = None if isinstance(app_or_broker, Broker) else app_or_broker
+        self._apps = [] if isinstance(app_or_broker, Broker) else [app_or_broker]
         self.broker = app_or_broker if isinstance(app_or_broker, Broker) else app_or_broker.broker
         clock = self.broker.clock
         if not isinstance(clock, VirtualClock):
@@ -64,7 +64,7 @@ class Harness:
                 "create it with clock=VirtualClock()"
             )
         self.clock = clock
-        self._containers = list(containers)
+        self._more = list(containers)
         self.raise_handler_errors = raise_handler_errors
         self.failures: list[HandlerFailure] = []
         self._reported = 0  # failures that were raised, or may stay
@@ -74,9 +74,14 @@ class Harness:
         self._stepping: set[int] = set()
         clock.drive_with(self.advance_until)
 
-    def add(self, container: Service) -> None:
-        """Step this service, too, after the others."""
-        self._containers.append(container)
+    def add(self, added: Service | MQApplication) -> None:
+        """Step this service, too, or the listeners of this application while it runs; after the others."""
+        from mqtemplate.context.application import MQApplication
+
+        if isinstance(added, MQApplication):
+            self._apps.append(added)
+        else:
+            self._more.append(added)
 
     def advance(self, span: str | timedelta | int) -> None:
         """Let time pass: ``"3h"``, ``"1h 30m"``, ``"250ms"``, a timedelta, or milliseconds.
@@ -215,8 +220,8 @@ class Harness:
 
     def _services(self) -> list[Service]:
         """Return all services; a broker or an application may have new ones in each round."""
-        containers = self._app.containers if self._app is not None else ()
-        services = [*self.broker.services(), *containers, *self._containers, *self.clock.services]
+        containers = [each for app in self._apps for each in _containers(app)]
+        services = [*self.broker.services(), *containers, *self._more, *self.clock.services]
         for service in services:
             if id(service) not in self._listened:
                 self._listened[id(service)] = service
@@ -239,6 +244,14 @@ class Harness:
             f"{', '.join(busy) or 'a service that is always woken'}; "
             "does a handler send to its own topic, or does the step of a service always return the current time?"
         )
+
+
+def _containers(app: MQApplication) -> Sequence[Service]:
+    """Return the listeners of an application; none if it is not started yet."""
+    try:
+        return app.containers
+    except DependencyError:
+        return ()
 
 
 def _title(listener: object) -> str:

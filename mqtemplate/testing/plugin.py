@@ -10,6 +10,8 @@ one broker and one clock.
 ``mqtemplate_harness``      a `Harness` over that broker: ``advance("3h")``
 ``mqtemplate_app``          a function that starts an `MQApplication` of the given components, over the broker and
                             template of the test; ``mqtemplate_harness`` steps its listeners, too
+``mqtemplate_applications``  the applications that the tested code creates by itself, such as a lifespan of FastAPI; all
+                            of them run over the broker, the clock and the template of the test
 ==========================  =======================================================================================
 """
 
@@ -132,3 +134,37 @@ def mqtemplate_app(
             return app
 
         yield start
+
+
+@pytest.fixture
+def mqtemplate_applications(
+    mqtemplate_broker: EmbeddedBroker,
+    mqtemplate_template: RecordingTemplate,
+    mqtemplate_harness: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[list[MQApplication]]:
+    """The applications that the tested code creates by itself: in a lifespan, in an application factory, in a view.
+
+    Whatever broker their configuration names, they run over the broker, the clock and the template of the test, and
+    the harness steps their listeners. Those that still run at the end of the test are stopped.
+    """
+    from mqtemplate.broker import Broker
+    from mqtemplate.context import MQApplication
+    from mqtemplate.template import RocketMQTemplate
+
+    created: list[MQApplication] = []
+    ours: dict[type, object] = {Broker: mqtemplate_broker, RocketMQTemplate: mqtemplate_template}
+    construct = MQApplication.__init__
+
+    def construct_for_test(
+        app: MQApplication, *components: object, overrides: Mapping[type, object] | None = None, **options: Any
+    ) -> None:
+        options.pop("clock", None)  # the broker of the test has one
+        construct(app, *components, overrides=dict(overrides or {}) | ours, **options)
+        created.append(app)
+        mqtemplate_harness.add(app)
+
+    monkeypatch.setattr(MQApplication, "__init__", construct_for_test)
+    yield created
+    for app in reversed(created):
+        app.stop()

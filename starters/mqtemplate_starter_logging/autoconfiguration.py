@@ -15,7 +15,7 @@ class LoggingAutoConfiguration(AutoConfiguration):
 
     def contribute(self, context: ApplicationContext) -> None:
         if not context.owns_process:
-            context.note("nothing to do: only run() owns the process and its standard error")
+            context.note_nothing_to_do("only run() owns the process and its standard error")
             return
         settings = context.settings.mqtemplate.logging
         context.lifecycle.push("logging", show_events(settings))

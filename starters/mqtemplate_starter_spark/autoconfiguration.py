@@ -38,7 +38,7 @@ class SparkAutoConfiguration(AutoConfiguration):
         if marked:
             context.add_part(SparkListeners(context, marked))
         else:
-            context.note("no component is a @spark_listener")
+            context.note_nothing_to_do("no component is a @spark_listener")
 
 
 class SparkListeners:

@@ -13,7 +13,14 @@ import pytest
 import structlog
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.context import AppSettings, MQApplication, configure_logging, event_formatter
+from mqtemplate.context import (
+    ApplicationContext,
+    AppSettings,
+    AutoConfiguration,
+    MQApplication,
+    configure_logging,
+    event_formatter,
+)
 from mqtemplate.context.settings.starters import LoggingSettings
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener import message_listener
@@ -152,6 +159,24 @@ def test_the_start_logs_what_was_read_and_what_was_ignored(all_lines: Lines) -> 
     assert by_event["config.key_unneeded"]["key"] == "rocketmq.producer.retry-times-when-send-failed"
     assert by_event["starter.applied"]["starter"] == "embedded"
     assert {"application.ready", "application.stopping"} <= by_event.keys()
+
+
+class IdleAutoConfiguration(AutoConfiguration):
+    def contribute(self, context: ApplicationContext) -> None:
+        context.note_nothing_to_do("nothing in this application is for it")
+
+
+def test_the_ready_line_names_the_starters_that_had_something_to_do(lines: Lines, tmp_path: Path) -> None:
+    """Others are installed in every environment, and say nothing about this application."""
+    starters = [EmbeddedAutoConfiguration, IdleAutoConfiguration]
+
+    with MQApplication(
+        config_folder=tmp_path, environment={}, settings={"rocketmq.name-server": "embedded:memory"}, starters=starters
+    ):
+        pass
+
+    [ready] = lines.parsed()
+    assert ready["starters"] == "embedded"
 
 
 @pytest.mark.feature("C8")

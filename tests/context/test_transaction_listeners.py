@@ -91,7 +91,7 @@ def test_an_unknown_template_is_an_error() -> None:
     class AuditTransactions(OrderTransactions): ...
 
     with pytest.raises(
-        DependencyError, match=r"AuditTransactions: there is no template 'auditTemplate'; there is: only the app"
+        DependencyError, match=r"AuditTransactions: there is no template 'auditTemplate' \(there is: only the app"
     ):
         MQApplication(Ledger, AuditTransactions, settings=SETTINGS, clock=VirtualClock()).start()
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from examples.async_orders.app import ARTICLES, COMPONENTS, order_and_wait
-from examples.async_orders.order_listener import DELAY_S, Receipt
+from examples.async_orders.order_listener import OrderListener, Receipt
+from examples.async_orders.price_listener import PriceListener
 from mqtemplate import MQApplication
-from mqtemplate.testing import Harness
+from mqtemplate.testing import Harness, StartApp
 
 ROOT = Path(__file__).parents[2]
 REMINDERS = {
@@ -24,7 +24,7 @@ REMINDERS = {
 
 
 @pytest.fixture
-def app(mqtemplate_app: Callable[..., MQApplication]) -> MQApplication:
+def app(mqtemplate_app: StartApp) -> MQApplication:
     """The components and the configuration of the example, with a store in memory and a virtual clock."""
     return mqtemplate_app(*COMPONENTS, config_folder=ROOT / "examples" / "async_orders")
 
@@ -40,7 +40,25 @@ def test_every_order_is_reminded_after_its_delay(app: MQApplication, mqtemplate_
 
     assert set(reminded) == REMINDERS
     assert len(reminded) == len(ARTICLES)
-    assert mqtemplate_harness.clock.now_ms() == started_ms + DELAY_S * 1_000
+    assert mqtemplate_harness.clock.now_ms() == started_ms + 2_000
+    mqtemplate_harness.assert_received(OrderListener, times=len(ARTICLES))
+    mqtemplate_harness.assert_sent("reminders", times=len(ARTICLES))
+
+
+@pytest.mark.mqtemplate(raise_handler_errors=False)
+def test_an_order_without_a_price_is_retried_and_then_a_dead_letter(
+    app: MQApplication, mqtemplate_harness: Harness
+) -> None:
+    """Each try asks for the price again; the price listener retries none of these requests."""
+    app.template.sync_send("orders", "wine")
+
+    mqtemplate_harness.advance("1m")
+
+    [order] = mqtemplate_harness.assert_dead_lettered(OrderListener, times=1)
+    assert order.user_properties["dead_letter_attempts"] == "3"
+    assert "RequestTimeoutError" in order.user_properties["dead_letter_exception"]
+    mqtemplate_harness.assert_dead_lettered(PriceListener, times=3)
+    mqtemplate_harness.assert_sent("reminders", times=0)
 
 
 @pytest.mark.slow

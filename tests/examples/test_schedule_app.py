@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
 from examples.schedule_app.app import COMPONENTS, DELAY_LEVEL, TIMEOUT_MS, report
-from examples.schedule_app.schedule_listener import ArrivalBook
+from examples.schedule_app.schedule_listener import ArrivalBook, ScheduleListener
 from examples.schedule_app.schedule_message_service import ScheduleMessageService
 from mqtemplate import (
     EmbeddedBroker,
@@ -27,14 +26,14 @@ from mqtemplate import (
 )
 from mqtemplate.message import HostAddress
 from mqtemplate.server import BrokerServerSettings, LocalCluster
-from mqtemplate.testing import Harness
+from mqtemplate.testing import Harness, StartApp
 from tests.contract.test_remote_rocketmq import until_registered
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def app(mqtemplate_app: Callable[..., MQApplication]) -> MQApplication:
+def app(mqtemplate_app: StartApp) -> MQApplication:
     """The components and the configuration of the example, with a store in memory and a virtual clock."""
     return mqtemplate_app(*COMPONENTS, config_folder=ROOT / "examples" / "schedule_app")
 
@@ -52,6 +51,7 @@ def test_the_listener_receives_the_message_after_ten_seconds_and_not_before(
     mqtemplate_harness.advance("1ms")
 
     assert before == []
+    mqtemplate_harness.assert_received(ScheduleListener, times=1)
     assert [(arrival.text, arrival.keys, arrival.late_ms) for arrival in book.arrivals] == [("hello4466", "4466", 0)]
     assert book.arrivals[0].due_ms - book.arrivals[0].sent_ms == 10_000
 

@@ -49,7 +49,7 @@ def test_listeners_of_one_group_must_have_equal_subscriptions(app: App, other: d
     app.registry.register(listener(id="one"))
     app.registry.register(listener(id="two", **other))
 
-    with pytest.raises(ListenerError, match=f"one and two are both of group 'billing' and .*{difference}.*Give each"):
+    with pytest.raises(ListenerError, match=f"one and two are both of group 'billing' and .*{difference}.*give each"):
         app.registry.start()
 
     assert not any(container.is_running for container in app.registry)

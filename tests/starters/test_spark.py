@@ -47,7 +47,7 @@ def test_without_spark_listeners_no_session_is_created() -> None:
 
     with app_with() as app:
         reasons = {outcome.starter: outcome.reason for outcome in app.context.conditions}
-        assert reasons["spark"] == "no component is a @spark_listener"
+        assert reasons["spark"] == "nothing to do: no component is a @spark_listener"
         assert app.context.parts == []
 
 

@@ -710,9 +710,9 @@ def test_files_in_memory_are_deleted_as_well(clock: VirtualClock) -> None:
         ({"file_reserved_time": 0}, "file-reserved-time must be 1 hour or more, got 0"),
         ({"delete_when": "4,16"}, "delete-when: '4,16' is no hour of the day; give 00 to 23, several with a semicolon"),
         ({"delete_when": ""}, "delete-when: '' is no hour of the day"),
-        ({"disk_max_used_space_ratio": 0}, "are percent of the disk, 1 to 100, none above the next; got 0, 85 and 90"),
-        ({"disk_space_warning_level_ratio": 80}, "none above the next; got 75, 85 and 80"),
-        ({"disk_space_warning_level_ratio": 101}, "1 to 100, none above the next; got 75, 85 and 101"),
+        ({"disk_max_used_space_ratio": 0}, "are percent of the disk, 1 to 100, none above the next, got 0, 85 and 90"),
+        ({"disk_space_warning_level_ratio": 80}, "none above the next, got 75, 85 and 80"),
+        ({"disk_space_warning_level_ratio": 101}, "1 to 100, none above the next, got 75, 85 and 101"),
     ],
 )
 def test_an_invalid_setting_is_refused_with_what_is_allowed(changes: dict[str, object], text: str) -> None:

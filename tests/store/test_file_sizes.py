@@ -142,7 +142,7 @@ def test_a_single_file_that_was_cut_is_refused(open_broker: OpenBroker) -> None:
     [path] = (broker.path / "commitlog").iterdir()  # type: ignore[operator]
     os.truncate(path, 40_000_000)
 
-    with pytest.raises(StoreFormatError, match="has 40000000 bytes, .* say 67108864; it was cut"):
+    with pytest.raises(StoreFormatError, match="has 40000000 bytes, .* say 67108864, so it was cut"):
         open_broker()
 
     assert path.stat().st_size == 40_000_000
@@ -155,7 +155,7 @@ def test_a_file_that_was_cut_among_others_is_refused(open_broker: OpenBroker) ->
     first, *_ = sorted((broker.path / "commitlog").iterdir())  # type: ignore[operator]
     os.truncate(first, 30_000)
 
-    with pytest.raises(StoreFormatError, match=r"0{20} has 30000 bytes, .* say 50000; it was cut"):
+    with pytest.raises(StoreFormatError, match=r"0{20} has 30000 bytes, .* say 50000, so it was cut"):
         open_broker()
 
 

@@ -145,7 +145,13 @@ def test_a_body_of_another_type_goes_to_the_dead_letter_topic(mqtemplate_broker:
         received = template.receive(Order)
 
     assert received == [Order(id=1), Order(id=2)]
-    assert [message.body for message in messages_in(mqtemplate_broker, "%DLQ%billing")] == [b"no order"]
+    [dead] = messages_in(mqtemplate_broker, "%DLQ%billing")
+    why = dead.user_properties
+    assert (dead.body, why["dead_letter_listener"], why["dead_letter_attempts"]) == (b"no order", "receive", "1")
+    assert why["dead_letter_exception"] == "mqtemplate.errors.ConversionError"
+    assert "Order" in why["dead_letter_message"]
+    assert why["dead_letter_failed_at"] == "2026-01-01T00:00:00.000Z"
+    assert "dead_letter_stack" not in why
     [line] = logs
     assert (line["event"], line["topic"], line["group"]) == ("receive.conversion_failed", "orders", "billing")
 

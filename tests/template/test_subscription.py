@@ -127,7 +127,8 @@ def test_a_body_that_cannot_be_converted_goes_to_the_dead_letters(template: Rock
     with capture_logs() as logs:
         assert run(main) == 1
     assert [line["event"] for line in logs if line["log_level"] == "error"] == ["receive.conversion_failed"]
-    assert [message.body for message in messages_in(template.broker, "%DLQ%billing")] == [b"x"]
+    [dead] = messages_in(template.broker, "%DLQ%billing")
+    assert (dead.body, dead.user_properties["dead_letter_listener"]) == (b"x", "subscribe")
 
 
 def test_a_closed_template_ends_the_loop(template: RocketMQTemplate) -> None:

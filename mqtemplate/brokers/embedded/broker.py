@@ -471,15 +471,34 @@ class EmbeddedBroker(Broker):
 
     # --- pending messages and search -----------------------------------------------------------
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        namespace: str | None = None,
+    ) -> ScheduleChange:
+        """See `Broker.cancel`.
+
+        Args:
+            namespace: With *key*: only messages for topics of this namespace of remote clients.
+        """
         self._check_open()
-        return self._delay_control.cancel(handle, key, topic)
+        return self._delay_control.cancel(handle, key, topic, namespace)
 
     def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        namespace: str | None = None,
     ) -> ScheduleChange:
+        """See `Broker.reschedule`; *namespace* as in `cancel`."""
         self._check_open()
-        return self._delay_control.reschedule(handle, deliver_ms, key, topic)
+        return self._delay_control.reschedule(handle, deliver_ms, key, topic, namespace)
 
     def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
         self._check_open()

@@ -7,19 +7,15 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.store.topics import TopicTable
-from mqtemplate.topics import (
-    DLQ_TOPIC_PREFIX,
-    RETRY_TOPIC_PREFIX,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-    check_send_topic,
-    nearest_topic,
-)
+from mqtemplate.topics import TRANS_CHECK_MAX_TIME_TOPIC, check_send_topic
 
 _log = get_logger("mqtemplate.broker")
+_REASON = "a client used it, and no listener or setting names it"
 
 
 class _Route(NamedTuple):
@@ -52,14 +48,13 @@ class TopicRoutes:
         self._broker_name = broker_name
         self._default_queue_count = default_queue_count
         self._on_grow = on_grow
-        self._auto_create = auto_create
-        self._expected: frozenset[str] = frozenset()
+        self._unknown = UnknownTopics(_log, auto_create=auto_create)
         self._routes: dict[str, _Route] = {}
         self._lock = threading.Lock()
 
     def expect(self, topics: Iterable[str]) -> None:
         """Note topics that the application reads, or that its configuration names."""
-        self._expected = self._expected.union(topics)
+        self._unknown.expect(topics)
 
     def select(self, topic: str, queue: MessageQueue | None) -> MessageQueue:
         """Return the queue that a message to *topic* goes to: *queue*, or the next one if it is None.
@@ -106,34 +101,12 @@ class TopicRoutes:
         if queue_count is None:
             queue_count = self._table.queue_count(topic)
         if queue_count == 0:
-            self._check_unknown(topic)
+            self._unknown.check(topic, self._table.names, _REASON)
             queue_count = self._default_queue_count
         with self._lock:
             queues = self._queues(topic, queue_count)
             self._routes[topic] = route = _Route(queues, itertools.cycle(queues).__next__)
             return route
-
-    def _check_unknown(self, topic: str) -> None:
-        """Log that a topic is created by its first use, unless it is expected.
-
-        Raises:
-            DestinationError: Unknown topics must not be created.
-        """
-        known = self._expected.union(self._table.names())
-        if topic in self._expected or topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
-            return
-        nearest = nearest_topic(topic, known)
-        if not self._auto_create:
-            meant = f"did you mean {nearest!r}? " if nearest else ""
-            raise DestinationError(
-                f"topic {topic!r} does not exist, no listener of the application reads it, and "
-                f"mqtemplate.broker.auto-create-topic-enable is false; {meant}Add it to mqtemplate.broker.topics, or "
-                "create it by Broker.create_topic"
-            )
-        fields = {"nearest": nearest} if nearest else {}
-        _log.info(
-            "topic.created", topic=topic, reason="a client used it, and no listener or setting names it", **fields
-        )
 
     def _queues(self, topic: str, queue_count: int) -> tuple[MessageQueue, ...]:
         count = self._table.create(topic, queue_count)

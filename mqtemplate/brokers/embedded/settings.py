@@ -30,10 +30,10 @@ class EmbeddedSettings(StoreSettings):
 
     auto_create_topic_enable: bool = True
     """True: the first message to an unknown topic creates it, and that is logged. False: it is refused. Topics that a
-    listener of the application reads, or that ``topics`` names, are known."""
+    listener of the application reads, or that ``topics`` names, are known. The client of a cluster does the same."""
 
     topics: tuple[str, ...] = ()
-    """Topics that the broker creates when it starts."""
+    """Topics that the broker creates when it starts; in a cluster the first message creates them."""
 
     flush_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
     """Milliseconds between two writes of the consumer offsets."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
@@ -121,6 +121,9 @@ class RemoteBroker(Broker):
         """Create a topic with *queue_count* queues on each broker, or give it more queues."""
         create_topic(self._client.context, topic, queue_count)
 
+    def expect_topics(self, topics: Iterable[str]) -> None:
+        self._client.context.routes.unknown.expect(topics)
+
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         return self._client.producer.send(message, queue, timeout_ms)
 
@@ -184,6 +187,7 @@ class RemoteBroker(Broker):
         return self._client.queries.search_offset(queue, timestamp)
 
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
+        self.expect_topics(spec.subscriptions)
         return self._client.members.join(spec)
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:

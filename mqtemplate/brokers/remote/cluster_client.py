@@ -18,6 +18,7 @@ from mqtemplate.brokers.remote.producing.transactions import Transactions
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.settings import RemoteSettings
+from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.event_log import get_logger
@@ -52,7 +53,8 @@ class ClusterClient:
         self._outages = Outages(clock)
         first = self._first = self._new_instance()
         names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
-        self._routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed)
+        unknown = UnknownTopics(_log, auto_create=settings.auto_create_topic_enable, known=settings.topics)
+        self._routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed, unknown)
         self.context = context = ClientContext(
             settings, clock, self._namespace, first, self._routes, SentOffsets(clock)
         )

@@ -8,20 +8,21 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mqtemplate.brokers.remote.errors import check_response
 from mqtemplate.brokers.remote.namespace import Namespace
+from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicRouteData
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicList, TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
-from mqtemplate.topics import AUTO_CREATE_TOPIC, nearest_topic
+from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = get_logger("mqtemplate.remote")
 
@@ -79,6 +80,15 @@ class NameServers:
             return None
         return TopicRouteData.decode(check_response(response, f"get the route of topic {wire_topic!r}", address).body)
 
+    def topics(self) -> list[str]:
+        """Return the names of all topics of the cluster, and of no other namespace."""
+        response, address = self._invoke(
+            lambda: RemotingCommand.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        )
+        names = TopicList.decode(check_response(response, "get the topics of the cluster", address).body).topic_list
+        own = map(self._namespace.unwrap, names)
+        return [topic for topic, name in zip(own, names, strict=True) if self._namespace.wrap(topic) == name]
+
     def cluster_info(self) -> ClusterInfo:
         """Return all brokers of the cluster."""
         response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
@@ -121,12 +131,14 @@ class RouteTable:
         default_queue_count: Number of queues for a topic that its first message creates, unless the default topic has
             fewer.
         on_change: Called with the topic when its route is new or has changed.
+        unknown: Check of topics that are not in the cluster.
     """
 
     name_servers: NameServers
     clock: Clock
     default_queue_count: int
     on_change: Callable[[str], None]
+    unknown: UnknownTopics
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _routes: dict[str, TopicRoute] = field(default_factory=dict, init=False)
     _looked_up_ms: dict[str, int] = field(default_factory=dict, init=False)
@@ -147,6 +159,7 @@ class RouteTable:
 
         Raises:
             BrokerError: The topic is missing, and the cluster does not create topics by itself.
+            DestinationError: The topic is missing and unknown, and must not be created.
         """
         route = self._routes.get(topic)
         if route is not None and not route.is_default:
@@ -207,10 +220,14 @@ class RouteTable:
         """Return the route that a missing topic gets: that of RocketMQ's default topic, with a limited queue count."""
         data = self.name_servers.topic_route(AUTO_CREATE_TOPIC, in_namespace=False)
         if data is None:
+            nearest = self.unknown.nearest(topic, self._names)
             raise BrokerError(
-                f"topic {topic!r} is not in the cluster, and its brokers do not create topics by themselves; create it "
-                "(mqadmin updateTopic, or Broker.create_topic), or set autoCreateTopicEnable=true on the brokers"
+                f"topic {topic!r} is not in the cluster, and its brokers do not create topics by themselves; "
+                f"{f'did you mean {nearest!r}? Else create' if nearest else 'create'} it (mqadmin updateTopic, or "
+                "Broker.create_topic), or set autoCreateTopicEnable=true on the brokers"
             )
+        if topic not in self._routes:
+            self.unknown.check(topic, self._names, "it is not in the cluster, and no listener or setting names it")
         limited = [
             _with_queues(each, min(each.read_queue_nums, self.default_queue_count))
             for each in data.queue_datas
@@ -218,13 +235,14 @@ class RouteTable:
         ]
         route = _route_of(topic, TopicRouteData(queue_datas=limited, broker_datas=data.broker_datas), is_default=True)
         with self._lock:
-            nearest = nearest_topic(topic, self._routes)
-            is_new = topic not in self._routes
-            route = self._routes.setdefault(topic, route)
-        if is_new:
-            fields = {"nearest": nearest} if nearest else {}
-            _log.info("topic.created", topic=topic, reason="it is not in the cluster", **fields)
-        return route
+            return self._routes.setdefault(topic, route)
+
+    def _names(self) -> Iterable[str]:
+        """Return the topics of the cluster; those in use if the cluster does not tell its topics."""
+        try:
+            return self.name_servers.topics()
+        except BrokerError:  # access control may forbid this request
+            return list(self._routes)
 
     # --- brokers -------------------------------------------------------------------------------
 

@@ -83,6 +83,13 @@ class RemoteSettings(ClientIntervals):
     default_topic_queue_nums: int = 4
     """Queues of a topic that its first message creates."""
 
+    auto_create_topic_enable: bool = True
+    """False: messages to a topic that is not in the cluster are refused, unless ``topics`` names it, or a member of a
+    group reads it."""
+
+    topics: tuple[str, ...] = ()
+    """Topics that the first message may create in any case, and without a log event."""
+
     rebalance_interval_ms: int = 20_000
     """Milliseconds between two rebalances of a consumer group."""
 

@@ -158,7 +158,8 @@ class _Reader:
             key = next(iter(node.children))
             name = self._binding.name_of(at)
             raise ConfigurationError(
-                f"{node.children[key].origin}: {name} takes one value; there is no key '{key}' below it"
+                f"{node.children[key].origin}: {name} takes one value, and has no key '{key}'; write one value after "
+                f"{name}"
             )
         value = self._placeholders.resolve(node.value, node.origin)
         if shape.item_section is not None and isinstance(value, list):

@@ -25,6 +25,7 @@ from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 T = TypeVar("T")
 
+_NOTHING_TO_DO = "nothing to do"
 _BUILT_IN = "built in"
 _APPLICATION = "application"
 _SLOTS: dict[str, type] = {
@@ -66,6 +67,11 @@ class ConditionOutcome:
     applied: bool
     reason: str
     is_installed: bool = True
+
+    @property
+    def has_acted(self) -> bool:
+        """True if the starter was applied and had something to do."""
+        return self.applied and not self.reason.startswith(_NOTHING_TO_DO)
 
 
 class ApplicationContext:
@@ -158,6 +164,10 @@ class ApplicationContext:
         self.parts.append(part)
         self.note(f"runs {part.name}")
 
+    def note_nothing_to_do(self, reason: str) -> None:
+        """Note that the current starter has nothing to do in this application."""
+        self.note(f"{_NOTHING_TO_DO}: {reason}")
+
     def note(self, text: str) -> None:
         """Add a note to the report about the current starter."""
         self._notes.append(text)
@@ -244,14 +254,14 @@ class ApplicationContext:
             return chosen
         if wanted is Broker:
             raise DependencyError(
-                "there is no Broker: no starter created one and the application has none. Is mqtemplate installed (its "
-                "starters are found through entry points), and is mqtemplate.embedded.enabled true? "
-                "Or give MQApplication an EmbeddedBroker"
+                "there is no Broker: no starter created one and the application has none; see that mqtemplate is "
+                "installed (its starters are found through entry points) and that mqtemplate.embedded.enabled is true, "
+                "or give MQApplication an EmbeddedBroker"
             )
         there_is = ", ".join(sorted(name_of(definition.kind) for definition in self._definitions.values()))
         raise DependencyError(
-            f"no object here is a {name_of(wanted)}; there is: {there_is}. "
-            "Mark the class with @service and give it to MQApplication, or use context.register(...)"
+            f"no object here is a {name_of(wanted)} (there is: {there_is}); "
+            "mark the class with @service and give it to MQApplication, or use context.register(...)"
         )
 
     def definition_of(self, component: object) -> Definition | None:
@@ -319,7 +329,7 @@ def _kind_and_target(component: object, as_type: type | None) -> tuple[type, Cal
         kind = as_type or type_hints(component).get("return")
         if not isinstance(kind, type) or kind is type(None):
             raise DependencyError(
-                f"{name_of(component)} builds an object, and its type is unknown: annotate its return type with a class"
+                f"{name_of(component)} builds an object, and its type is unknown; annotate its return type with a class"
             )
         return kind, component
     return as_type or type(component), None

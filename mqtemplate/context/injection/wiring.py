@@ -180,8 +180,8 @@ class Wiring:
             )
         there_is = _list(self._definitions.values())
         return (
-            f"{where}{name_of(parameter.wanted)}, and no object here is one; there is: {there_is}. "
-            "Mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
+            f"{where}{name_of(parameter.wanted)}, and no object here is one (there is: {there_is}); "
+            "mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
         )
 
     def _circle(self, definition: Definition, above: Sequence[Definition]) -> str:

@@ -44,6 +44,8 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
         tls=_tls(settings),
         retry_times_when_send_failed=producer.retry_times_when_send_failed,
         retry_times_when_send_async_failed=producer.retry_times_when_send_async_failed,
+        auto_create_topic_enable=settings.mqtemplate.broker.auto_create_topic_enable,
+        topics=settings.mqtemplate.broker.topics,
         retry_next_server=producer.retry_next_server,
         max_message_size=producer.max_message_size or defaults.max_message_size,
         compress_threshold=producer.compress_message_body_threshold,

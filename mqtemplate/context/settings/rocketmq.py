@@ -92,7 +92,7 @@ class PullConsumerSettings(_ConsumerKeys):
 class ConsumerSettings(_ConsumerKeys):
     """Keys for the listeners."""
 
-    await_termination_millis_when_shutdown: int = Field(1_000, ge=0, le=3_600_000)
+    await_termination_millis_when_shutdown: Milliseconds = Field(1_000, ge=0, le=3_600_000)
     """Milliseconds for which a stop waits for the running handlers and the fetched messages of all listeners together,
     for listeners that do not set it."""
     listeners: dict[str, dict[str, bool]] = Field(default_factory=dict)

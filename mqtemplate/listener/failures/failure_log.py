@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.failures.dead_letter import iso_time, own_frames
 from mqtemplate.listener.failures.failure import Decision, Failure
 from mqtemplate.listener.failures.outcomes import DeadLetter, InvalidBodyError, RetryLater
 from mqtemplate.message import MessageExt
+from mqtemplate.record.dead_letter import iso_time, own_frames
 
 _MAX_LOGGED_IDS = 10
 _MAX_STACKS = 64

@@ -6,9 +6,10 @@ from mqtemplate.broker import Consumer
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MessageError, SendError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.failures.dead_letter import FIRST_FAILED_AT, dead_letter_properties, iso_time
 from mqtemplate.listener.failures.failure import Decision, NextStep
+from mqtemplate.listener.failures.outcomes import InvalidBodyError
 from mqtemplate.message import MessageExt
+from mqtemplate.record.dead_letter import FIRST_FAILED_AT, dead_letter_properties, iso_time
 
 _log = get_logger("mqtemplate.listener")
 
@@ -34,7 +35,9 @@ class SendBack:
         """
         now_ms = self._now_ms()
         if decision.next_step is NextStep.DEAD_LETTER:
-            properties = dead_letter_properties(self._listener, message, error, now_ms)
+            is_invalid = isinstance(error, InvalidBodyError)
+            cause = (error.__cause__ or error) if isinstance(error, InvalidBodyError) else error
+            properties = dead_letter_properties(self._listener, message, cause, now_ms, has_stack=not is_invalid)
             self._consumer.send_back(message, _TO_DEAD_LETTERS, properties=properties)
         elif decision.delay_level is not None:
             self._consumer.send_back(message, decision.delay_level)

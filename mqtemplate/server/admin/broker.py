@@ -132,7 +132,7 @@ class BrokerAdmin:
             "listenPort": port,
             "brokerPermission": 6,
             "brokerRole": "ASYNC_MASTER",
-            "autoCreateTopicEnable": server.auto_create_topic_enable,
+            "autoCreateTopicEnable": self.server.topics.auto_create,
             "autoCreateSubscriptionGroup": server.auto_create_subscription_group,
             "defaultTopicQueueNums": server.default_topic_queue_nums,
             "enablePropertyFilter": server.enable_property_filter,

@@ -60,14 +60,20 @@ class DelayedMessageProcessor:
     def _cancel(self, header: CancelDelayedMessageRequestHeader) -> ScheduleChangeData:
         self._check_change(header)
         with _refusing_invalid():
-            return _change_data(self.server.engine.cancel(header.handle, key=header.key, topic=header.topic))
+            change = self.server.engine.cancel(
+                header.handle, key=header.key, topic=header.topic, namespace=header.namespace
+            )
+        return _change_data(change)
 
     @answers(RequestCode.RESCHEDULE_DELAYED_MESSAGE, slow=True)
     def _reschedule(self, header: RescheduleDelayedMessageRequestHeader) -> ScheduleChangeData:
         self._check_change(header)
         engine, time_ms = self.server.engine, header.deliver_time
         with _refusing_invalid():
-            return _change_data(engine.reschedule(header.handle, time_ms, key=header.key, topic=header.topic))
+            change = engine.reschedule(
+                header.handle, time_ms, key=header.key, topic=header.topic, namespace=header.namespace
+            )
+        return _change_data(change)
 
     def _check_change(self, header: CancelDelayedMessageRequestHeader) -> None:
         """Raise `RefusedError` if changes are disabled, or a handle is not one of this broker."""
@@ -137,6 +143,7 @@ def _query(header: PendingQueryRequestHeader) -> PendingQuery:
         tag=header.tag,
         before_ms=header.before_time,
         after_ms=header.after_time,
+        namespace=header.namespace,
     )
 
 

@@ -261,5 +261,7 @@ def _new_message(original: MessageExt, header: ConsumerSendMsgBackRequestHeader,
         if header.delay_ms is not None:
             del message.properties[Property.DELAY]
             message.properties[Property.TIMER_DELAY_MS] = str(header.delay_ms)
+    added = decode_properties_text(header.properties)
+    message.properties |= copy_properties(added, *DELAY_PROPERTIES, *_BROKER_ONLY_PROPERTIES)
     message.properties[Property.WAIT] = "false"
     return message

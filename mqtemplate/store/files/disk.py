@@ -20,6 +20,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PAGES_AT_ONCE = 256  # numpy holds the interpreter lock over so few
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+_CREATE_FOLDER = "create the folder"
 
 
 class Disk:
@@ -162,6 +164,11 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
             f"cannot {action} {path}: {exc.strerror}; what was acknowledged is safe: give the user of this process "
             f"(uid {os.geteuid()}) the right to read and write in {path.parent}, then start again"
         )
+    if exc.errno in _NO_PLACE and action == _CREATE_FOLDER:
+        return StoreError(
+            f"cannot {action} {path}: {exc.strerror}; name a folder on a disk that this process can write to, such as "
+            "rocketmq.name-server: embedded:./data, then start again"
+        )
     return StoreError(
         f"cannot {action} {path}: {exc}; what was acknowledged is safe, and the store continues when the "
         "disk works again: see the system's log for the cause, then send again"
@@ -196,7 +203,7 @@ def make_folder(folder: Path, disk: Disk, *, durable: bool = True) -> None:
     except OSError as exc:
         with contextlib.suppress(OSError):  # the next call would find it, and take its name for durable
             folder.rmdir()
-        raise disk_error("create the folder", folder, exc) from exc
+        raise disk_error(_CREATE_FOLDER, folder, exc) from exc
 
 
 def sync_folder(folder: Path, disk: Disk) -> None:

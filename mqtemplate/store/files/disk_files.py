@@ -165,8 +165,8 @@ def _open_allocated(
         length = disk.length(fd)
         if length not in (0, size) and not (grows and length < size):
             raise StoreFormatError(
-                f"{path} has {length} bytes, but the settings or the other files say {size}; it was cut, or belongs to "
-                "another folder: restore it"
+                f"{path} has {length} bytes, but the settings or the other files say {size}, so it was cut, or belongs "
+                "to another folder; restore it"
             )
         if length != size:
             disk.set_length(fd, size)

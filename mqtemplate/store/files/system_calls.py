@@ -33,7 +33,7 @@ def check_system() -> None:
     if missing:
         raise StoreError(
             f"a store directory needs POSIX calls that this system ({sys.platform}) does not have: "
-            f"{', '.join(missing)}. Run the broker on Linux or macOS (in WSL, or as a server: mqtemplate broker), "
+            f"{', '.join(missing)}; run the broker on Linux or macOS (in WSL, or as a server: mqtemplate broker), "
             "and point rocketmq.name-server at it"
         )
 

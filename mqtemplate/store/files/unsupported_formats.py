@@ -19,14 +19,15 @@ def refuse_unsupported_formats(store_files: StoreFiles) -> None:
         if store_files.exists(f"{folder}/CURRENT"):
             raise StoreFormatError(
                 f"the consume queues of this folder are in RocksDB ({folder}/CURRENT; RocketMQ's storeType "
-                f"defaultRocksDB), which cannot be read here. {_way_out(folder)} The progress of the consumer groups "
-                "and the queue counts of the topics are in RocksDB too, below config/, and start from zero"
+                "defaultRocksDB), which cannot be read here. The messages can. The progress of the consumer groups and "
+                "the queue counts of the topics are in RocksDB too, below config/, and would start from zero; "
+                f"{_way_out(folder)}"
             )
     extended = _first_file(store_files, "consumequeue_ext")
     if extended is not None:
         raise StoreFormatError(
             f"the consume queues of this folder have an extension ({extended}; RocketMQ's enableConsumeQueueExt), "
-            f"which cannot be read here. {_way_out('consumequeue', 'consumequeue_ext')}"
+            f"which cannot be read here. The messages can; {_way_out('consumequeue', 'consumequeue_ext')}"
         )
     batched = _first_file(store_files, "batchconsumequeue")
     if batched is not None:
@@ -38,8 +39,8 @@ def refuse_unsupported_formats(store_files: StoreFiles) -> None:
 
 def _way_out(*folders: str) -> str:
     return (
-        f"The messages can: stop RocketMQ, move {' and '.join(folders)} and the file checkpoint away, and open the "
-        "folder again; the queues are then rebuilt from the commit log."
+        f"stop RocketMQ, move {' and '.join(folders)} and the file checkpoint away, and open the folder again: the "
+        "queues are then rebuilt from the commit log"
     )
 
 

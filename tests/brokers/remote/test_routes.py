@@ -8,8 +8,10 @@ import pytest
 
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
+from mqtemplate.brokers.unknown_topics import UnknownTopics
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, RemoteConnectError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting import RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
@@ -41,7 +43,8 @@ def table(
     on_change: Callable[[str], None] = lambda topic: None,
 ) -> RouteTable:
     names = NameServers(addresses, client.invoke, 3_000, Namespace(namespace))
-    return RouteTable(names, clock or VirtualClock(), default_queue_count=4, on_change=on_change)
+    unknown = UnknownTopics(get_logger("mqtemplate.remote"), auto_create=True)
+    return RouteTable(names, clock or VirtualClock(), default_queue_count=4, on_change=on_change, unknown=unknown)
 
 
 def test_the_queues_of_a_topic_are_sorted_by_broker(client: RemotingClient) -> None:

@@ -73,7 +73,10 @@ def test_the_error_for_an_item_of_a_list_contains_its_position(refusal: Refusal)
         ("? [a]\n: b", "application.yml:1: a key must be plain text"),
         ("a: &x [*x]", "application.yml:1: an alias leads back"),
         ("rocketmq: embedded", "application.yml:1: rocketmq is a section; write keys below it, not a value"),
-        ("rocketmq.name-server.port: 1", "rocketmq.name-server takes one value; there is no key 'port' below it"),
+        (
+            "rocketmq.name-server.port: 1",
+            "rocketmq.name-server takes one value, and has no key 'port'; write one value",
+        ),
         ("rocketmq.consumer.listeners: {g: true, g.t: true}", "application.yml:1: rocketmq.consumer.listeners.g has a"),
         ("rocketmq.consumer.listeners: {g: true}", "rocketmq.consumer.listeners.g: Input should be a valid dict"),
     ],
@@ -163,7 +166,7 @@ def test_the_error_for_disk_ratios_that_do_not_ascend_names_the_one_that_was_wri
     text = refusal("mqtemplate:\n  broker:\n    disk-space-clean-forcibly-ratio: 95")
 
     assert "application.yml:3: mqtemplate.broker.disk-space-clean-forcibly-ratio: " in text
-    assert "are percent of the disk, 1 to 100, none above the next; got 75, 95 and 90" in text
+    assert "are percent of the disk, 1 to 100, none above the next, got 75, 95 and 90" in text
 
 
 def test_files_are_kept_for_an_hour_at_least(refusal: Refusal) -> None:

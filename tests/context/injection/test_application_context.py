@@ -216,10 +216,10 @@ def test_the_error_for_a_missing_object_names_class_parameter_type_and_the_exist
         context_of(Audit, Worker)
 
     text = str(refused.value)
-    assert text.startswith("Audit: parameter 'store' needs Store, and no object here is one; there is: AppSettings, ")
+    assert text.startswith("Audit: parameter 'store' needs Store, and no object here is one (there is: AppSettings, ")
     assert "Worker (worker)" in text
     assert text.endswith(
-        "Mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
+        "mark the class with @service and give it to MQApplication, or call context.register(...) with an object"
     )
 
 
@@ -361,7 +361,7 @@ def test_the_error_for_a_constructor_that_raises_names_the_class() -> None:
 
 
 def test_the_error_of_get_names_the_existing_objects() -> None:
-    with pytest.raises(DependencyError, match=r"no object here is a Audit; there is: .*EmbeddedBroker"):
+    with pytest.raises(DependencyError, match=r"no object here is a Audit \(there is: .*EmbeddedBroker"):
         context_of().get(Audit)
 
 

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from mqtemplate.broker import Consumer, MessageModel
 from mqtemplate.errors import BrokerError
 from mqtemplate.listener import BatchFailure, ConsumeStatus, current_group, current_message, message_listener
-from mqtemplate.listener.failures.dead_letter import iso_time
 from mqtemplate.message import Message, MessageExt
+from mqtemplate.record.dead_letter import iso_time
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App

@@ -8,9 +8,9 @@ import pytest
 
 from mqtemplate import DeadLetter
 from mqtemplate.listener import ConsumeMode, message_listener
-from mqtemplate.listener.failures import dead_letter
-from mqtemplate.listener.failures.dead_letter import iso_time
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
+from mqtemplate.record import dead_letter
+from mqtemplate.record.dead_letter import iso_time
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.listener import message_listener
-from mqtemplate.listener.failures.dead_letter import iso_time
+from mqtemplate.record.dead_letter import iso_time
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App

@@ -11,6 +11,7 @@ from mqtemplate.message import MessageExt
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.server import BrokerServerSettings
 from tests.server.serving import Serving
 
@@ -30,6 +31,7 @@ def send_back(
     delay_level: int = 0,
     max_times: int | None = None,
     delay_ms: int | None = None,
+    properties: dict[str, str] | None = None,
 ) -> RemotingCommand:
     header = ConsumerSendMsgBackRequestHeader(
         offset=message.physical_offset,
@@ -39,6 +41,7 @@ def send_back(
         origin_topic=message.topic,
         max_reconsume_times=max_times,
         delay_ms=delay_ms,
+        properties=None if properties is None else encode_properties_text(properties),
     )
     response = serving.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
     assert response is not None
@@ -78,6 +81,31 @@ def test_an_exact_delay_replaces_the_level(serving: Serving, delay_level: int) -
     serving.advance(1)
     (again,) = serving.read("%RETRY%billing")
     assert (again.body, again.reconsume_times) == (b"hard", 1)
+
+
+@pytest.mark.parametrize(("delay_level", "topic"), [(0, "%RETRY%billing"), (-1, "%DLQ%billing")])
+def test_a_message_gets_the_properties_of_the_request(serving: Serving, delay_level: int, topic: str) -> None:
+    """Our own field. It cannot change the delay, nor add what only a broker may set."""
+    serving.send("orders", b"hard", {"own": "x"})
+    (message,) = serving.read("orders")
+    added = {"dead_letter_message": "café", "TIMER_DELAY_MS": "99000000", "DELAY": "18", "POP_CK": "1"}
+
+    send_back(serving, message, delay_level, properties=added)
+    serving.advance(TEN_SECONDS)
+
+    (again,) = serving.read(topic)
+    assert (again.properties["dead_letter_message"], again.properties["own"]) == ("café", "x")
+    assert "POP_CK" not in again.properties
+
+
+def test_properties_without_room_refuse_the_request(serving: Serving) -> None:
+    serving.send("orders", b"hard", {"own": "x" * 30_000})
+
+    response = send_back(serving, serving.read("orders")[0], properties={"more": "y" * 3_000})
+
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "32" in response.remark
+    assert serving.read("%RETRY%billing") == []
 
 
 def test_a_compressed_body_is_stored_unchanged(serving: Serving) -> None:

@@ -54,7 +54,7 @@ def test_a_java_that_is_too_old_or_does_not_run_is_skipped(machine: Path, monkey
 def test_the_error_for_missing_java_says_what_to_install_and_what_was_found(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SparkError, match=r"Spark needs Java 17 or newer: install a JDK .*\(found none"):
+    with pytest.raises(SparkError, match=r"Spark needs Java 17 or newer \(found none.*\); install a JDK"):
         find_java()
 
     fake_java(machine / "old", "1.8.0_392")

@@ -116,7 +116,7 @@ def test_a_first_file_of_another_size_is_refused(tmp_path: Path, durable: bool, 
     path = put_file(tmp_path / "q", 0, b"x" * length)
 
     with pytest.raises(
-        StoreFormatError, match=f"has {length} bytes, but the settings or the other files say {SIZE}; it was cut"
+        StoreFormatError, match=f"has {length} bytes, but the settings or the other files say {SIZE}, so it was cut"
     ):
         queue_of(tmp_path / "q", durable=durable)
 
@@ -359,6 +359,17 @@ def test_a_disk_error_names_the_action_and_the_way_out() -> None:
         "cannot write to /data/commitlog/0: [Errno 5] Input/output error; what was acknowledged is safe, "
         "and the store continues when the disk works again: see the system's log for the cause, then send again"
     )
+
+
+def test_a_folder_that_cannot_exist_is_no_broken_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+
+    with pytest.raises(StoreError) as refused:
+        make_folder(tmp_path / "file" / "data", Disk())
+
+    assert str(refused.value).startswith(f"cannot create the folder {tmp_path}/file")
+    assert "; name a folder on a disk that this process can write to" in str(refused.value)
+    assert "when the disk works again" not in str(refused.value)
 
 
 def test_a_missing_permission_is_no_broken_disk() -> None:

@@ -237,7 +237,7 @@ def test_a_system_that_cannot_work_is_told_so_at_the_start(tmp_path: Path) -> No
 
     assert ended.stdout == (
         f"StoreError: a store directory needs POSIX calls that this system ({sys.platform}) does not have: "
-        "fcntl, pread, pwrite. Run the broker on Linux or macOS (in WSL, or as a server: mqtemplate broker), and point "
+        "fcntl, pread, pwrite; run the broker on Linux or macOS (in WSL, or as a server: mqtemplate broker), and point "
         "rocketmq.name-server at it\n"
     )
     assert not (tmp_path / "store").exists()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.retry import SentBack, retry_level
@@ -17,6 +18,7 @@ from mqtemplate.message import DELAY_PROPERTIES, Message, Property, copy_propert
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
+from mqtemplate.remoting.protocol.properties import encode_properties_text
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.remote")
@@ -39,19 +41,20 @@ class RetrySender:
     def send_back(self, sent_back: SentBack) -> None:
         """Send a message back; see `Consumer.send_back`.
 
-        A broker moves the message itself, but then it takes levels only and adds no properties. A message with an
-        exact delay, and a dead letter with properties, is sent as a copy.
+        A broker moves the message that it has stored. One of RocketMQ takes levels only and adds no properties, so it
+        gets a copy of a message with an exact delay, and of a dead letter with properties.
 
         Raises:
             SendError: The broker refused the message, and so did the brokers of the retry topic.
             UnsupportedError: The brokers have no timers, and an exact delay was requested.
         """
-        is_dead = sent_back.is_dead
-        if sent_back.delay_ms is not None and not is_dead and not has_timers(self.context.instance.versions.values()):
+        is_ours = self._takes_exact_delays(sent_back.message.broker_name)
+        is_dead, is_exact = sent_back.is_dead, sent_back.delay_ms is not None
+        if is_exact and not is_dead and not is_ours and not has_timers(self.context.instance.versions.values()):
             raise UnsupportedError(
                 "RocketMQ has timers, and so exact retry delays, from version 5.0 on; use a delay level"
             )
-        if sent_back.properties if is_dead else sent_back.delay_ms is not None:
+        if not is_ours and (sent_back.properties if is_dead else is_exact):
             self._send_copy(sent_back)
             return
         problem = self._send_back_at_broker(sent_back)
@@ -60,9 +63,19 @@ class RetrySender:
             _log.warning("remote.send_back_refused", group=group, msg_id=msg_id, reason=problem)
             self._send_copy(sent_back)
 
+    def _takes_exact_delays(self, broker_name: str) -> bool:
+        """Return True if a broker is one of our servers, whose request has an exact delay and properties."""
+        try:
+            address = self.context.routes.address(broker_name)
+        except BrokerError:  # it was removed from the cluster: its message is sent as a copy
+            return False
+        return Capability.RETRY_DELAY in self.context.instance.announced.get(address, ())
+
     def _send_back_at_broker(self, sent_back: SentBack) -> str | None:
         """Have the broker move the message to the retry topic; return the reason if it does not."""
         context, message, spec = self.context, sent_back.message, sent_back.spec
+        is_dead, delay_ms = sent_back.is_dead, sent_back.delay_ms
+        added = sent_back.properties if is_dead or delay_ms is not None else {}
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.physical_offset,
             group=context.namespace.wrap(spec.group),
@@ -71,6 +84,8 @@ class RetrySender:
             origin_topic=context.namespace.wrap(message.topic),
             unit_mode=False,
             max_reconsume_times=spec.max_reconsume_times,
+            delay_ms=None if is_dead else delay_ms,
+            properties=encode_properties_text(added) if added else None,
             broker_name=message.broker_name,
         )
         request = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)

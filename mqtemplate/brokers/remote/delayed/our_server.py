@@ -59,6 +59,7 @@ class _Named(NamedTuple):
     handle: str | None = None
     key: str | None = None
     topic: str | None = None
+    namespace: str | None = None
 
 
 class _Conditions(TypedDict):
@@ -69,6 +70,7 @@ class _Conditions(TypedDict):
     tag: str | None
     before_time: int | None
     after_time: int | None
+    namespace: str | None
 
 
 class _Listed(NamedTuple):
@@ -130,7 +132,8 @@ class OurServer(DelayedMessages):
         check_selection(handle, key)
         if handle is None:
             wire_topic = None if topic is None else self.context.namespace.wrap(topic)
-            return [_Named(name, key=key, topic=wire_topic) for name in self._masters()]
+            namespace = self.context.settings.namespace or None
+            return [_Named(name, key=key, topic=wire_topic, namespace=namespace) for name in self._masters()]
         by_broker: dict[str, list[str]] = {}
         for text in handle.split(","):
             named = decode_handle(text)
@@ -201,6 +204,7 @@ class OurServer(DelayedMessages):
             "tag": query.tag,
             "before_time": query.before_ms,
             "after_time": query.after_ms,
+            "namespace": self.context.settings.namespace or None,
         }
 
     # --- requests ------------------------------------------------------------------------------

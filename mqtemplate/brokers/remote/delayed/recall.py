@@ -65,7 +65,7 @@ class Recalls:
         if all(context.instance.is_before_5(context.routes.address(name)) for name in self._masters()):
             raise UnsupportedError(
                 f"this RocketMQ cluster has no timers and cancels no message; {_TOO_OLD}, and only messages with a "
-                "timer; or use the embedded broker or our server"
+                "timer, or use the embedded broker or our server"
             )
 
     def are_enabled(self) -> bool:

@@ -40,11 +40,13 @@ class CancelDelayedMessageRequestHeader(RpcRequestHeader):
         handle: At most `MAX_HANDLES` handles of messages of this broker, joined by commas.
         key: A key or a message id.
         topic: With *key*: only messages for this topic.
+        namespace: With *key*: only messages for topics of this namespace.
     """
 
     handle: str | None = None
     key: str | None = None
     topic: str | None = None
+    namespace: str | None = wire("mqtemplateNamespace", default=None)
 
 
 class RescheduleDelayedMessageRequestHeader(CancelDelayedMessageRequestHeader):
@@ -65,6 +67,7 @@ class PendingQueryRequestHeader(RpcRequestHeader):
     tag: str | None = None
     before_time: Long | None = None
     after_time: Long | None = None
+    namespace: str | None = wire("mqtemplateNamespace", default=None)
 
 
 class GetPendingMessagesRequestHeader(PendingQueryRequestHeader):

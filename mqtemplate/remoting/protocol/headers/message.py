@@ -138,8 +138,9 @@ class ConsumerSendMsgBackRequestHeader(RpcRequestHeader):
     Attributes:
         offset: Physical offset of the message. It identifies the message; the ids do not.
         delay_level: 0: the broker chooses; negative: to the dead-letter topic at once.
-        delay_ms: Exact delay instead of a level. Our own field, for a server that announced ``RETRY_DELAY``; RocketMQ
-            ignores it.
+        delay_ms: Exact delay instead of a level. This field and the next one are our own, for a server that announced
+            ``RETRY_DELAY``; RocketMQ ignores them.
+        properties: Properties to add to the message.
     """
 
     offset: Long
@@ -150,6 +151,7 @@ class ConsumerSendMsgBackRequestHeader(RpcRequestHeader):
     unit_mode: bool = False
     max_reconsume_times: int | None = None
     delay_ms: Long | None = wire("mqtemplateDelayMs", default=None)
+    properties: str | None = wire("mqtemplateProperties", default=None)
 
 
 class EndTransactionRequestHeader(RpcRequestHeader):

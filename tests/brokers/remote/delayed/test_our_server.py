@@ -19,7 +19,7 @@ from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqtemplate.remoting.protocol.headers.admin import RegisterBrokerRequestHeader
 from mqtemplate.server import BrokerServerSettings, LocalCluster
-from tests.brokers.remote.clients import ANYWHERE, client, server
+from tests.brokers.remote.clients import ANYWHERE, client, join, server, take
 from tests.server.tool import Tool
 
 HOUR_MS = 3_600_000
@@ -140,6 +140,28 @@ def test_names_are_those_of_the_namespace(tmp_path: Path) -> None:
         assert broker.count_pending(PendingQuery(topic="orders")).total == 2
         assert broker.cancel(first.handle).count == 1
         assert broker.cancel(key="two", topic="orders").count == 1
+
+
+def test_a_client_with_a_namespace_sees_and_changes_only_its_messages(tmp_path: Path) -> None:
+    """Without a topic, too. The retries of its groups are its own."""
+    with (
+        server() as cluster,
+        client(cluster.address, tmp_path, namespace="prod") as prod,
+        client(cluster.address, tmp_path, namespace="product") as other,
+        client(cluster.address, tmp_path) as outside,
+    ):
+        for broker in (prod, other, outside):
+            broker.send(delayed("4466", HOUR_MS))
+        member = join(prod, "work")
+        prod.send(Message("work", b"hard"))
+        member.send_back(take(member, 1)[0], 18)
+
+        assert {each.topic for each in prod.pending(PendingQuery()).messages} == {"orders", "%RETRY%billing"}
+        assert [broker.count_pending(PendingQuery()).total for broker in (prod, other, outside)] == [2, 1, 4]
+        assert prod.reschedule(key="4466", deliver_ms=prod.clock.now_ms() + 2 * HOUR_MS).count == 1
+        assert prod.cancel(key="4466").count == 1
+        assert other.count_pending(PendingQuery(key="4466")).total == 1
+        assert outside.cancel(key="4466").count == 2
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

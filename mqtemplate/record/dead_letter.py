@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from mqtemplate.listener.failures.outcomes import InvalidBodyError
 from mqtemplate.message import MessageExt
 
 EXCEPTION = "dead_letter_exception"
@@ -15,7 +14,7 @@ EXCEPTION = "dead_letter_exception"
 MESSAGE = "dead_letter_message"
 """Text of the exception, at most 500 characters."""
 LISTENER = "dead_letter_listener"
-"""Id of the listener."""
+"""Id of the listener, or the method of the template that received the message."""
 ATTEMPTS = "dead_letter_attempts"
 """Number of calls of the handler."""
 FAILED_AT = "dead_letter_failed_at"
@@ -31,20 +30,19 @@ _FRAMES = 8
 # RocketMQ stores the length of all properties in two bytes, with a sign; the broker adds some of its own.
 _MAX_PROPERTIES_BYTES = 32_767 - 1_500
 _SEPARATORS = dict.fromkeys(range(3), " ")  # RocketMQ separates properties by \x01 and \x02
-_LIBRARY = str(Path(__file__).parents[1])
+_LIBRARY = str(Path(__file__).parents[1] / "listener")
 
 
 def dead_letter_properties(
-    listener: str, message: MessageExt, error: BaseException | None, now_ms: int
+    listener: str, message: MessageExt, error: BaseException | None, now_ms: int, *, has_stack: bool = True
 ) -> dict[str, str]:
     """Return the properties that explain a dead letter, as many as the message has room for.
 
     Args:
-        error: Exception of the handler; None if it returned ``RECONSUME_LATER``.
+        error: Exception of the handler, or of the conversion of the body; None if the handler returned
+            ``RECONSUME_LATER``.
+        has_stack: False: the stack of the error is in this library, and explains nothing.
     """
-    has_stack = not isinstance(error, InvalidBodyError)  # its stack is in this library
-    if isinstance(error, InvalidBodyError):
-        error = error.__cause__ or error
     properties = {
         LISTENER: listener,
         ATTEMPTS: str(message.reconsume_times + 1),
@@ -79,7 +77,7 @@ def short_stack(error: BaseException) -> str:
 
 
 def own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """Return frames and line numbers of the stack of an exception, without those of this package."""
+    """Return frames and line numbers of the stack of an exception, without those of the listener package."""
     frames = traceback.walk_tb(error.__traceback__)
     return [each for each in frames if not each[0].f_code.co_filename.startswith(_LIBRARY)]
 
