@@ -26,6 +26,7 @@ __all__ = [
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "check_send_topic",
     "check_topic",
+    "is_broker_topic",
     "nearest_topic",
     "reply_topic",
 ]
@@ -74,6 +75,7 @@ SYSTEM_TOPICS = frozenset(
 Source: ``TopicValidator.SYSTEM_TOPIC_SET``.
 """
 
+_UNDELIVERABLE_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"  # delayed messages without a legal real topic
 _BROKERS_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _MAX_LENGTH = 127
@@ -111,6 +113,11 @@ def check_send_topic(topic: str) -> str:
             f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
         )
     return topic
+
+
+def is_broker_topic(topic: str) -> bool:
+    """Return True for a topic in which only the broker stores messages: those of other topics, mostly."""
+    return topic in NOT_SENDABLE_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic == _UNDELIVERABLE_TOPIC
 
 
 def nearest_topic(topic: str, known: Iterable[str]) -> str | None:
