@@ -27,6 +27,7 @@ __all__ = [
     "check_send_topic",
     "check_topic",
     "is_broker_topic",
+    "is_file_name",
     "nearest_topic",
     "reply_topic",
 ]
@@ -78,6 +79,7 @@ Source: ``TopicValidator.SYSTEM_TOPIC_SET``.
 _UNDELIVERABLE_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"  # delayed messages without a legal real topic
 _BROKERS_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_FILE_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
 _MAX_LENGTH = 127
 _MAX_LENGTH_WITH_PREFIX = 255
 
@@ -113,6 +115,14 @@ def check_send_topic(topic: str) -> str:
             f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
         )
     return topic
+
+
+def is_file_name(name: str) -> bool:
+    """Return True if *name* can be the name of one file. Names from files of others are checked: they become paths.
+
+    The names of brokers and clusters are topics too, so more characters are allowed than in `check_topic`.
+    """
+    return _FILE_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def is_broker_topic(topic: str) -> bool:
