@@ -1,4 +1,4 @@
-"""Rights to what a request reaches beyond the names in it: processors ask for them."""
+"""Rights to what a request reaches beyond the names in it, for processors."""
 
 from __future__ import annotations
 

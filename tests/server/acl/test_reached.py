@@ -18,7 +18,7 @@ from tests.server.serving import SECRET, RecordingConnection, Serving
 
 COMMIT, ROLLBACK = 8, 12
 NO_RIGHT = (
-    "access key 'stranger' has no right SUB on the topic of the message at physical offset {} "
+    "access key 'attacker' has no right SUB on the topic of the message at physical offset {} "
     "(36 CONSUMER_SEND_MSG_BACK)"
 )
 ACCOUNTS = (
@@ -29,10 +29,10 @@ ACCOUNTS = (
         group_perms={"billing": Right.SUB},
     ),
     Account(
-        access_key="stranger",
+        access_key="attacker",
         secret_key=SECRET,
         topic_perms={"own": Right.PUB | Right.SUB},
-        group_perms={"strangers": Right.SUB},
+        group_perms={"attackers": Right.SUB},
     ),
     Account(
         access_key="reads-nearly-all",
@@ -58,8 +58,8 @@ def owner() -> RecordingConnection:
 
 
 @pytest.fixture
-def stranger() -> RecordingConnection:
-    return RecordingConnection(access_key="stranger")
+def attacker() -> RecordingConnection:
+    return RecordingConnection(access_key="attacker")
 
 
 # --- messages that are sent back ------------------------------------------------------------------------
@@ -78,12 +78,12 @@ def stored_in(serving: Serving, topic: str, **properties: str) -> int:
 
 
 def test_a_message_is_sent_back_only_with_the_right_to_read_its_topic(
-    serving: Serving, owner: RecordingConnection, stranger: RecordingConnection
+    serving: Serving, owner: RecordingConnection, attacker: RecordingConnection
 ) -> None:
     """The copy is in the retry or dead letter topic of the group, and the account may read that one."""
     at = stored_in(serving, "invoices")
 
-    refused = send_back(serving, stranger, "strangers", at)
+    refused = send_back(serving, attacker, "attackers", at)
     permitted = send_back(serving, owner, "billing", at)
 
     assert (refused.code, refused.remark) == (
@@ -95,13 +95,13 @@ def test_a_message_is_sent_back_only_with_the_right_to_read_its_topic(
 
 
 def test_a_retried_message_is_sent_back_with_the_right_to_its_group(
-    serving: Serving, owner: RecordingConnection, stranger: RecordingConnection
+    serving: Serving, owner: RecordingConnection, attacker: RecordingConnection
 ) -> None:
     serving.engine.create_topic("%RETRY%billing", 1)
     at = stored_in(serving, "%RETRY%billing")
 
     assert send_back(serving, owner, "billing", at).code == ResponseCode.SUCCESS
-    assert send_back(serving, stranger, "strangers", at).code == ResponseCode.NO_PERMISSION
+    assert send_back(serving, attacker, "attackers", at).code == ResponseCode.NO_PERMISSION
 
 
 def test_a_delayed_message_is_not_read_by_sending_it_back(serving: Serving) -> None:
@@ -154,35 +154,35 @@ def end(
 @pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
 @pytest.mark.parametrize("topic", [None, "own"])
 def test_a_transaction_ends_only_with_the_right_to_send_to_its_topic(
-    serving: Serving, owner: RecordingConnection, stranger: RecordingConnection, state: int, topic: str | None
+    serving: Serving, owner: RecordingConnection, attacker: RecordingConnection, state: int, topic: str | None
 ) -> None:
     """The request of an older client names no topic, and that of an attacker another one."""
     sent = send_half(serving, owner)
 
-    refused = end(serving, stranger, sent, state, topic)
+    refused = end(serving, attacker, sent, state, topic)
     still_open = serving.engine.transactions.open_count
     permitted = end(serving, owner, sent, state)
 
     assert (refused.code, refused.remark) == (
         ResponseCode.NO_PERMISSION,
-        "access key 'stranger' has no right PUB on the topic of half message 0 (37 END_TRANSACTION)",
+        "access key 'attacker' has no right PUB on the topic of half message 0 (37 END_TRANSACTION)",
     )
     assert (still_open, permitted.code, serving.engine.transactions.open_count) == (1, ResponseCode.SUCCESS, 0)
 
 
 def test_a_half_message_is_sent_only_to_producers_that_may_send_to_its_topic(
-    serving: Serving, owner: RecordingConnection, stranger: RecordingConnection
+    serving: Serving, owner: RecordingConnection, attacker: RecordingConnection
 ) -> None:
     """Any account may join a producer group: a check contains the body of the half message."""
-    serving.heartbeat("", producers=["producers"], over=stranger, client_id="stranger@1")
+    serving.heartbeat("", producers=["producers"], over=attacker, client_id="attacker@1")
     send_half(serving, owner)
     serving.advance(60_000)
-    before = checks(stranger)
+    before = checks(attacker)
 
     serving.heartbeat("", producers=["producers"], over=owner, client_id="owner@1")
     serving.advance(60_000)
 
-    assert (before, checks(stranger)) == (0, 0)
+    assert (before, checks(attacker)) == (0, 0)
     assert checks(owner) > 0
 
 
@@ -203,19 +203,19 @@ def replies(connection: RecordingConnection) -> int:
 
 
 def test_a_client_id_belongs_to_one_account_while_its_client_is_connected(
-    serving: Serving, owner: RecordingConnection, stranger: RecordingConnection
+    serving: Serving, owner: RecordingConnection, attacker: RecordingConnection
 ) -> None:
     """A reply goes to the latest connection of a client ID."""
     serving.heartbeat("", producers=["requesters"], over=owner, client_id="requester@1")
 
-    taken = serving.heartbeat("", producers=["requesters"], over=stranger, client_id="requester@1")
+    taken = serving.heartbeat("", producers=["requesters"], over=attacker, client_id="requester@1")
     reply(serving, owner)
 
     assert (taken.code, taken.remark) == (
         ResponseCode.NO_PERMISSION,
         "client ID 'requester@1' is in use by another account; give this client another instance name",
     )
-    assert (replies(owner), replies(stranger)) == (1, 0)
+    assert (replies(owner), replies(attacker)) == (1, 0)
 
 
 def test_a_client_reconnects_with_its_id_while_its_old_connection_seems_open(
@@ -230,7 +230,7 @@ def test_a_client_reconnects_with_its_id_while_its_old_connection_seems_open(
 
 
 def test_a_client_id_is_released_when_all_its_connections_are_closed(
-    serving: Serving, owner: RecordingConnection, stranger: RecordingConnection
+    serving: Serving, owner: RecordingConnection, attacker: RecordingConnection
 ) -> None:
     second = RecordingConnection(access_key="shop-owner")
     codes = []
@@ -238,7 +238,7 @@ def test_a_client_id_is_released_when_all_its_connections_are_closed(
         serving.heartbeat("", producers=["requesters"], over=connection, client_id="requester@1")
     for connection in (owner, second):
         serving.disconnect(connection)
-        codes.append(serving.heartbeat("", producers=["x"], over=stranger, client_id="requester@1").code)
+        codes.append(serving.heartbeat("", producers=["x"], over=attacker, client_id="requester@1").code)
 
     assert codes == [ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS]
 
