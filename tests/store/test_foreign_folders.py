@@ -12,11 +12,13 @@ from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import StoreError, StoreFormatError
+from mqtemplate.errors import MessageError, StoreError, StoreFormatError
 from mqtemplate.message import Message
 from mqtemplate.record import codec
+from mqtemplate.results import TransactionState
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.topics import is_file_name
+from tests.server.serving import Serving
 
 EVIL = "../../../evil"
 
@@ -110,10 +112,8 @@ def test_a_record_whose_topic_leads_out_of_the_folder_is_damaged(
 
     assert sorted(bodies) == sorted(filter(None, [b"first", followed_by]))
     assert names_outside(tmp_path, folder) == []
-    reasons = [
-        entry.get("reason", "") for entry in logs if entry["event"] in ("store.record_damaged", "store.tail_cut")
-    ]
-    assert f"its topic '{EVIL}' is not a legal name" in reasons
+    event = "store.record_damaged" if followed_by else "store.torn_tail_cut"
+    assert [each["reason"] for each in logs if each["event"] == event] == [f"its topic '{EVIL}' is not a legal name"]
 
 
 def encoder_of(topic: str) -> object:
@@ -125,6 +125,30 @@ def encoder_of(topic: str) -> object:
         return magic, encoded[: -len(topic)] + topic.encode() if given == "e" * len(topic) else encoded
 
     return encode_topic
+
+
+def test_a_half_message_whose_real_topic_leads_out_of_the_folder_is_not_committed(folder: Path, tmp_path: Path) -> None:
+    """Committing it created the files of its queue."""
+    topic = "e" * len(EVIL)
+    with opened(folder) as broker:
+        draft, _ = broker.drafts.make_half(Message(topic, b"evil"), "producers", 0, broker.clock.now_ms())
+        draft.properties = draft.properties.replace(topic.encode(), EVIL.encode())
+        half = broker.transactions.prepare(draft)
+
+        with pytest.raises(MessageError, match="has characters that are not allowed"):
+            broker.transactions.end(half.queue_offset, half.physical_offset, "producers", TransactionState.COMMIT)
+
+    assert names_outside(tmp_path, folder) == []
+
+
+def test_a_table_of_groups_with_a_name_that_leads_out_of_the_folder_is_refused() -> None:
+    serving = Serving()
+    table = json.dumps({"subscriptionGroupTable": {EVIL: {"groupName": EVIL}}})
+    serving.engine.store.store_files.write_bytes("config/subscriptionGroup.json", table.encode())
+
+    with pytest.raises(StoreFormatError, match=f"subscriptionGroup.json has .*the group '{EVIL}' is not a legal name"):
+        serving.server.load()
+    serving.engine.close()
 
 
 def test_a_topic_that_leads_out_of_the_folder_has_no_queue(folder: Path) -> None:
