@@ -17,9 +17,16 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON as RocketMQ writes it: integer keys have no quotes (fastjson)."""
+    """Parse JSON as RocketMQ writes it: integer keys have no quotes (fastjson).
+
+    Raises:
+        ValueError: The text is not JSON, or its values are nested too deeply.
+    """
     quoted = _TOKEN.sub(lambda found: f'{found[1]}"{found[2]}"{found[3]}' if found[2] else found[0], text)
-    return json.loads(quoted)
+    try:
+        return json.loads(quoted)
+    except RecursionError as exc:
+        raise ValueError("its values are nested too deeply") from exc
 
 
 def dump_json(value: Mapping[str, Any]) -> str:
@@ -65,7 +72,7 @@ def read_table(store_files: StoreFiles, name: str) -> dict[str, Any]:
 def _parse(name: str, data: bytes) -> dict[str, Any]:
     try:
         table = load_json(data.decode())
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise StoreFormatError(
             f"{name} is not JSON ({exc}); restore it from {name}.bak, or delete it to start with an empty one"
         ) from exc

@@ -73,5 +73,7 @@ def test_a_table_in_json_that_is_nested_too_deeply_is_refused(text: str) -> None
     files = MemoryStoreFiles()
     files.write_bytes("config/topics.json", text.encode())
 
-    with pytest.raises(StoreFormatError, match=r"config/topics.json is not JSON \(.*\); restore it from"):
+    with pytest.raises(
+        StoreFormatError, match=r"topics.json is not JSON \(its values are nested too deeply\); restore it"
+    ):
         read_table(files, "config/topics.json")
