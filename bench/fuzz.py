@@ -8,6 +8,7 @@ connection all the time, and the server's memory is measured.
     python -m bench.fuzz [--frames 1000000] [--seconds 900] [--seed 1] [--address HOST:PORT --pid PID]
 
 Without an address the bench starts a server of its own, which decodes all headers and bodies as a broker does.
+`bench.fuzz_sequences` sends sequences of valid requests to a whole broker.
 """
 
 from __future__ import annotations

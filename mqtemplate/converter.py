@@ -172,7 +172,7 @@ def _read_untyped(body: bytes, properties: Mapping[str, str]) -> object:
     if properties.get(CONTENT_TYPE, "").startswith(JSON):
         try:
             return json.loads(body)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ConversionError(f"the content type of the body is JSON, and it cannot be parsed: {exc}") from exc
     try:
         return body.decode()

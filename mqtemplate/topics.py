@@ -26,6 +26,8 @@ __all__ = [
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "check_send_topic",
     "check_topic",
+    "is_broker_topic",
+    "is_file_name",
     "is_in_namespace",
     "nearest_topic",
     "reply_topic",
@@ -75,8 +77,10 @@ SYSTEM_TOPICS = frozenset(
 Source: ``TopicValidator.SYSTEM_TOPIC_SET``.
 """
 
+_UNDELIVERABLE_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"  # delayed messages without a legal real topic
 _BROKERS_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_FILE_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
 _MAX_LENGTH = 127
 _MAX_LENGTH_WITH_PREFIX = 255
 
@@ -118,6 +122,19 @@ def is_in_namespace(topic: str, namespace: str) -> bool:
     """Return True if a topic, or the group of a retry or dead letter topic, has the prefix of a namespace."""
     name = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
     return name.startswith(f"{namespace}%")
+
+
+def is_file_name(name: str) -> bool:
+    """Return True if *name* can be the name of one file. Names from files of others are checked: they become paths.
+
+    The names of brokers and clusters are topics too, so more characters are allowed than in `check_topic`.
+    """
+    return _FILE_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+def is_broker_topic(topic: str) -> bool:
+    """Return True for a topic in which only the broker stores messages: those of other topics, mostly."""
+    return topic in NOT_SENDABLE_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic == _UNDELIVERABLE_TOPIC
 
 
 def nearest_topic(topic: str, known: Iterable[str]) -> str | None:

@@ -15,13 +15,13 @@ from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
 from mqtemplate.context.logging import has_handlers, show_events
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.server import AccountSettings, ServerSettings, ServerTlsSettings
+from mqtemplate.context.settings.server import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
 from mqtemplate.context.signals import StopRequests
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
-from mqtemplate.server.acl_settings import Account, AclSettings, Right
+from mqtemplate.server.acl.settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
 
@@ -132,7 +132,7 @@ def _cluster(settings: AppSettings) -> LocalCluster:
         BrokerServerSettings(**options),
         server.name_server,
         remoting=RemotingServerSettings(tls=_tls(server.tls), max_connections=server.max_connections),
-        acl=AclSettings(accounts=tuple(map(_account, server.acl.accounts))) if server.acl.enabled else None,
+        acl=_acl(server.acl),
     )
 
 
@@ -162,6 +162,12 @@ def _tls(tls: ServerTlsSettings) -> ServerTls | None:
         client_auth=ClientAuth[tls.client_auth],
         trust_cert_path=tls.trust_cert_path,
     )
+
+
+def _acl(acl: AclSection) -> AclSettings | None:
+    if not acl.enabled:
+        return None
+    return AclSettings(accounts=tuple(map(_account, acl.accounts)), replay_window_ms=acl.replay_window_ms)
 
 
 def _account(account: AccountSettings) -> Account:

@@ -12,6 +12,7 @@ from mqtemplate.errors import MessageError
 from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import HostAddress
 from mqtemplate.record import layout
+from mqtemplate.topics import is_file_name
 
 _NOT_HOST_FLAGS = ~layout.HOST_FLAGS
 _V4_HOSTS_SIZE = 2 * layout.V4_HOST_SIZE
@@ -185,12 +186,15 @@ def decode_topic(name: bytes) -> str:
     """Return the topic.
 
     Raises:
-        BadRecordError: It is not UTF-8.
+        BadRecordError: It is not UTF-8, or cannot be the name of a folder.
     """
     try:
-        return name.decode()
+        topic = name.decode()
     except UnicodeDecodeError as exc:
         raise BadRecordError("the topic is not UTF-8") from exc
+    if not is_file_name(topic):
+        raise BadRecordError(f"its topic {topic[:40]!r} is not a legal name")
+    return topic
 
 
 def without_check(data: bytes, record: StoredRecord) -> bytes:

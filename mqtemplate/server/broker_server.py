@@ -10,10 +10,12 @@ from typing import Self
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.server import Guard, RemotingServer
+from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
-from mqtemplate.server.acl import AclGuard
-from mqtemplate.server.acl_settings import AclSettings
+from mqtemplate.remoting.tls import TlsMode
+from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.acl.guard import AclGuard
+from mqtemplate.server.acl.settings import AclSettings
 from mqtemplate.server.admin.broker import BrokerAdmin
 from mqtemplate.server.admin.groups import GroupAdmin
 from mqtemplate.server.admin.offsets import OffsetAdmin
@@ -65,7 +67,7 @@ class BrokerServer:
 
     Args:
         remoting: TLS, and limits of the connections.
-        guard: Check of each request before its processor.
+        acl: Access control. None: every client may send every request.
 
     Attributes:
         topics: Topics in the types of the protocol.
@@ -74,7 +76,8 @@ class BrokerServer:
         locks: Locks of queues for ordered consumers.
         hold: Held pulls.
         name_server: The name server.
-        processors: Request code -> processor, of the requests that producers and consumers send.
+        processors: Request code -> processor.
+        guard: Check of each request before its processor; None without access control.
         remoting: The listener socket and its connections.
     """
 
@@ -84,28 +87,39 @@ class BrokerServer:
         settings: BrokerServerSettings | None = None,
         *,
         remoting: RemotingServerSettings | None = None,
-        guard: Guard | None = None,
+        acl: AclSettings | None = None,
     ) -> None:
         self.engine = engine
         self.settings = settings = settings or BrokerServerSettings()
         clock = engine.clock
-        self._parts = parts = ServerParts(engine, settings, lambda: str(self.address))
+        access = AccessControl(acl)
+        self.guard = None if acl is None else AclGuard(access, acl, clock)
+        self._parts = parts = ServerParts(engine, settings, lambda: str(self.address), access)
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
         self.locks, self.hold = parts.locks, parts.hold
         self.name_server = NameServer(
-            parts.topics, KVConfig(engine.store.store_files), RegisteredBrokers(engine.name, clock), parts.address
+            parts.topics,
+            KVConfig(engine.store.store_files),
+            RegisteredBrokers(engine.name, clock, is_open=settings.broker_registration_enable),
+            parts.address,
         )
-        self.remoting = RemotingServer(
-            settings.listen, remoting or RemotingServerSettings(), clock, guard=guard, error_response=problem_response
-        )
+        self._remoting_settings = remoting or RemotingServerSettings()
+        self.remoting = self.listener(settings.listen)
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
-        self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
-        register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
-        self.name_server.register(self.remoting)
+        self.remoting.on_close(access.forget)
+        processors = [kind(parts) for kind in (*_CLIENT_PROCESSORS, *_ADMIN_PROCESSORS)]
+        self.processors = register(self.remoting, parts.locks, *processors)
+        self.processors |= self.name_server.register(self.remoting)
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
+
+    def listener(self, listen: HostAddress) -> RemotingServer:
+        """Return a listener socket with the limits, TLS and access control of this server. It is not started."""
+        return RemotingServer(
+            listen, self._remoting_settings, self.engine.clock, guard=self.guard, error_response=problem_response
+        )
 
     @property
     def address(self) -> HostAddress:
@@ -149,6 +163,11 @@ class BrokerServer:
             report = self.engine.store.report
             self._thread = ServiceThread("mqtemplate-server", self._services, self.engine.clock, report)
             self._thread.start()
+        self._warn()
+        _log.debug("server.started", broker=self.engine.name, address=str(self.address))
+
+    def _warn(self) -> None:
+        """Log a warning for settings with which clients cannot connect, or which protect less than they seem to."""
         listens, advertised = self.remoting.address, self.address
         if advertised.port != listens.port and advertised.ip.startswith("127."):
             _log.warning(
@@ -157,7 +176,13 @@ class BrokerServer:
                 listens=str(listens),
                 hint="clients cannot connect to the advertised address; set listen_host in the engine's settings",
             )
-        _log.debug("server.started", broker=self.engine.name, address=str(advertised))
+        tls = self._remoting_settings.tls
+        if self.guard is not None and (tls is None or tls.mode is not TlsMode.ENFORCING):
+            _log.warning(
+                "acl.tls_not_enforced",
+                hint="a recorded request stays valid, and with another request code too: set "
+                "mqtemplate.server.tls.mode to enforcing",
+            )
 
     def services(self) -> Sequence[Service]:
         """Return the services that the owner of a virtual clock steps, in addition to the engine's."""
@@ -213,14 +238,10 @@ class LocalCluster:
         acl: AclSettings | None = None,
     ) -> None:
         self.engine = engine
-        guard = None if acl is None else AclGuard(acl)
-        self.broker = BrokerServer(engine, settings, remoting=remoting, guard=guard)
+        self.broker = BrokerServer(engine, settings, remoting=remoting, acl=acl)
         self._name_server: RemotingServer | None = None
         if name_server is not None:
-            limits = remoting or RemotingServerSettings()
-            self._name_server = RemotingServer(
-                name_server, limits, engine.clock, guard=guard, error_response=problem_response
-            )
+            self._name_server = self.broker.listener(name_server)
             self.broker.name_server.register(self._name_server)
         self._closing = ExitStack()
 

@@ -30,6 +30,7 @@ class ClientChannel:
         client_id: Any text that the client chose.
         version: The client's `Version`, as a number.
         last_update_ms: Time of the last heartbeat.
+        access_key: The account of the client. None without access control.
     """
 
     connection: Connection
@@ -37,6 +38,7 @@ class ClientChannel:
     language: LanguageCode
     version: int
     last_update_ms: int
+    access_key: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -126,9 +128,11 @@ class ClientRegistry:
         """Return the connected producers of *group*."""
         return list(self._producers.get(group, {}).values())
 
-    def next_producer(self, group: str) -> ClientChannel | None:
-        """Return one producer of *group*, in rotation. None if none is connected."""
-        channels = [channel for channel in self.producers(group) if channel.connection.is_open]
+    def next_producer(
+        self, group: str, is_permitted: Callable[[ClientChannel], bool] = lambda channel: True
+    ) -> ClientChannel | None:
+        """Return one producer of *group* that is permitted, in rotation. None if none is connected."""
+        channels = [each for each in self.producers(group) if each.connection.is_open and is_permitted(each)]
         if not channels:
             return None
         self._next_producer += 1

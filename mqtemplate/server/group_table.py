@@ -12,7 +12,7 @@ from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion as DataVersionBody
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.files.json_files import DataVersion, format_errors, read_table, write_table
+from mqtemplate.store.files.json_files import DataVersion, check_names, format_errors, read_table, write_table
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
@@ -65,6 +65,7 @@ class SubscriptionGroupTable:
         with format_errors(self._NAME):
             self._version = DataVersion.of(table)
             self._stored = dict(table.pop("subscriptionGroupTable", {}))
+            check_names("group", self._stored)
             self._table = {group: _read(config) for group, config in self._stored.items()}
         table.pop("dataVersion", None)
         self._other = table

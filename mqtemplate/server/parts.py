@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.admin.queue_statistics import QueueStatistics
 from mqtemplate.server.admin.traffic import Traffic
 from mqtemplate.server.clients import ClientRegistry
@@ -24,6 +25,7 @@ class ServerParts:
 
     Args:
         address: Returns the address that clients connect to. The port may be chosen when the server starts.
+        access: The accounts and their rights.
 
     Attributes:
         topics: Topics in the types of the protocol, and for messages.
@@ -35,18 +37,25 @@ class ServerParts:
         boot_ms: When the server was created.
     """
 
-    def __init__(self, engine: EmbeddedBroker, settings: BrokerServerSettings, address: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        engine: EmbeddedBroker,
+        settings: BrokerServerSettings,
+        address: Callable[[], str],
+        access: AccessControl,
+    ) -> None:
         clock, store = engine.clock, engine.store
         self.engine = engine
         self.settings = settings
         self.address = address
+        self.access = access
         self.boot_ms = clock.now_ms()
         self.topics = TopicConfigs(engine, settings)
         self.groups = SubscriptionGroupTable(
             store.store_files, clock, auto_create=settings.auto_create_subscription_group
         )
         self.clients = ClientRegistry(clock)
-        self.remote_clients = RemoteClients(engine, self.clients, self.groups)
+        self.remote_clients = RemoteClients(engine, self.clients, self.groups, access)
         self.clients.on_members_changed(self.remote_clients.notify_members)
         self.topics.on_created(self.remote_clients.notify_topic_created)
         self.subscriptions = Subscriptions(self.clients, settings)

@@ -24,7 +24,9 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeader,
 )
 from mqtemplate.remoting.protocol.properties import encode_properties_text
-from mqtemplate.server.clients import ClientRegistry, ConsumerGroupInfo
+from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.acl.settings import Right
+from mqtemplate.server.clients import ClientChannel, ClientRegistry, ConsumerGroupInfo
 from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.response import RefusedError
 from mqtemplate.topics import HALF_TOPIC
@@ -42,6 +44,7 @@ class RemoteClients:
     engine: EmbeddedBroker
     clients: ClientRegistry
     groups: SubscriptionGroupTable
+    access: AccessControl
 
     # --- consumer groups -----------------------------------------------------------------------
 
@@ -75,11 +78,18 @@ class RemoteClients:
 
     # --- transaction checks --------------------------------------------------------------------
 
-    def can_check(self, group: str) -> bool:
-        return any(channel.connection.is_open for channel in self.clients.producers(group))
+    def can_check(self, group: str, topic: str) -> bool:
+        return self._checker(group, topic) is not None
+
+    def _checker(self, group: str, topic: str) -> ClientChannel | None:
+        """Return a producer of *group* whose account may send to *topic*: a check contains the half message.
+
+        Any account may join a producer group, since its name gives no rights.
+        """
+        return self.clients.next_producer(group, lambda channel: self.access.may(channel.access_key, topic, Right.PUB))
 
     def send_check(self, check: TransactionCheck) -> None:
-        channel = self.clients.next_producer(check.group)
+        channel = self._checker(check.group, check.topic)
         if channel is None:
             return  # The last producer has just disconnected. The check is repeated later.
         half = check.half

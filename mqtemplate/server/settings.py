@@ -39,6 +39,10 @@ class ServerOptions:
     recall_message_enable: bool = True
     """True: producers may recall delayed messages."""
 
+    broker_registration_enable: bool = False
+    """True: other brokers may register with the name server. A registration can redirect any topic; with access control
+    it needs an administrator."""
+
     strict_subscriptions: bool = False
     """True: a member with other subscriptions than its group is refused. False: server and clients log a warning."""
 

@@ -64,7 +64,7 @@ def parse_offsets(text: str, option: str) -> OffsetTable:
             for topic, queues in table.items()
             for queue_id, offset in _without_broker(queues).items()
         }
-    except (ValueError, AttributeError, TypeError) as exc:
+    except (ValueError, AttributeError, TypeError, RecursionError) as exc:
         raise ConfigurationError(
             f"option {option}: {text!r} is not offsets ({exc}); "
             'write JSON such as {"orders": {"0": 23, "1": -2}} with -2 for earliest and -1 for latest'

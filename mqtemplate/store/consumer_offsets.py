@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from mqtemplate.clock import Clock
-from mqtemplate.store.files.json_files import VersionedTable, format_errors
+from mqtemplate.store.files.json_files import VersionedTable, check_names, format_errors
 from mqtemplate.store.files.store_files import StoreFiles
 
 
@@ -45,6 +45,8 @@ class ConsumerOffsets:
         with format_errors(self._file.name):
             for key, offsets in table.get("offsetTable", {}).items():
                 topic, _, group = key.rpartition("@")
+                check_names("topic", [topic])
+                check_names("group", [group])
                 self._table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:

@@ -32,6 +32,7 @@ from mqtemplate.store.index.index_service import IndexService
 from mqtemplate.store.queue_rebuild import QueueRebuild, TagsCodeOf
 from mqtemplate.store.recovery import Recovery
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
+from mqtemplate.topics import is_file_name
 
 _FREE_FILES = 16
 """While the disk has space for this number of commit log files, it counts as empty.
@@ -471,6 +472,8 @@ class MessageStore:
         return self._queues.get((topic, queue_id)) or self._open_queue(topic, queue_id)
 
     def _open_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        if not is_file_name(topic):
+            raise StoreError(f"topic {topic[:40]!r} has no queues: it cannot be the name of a folder; use another name")
         setting = self.settings.mapped_file_size_consume_queue and "mapped-file-size-consume-queue"
         files = self.store_files.mapped_queue(
             f"consumequeue/{topic}/{queue_id}", self.sizes.consume_queue, setting=setting or "", rebuildable=True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mqtemplate.clock import Clock
-from mqtemplate.store.files.json_files import DataVersion, VersionedTable, format_errors
+from mqtemplate.store.files.json_files import DataVersion, VersionedTable, check_names, format_errors
 from mqtemplate.store.files.store_files import StoreFiles
 
 _READ_AND_WRITE = 6
@@ -29,6 +29,7 @@ class TopicTable:
         table = self._file.load()
         with format_errors(self._file.name):
             self._table = dict(table.get("topicConfigTable", {}))
+            check_names("topic", self._table)
             for config in self._table.values():
                 int(config.get("writeQueueNums", 0)), int(config.get("readQueueNums", 0))
 

@@ -18,10 +18,11 @@ from mqtemplate.cli import main
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.message import HostAddress, parse_offset_msg_id
-from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
 from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader, OffsetResponseHeader
-from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from mqtemplate.remoting.settings import Credentials
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool
@@ -106,6 +107,32 @@ mqtemplate:
     assert broker.line.startswith("from-the-file listens on ")
     assert refused.remark == "access control is enabled: configure the client with an access key and a secret key"
     assert SECRET not in output + errors
+
+
+def test_recorded_requests_are_refused_within_the_window_of_application_yml(tmp_path: Path) -> None:
+    """The log says at the start that only TLS prevents them."""
+    account = f"{{access-key: shop-owner, secret-key: {SECRET}, topic-perms: {{orders: PUB}}}}"
+    acl = f"{{enabled: true, replay-window-ms: 60000, accounts: [{account}]}}"
+    (tmp_path / "application.yml").write_text(f"mqtemplate: {{server: {{acl: {acl}}}}}")
+    header = SendMessageRequestHeaderV2(
+        producer_group="shop",
+        topic="orders",
+        default_topic="TBW102",
+        default_topic_queue_nums=1,
+        queue_id=0,
+        sys_flag=0,
+        born_timestamp=0,
+        flag=0,
+    )
+    recorded = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"x")
+    sign_command(recorded, "shop-owner", SECRET)
+
+    with BrokerProcess(tmp_path) as broker, Tool(broker.address) as attacker:
+        codes = [attacker.send_request(recorded).code for _ in range(2)]
+        _, _, errors = broker.stop()
+
+    assert codes == [ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION]
+    assert "acl.tls_not_enforced" in errors
 
 
 def test_message_ids_have_the_port_that_the_operating_system_chose(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.conformance
 def test_rocketmqs_broker_registers_and_a_java_client_uses_it(rocketmq: None, tmp_path: Path) -> None:
     address = HostAddress("127.0.0.1", free_port())
     engine = EmbeddedBroker(settings=EmbeddedSettings(listen_host=address))
-    with LocalCluster(engine, BrokerServerSettings(listen=address), ANY_PORT) as cluster:
+    settings = BrokerServerSettings(listen=address, broker_registration_enable=True)
+    with LocalCluster(engine, settings, ANY_PORT) as cluster:
         name_server = cast(NameServer, SimpleNamespace(address=str(cluster.name_server_address), version="5.5.0"))
         with RocketMQ(tmp_path / "store", name_server, {"brokerName": "broker-b"}), JavaClient(name_server) as java:
             java.connect()

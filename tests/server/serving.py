@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -13,25 +13,33 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.hashes.java_hash import java_string_hash
 from mqtemplate.message import HostAddress, Message, MessageExt
 from mqtemplate.remoting.protocol import LanguageCode, RemotingCommand, RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, SendMessageRequestHeaderV2
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch
 from mqtemplate.remoting.protocol.properties import encode_properties_text
-from mqtemplate.server import BrokerServer, BrokerServerSettings
+from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.response import problem_response
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 LISTEN = HostAddress("127.0.0.1", 10911)
+SECRET = "a secret that is never shown"
+"""Secret key of all accounts."""
 _ids = itertools.count(1)
 
 
 class RecordingConnection:
-    """Records what is sent. It has the interface of `mqtemplate.remoting.connection.Connection`."""
+    """Records what is sent. It has the interface of `mqtemplate.remoting.connection.Connection`.
 
-    def __init__(self, remote: HostAddress = HostAddress("127.0.0.1", 54321)) -> None:
+    Args:
+        access_key: Account that signs the requests over this connection. None: they are not signed.
+    """
+
+    def __init__(self, remote: HostAddress = HostAddress("127.0.0.1", 54321), *, access_key: str | None = None) -> None:
         self.id = next(_ids)
+        self.access_key = access_key
         self.remote = remote
         self.is_open = True
         self.replies: list[RemotingCommand] = []
@@ -45,23 +53,31 @@ class RecordingConnection:
     def send_one_way(self, request: RemotingCommand) -> None:
         self.pushed.append(request)
 
+    def request(self, request: RemotingCommand, timeout_ms: int, callback: Callable[..., None]) -> None:
+        self.pushed.append(request)
+
     def close(self, reason: str) -> None:
         self.closed_for = reason
         self.is_open = False
 
 
 class Serving:
-    """A server over an engine in memory."""
+    """A server over an engine in memory.
+
+    Args:
+        acl: Access control: connections with an access key sign their requests with `SECRET`.
+    """
 
     def __init__(
         self,
         settings: BrokerServerSettings | None = None,
         engine: EmbeddedBroker | None = None,
         engine_settings: EmbeddedSettings | None = None,
+        acl: AclSettings | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.engine = engine or EmbeddedBroker(None, engine_settings, self.clock)
-        self.server = BrokerServer(self.engine, settings)
+        self.server = BrokerServer(self.engine, settings, acl=acl)
         self.connection = RecordingConnection()
 
     def __enter__(self) -> Self:
@@ -87,17 +103,31 @@ class Serving:
         request = RemotingCommand.request(code, header, body, opaque=7, one_way=one_way)
         request.version, request.language = version, LanguageCode.JAVA
         connection = over or self.connection
+        if connection.access_key is not None:
+            sign_command(request, connection.access_key, SECRET)
+        return self.process(connection, request)
+
+    def process(self, connection: RecordingConnection, request: RemotingCommand) -> RemotingCommand | None:
+        """Return the response to a prepared request."""
         before = len(connection.replies)
-        processor = self.server.processors[code]
+        processor, guard = self.server.processors[request.code], self.server.guard
         try:
-            response = processor(connection, request)  # type: ignore[arg-type]
+            response = None if guard is None else guard(connection, request)  # type: ignore[arg-type]
+            if response is None:
+                response = processor(connection, request)  # type: ignore[arg-type]
         except Exception as exc:
             response = problem_response(request, exc)
             if response is None:
                 raise
         if response is None and len(connection.replies) > before:
             response = connection.replies[-1]
-        return None if one_way else response
+        return None if request.is_one_way else response
+
+    def disconnect(self, connection: RecordingConnection) -> None:
+        """Close a connection, as its client does."""
+        connection.is_open = False
+        for callback in self.server.remoting._close_callbacks:
+            callback(connection)  # type: ignore[arg-type]
 
     def step(self) -> None:
         """Step all services until no work is due."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOG_FILE_SIZE = 4_096
+SECRET_KEY, SECRET_VALUE = "spark.hadoop.fs.s3a.secret.key", "s3cret = a:b#c!d \\ grüße\tand\nmore"
+"""A setting of the session. Its value has the characters with a meaning in files of settings."""
 
 
 @pytest.fixture
@@ -33,7 +35,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from mqtemplate.spark import session
 
     warehouse = tmp_path_factory.mktemp("warehouse")
-    spark = session(master="local[2]", short_lived=True, **{"spark.sql.warehouse.dir": str(warehouse)})
+    conf = {
+        "spark.sql.warehouse.dir": str(warehouse),
+        "spark.driver.extraJavaOptions": '-Dtest.password="s3cret \\"\\\\ #"',
+        SECRET_KEY: SECRET_VALUE,
+    }
+    spark = session(master="local[2]", short_lived=True, **conf)
     yield spark
     spark.stop()
 

@@ -243,3 +243,8 @@ def test_another_converter_replaces_the_default(mqtemplate_broker: EmbeddedBroke
     [message] = messages_in(mqtemplate_broker, "orders")
     assert (message.body, message.properties["contentType"]) == (b"HELLO", "text/shout")
     assert template.receive(str) == ["hello"]
+
+
+def test_json_that_is_nested_too_deeply_is_an_error_of_the_conversion() -> None:
+    with pytest.raises(ConversionError, match="the content type of the body is JSON, and it cannot be parsed"):
+        CONVERTER.from_body(b"[" * 100_000, object, {"contentType": "application/json"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from mqtemplate.broker import ConsumerSpec, MessageModel
 from mqtemplate.services import AfterChangeService
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
@@ -29,7 +31,7 @@ class CommittedOffsets:
             return self.clustering
         key = (spec.instance_name, spec.group)
         if key not in self._broadcasting:
-            name = f"broadcast/{spec.instance_name}/{spec.group}.json"
+            name = f"broadcast/{_file_name(spec.instance_name, '@+')}/{_file_name(spec.group, '%|')}.json"
             table = ConsumerOffsets(self._store.store_files, self._store.clock, name, self._store.flush)
             table.load()
             table.on_change(self.service.changed)
@@ -40,3 +42,9 @@ class CommittedOffsets:
         """Write the changed tables."""
         for table in (self.clustering, *self._broadcasting.values()):
             table.persist()
+
+
+def _file_name(name: str, safe: str) -> str:
+    """Return *name* as the name of one file. The offsets of a remote broker have the same form."""
+    quoted = quote(name, safe=safe)
+    return quoted.replace(".", "%2E") if quoted in (".", "..") else quoted

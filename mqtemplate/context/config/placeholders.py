@@ -14,6 +14,8 @@ Found: TypeAlias = tuple[object, str]
 Lookup: TypeAlias = Callable[[str], Found | None]
 """Finds a key; None if it has no value."""
 
+_MAX_DEPTH = 50
+_MAX_RESOLVED = 10_000
 _BRACES = re.compile(r"\$\{|\}")
 
 
@@ -30,13 +32,17 @@ class Placeholders:
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
+        self._depth = 0
+        self._resolved = 0  # placeholders of the current value: each may stand for two others, and so on
 
     def resolve(self, value: object, origin: str) -> object:
         """Resolve text, and the text in lists and mappings.
 
         Raises:
-            ConfigurationError: A key has neither value nor default, refers to itself, or a brace is not closed.
+            ConfigurationError: A key has neither value nor default, refers to itself, or a brace is not closed; or too
+                many placeholders are in each other.
         """
+        self._resolved = 0
         return self._resolve(value, origin, ())
 
     def _resolve(self, value: object, origin: str, keys: tuple[str, ...]) -> object:
@@ -60,11 +66,24 @@ class Placeholders:
             if start > at:
                 parts.append(text[at:start])
             end = _closing_brace(text, start, origin)
-            parts.append(self._value_of(text[start + 2 : end], origin, keys))
+            parts.append(self._limited_value_of(text[start + 2 : end], origin, keys))
             at = end + 1
         if at < len(text):
             parts.append(text[at:])
         return parts[0] if len(parts) == 1 else "".join(map(as_text, parts))
+
+    def _limited_value_of(self, expression: str, origin: str, keys: tuple[str, ...]) -> object:
+        self._resolved += 1
+        if self._depth >= _MAX_DEPTH or self._resolved > _MAX_RESOLVED:
+            raise ConfigurationError(
+                f"{origin}: placeholders are nested deeper than {_MAX_DEPTH} levels, or stand for more than "
+                f"{_MAX_RESOLVED:,} others; write the value itself"
+            )
+        self._depth += 1
+        try:
+            return self._value_of(expression, origin, keys)
+        finally:
+            self._depth -= 1
 
     def _value_of(self, expression: str, origin: str, keys: tuple[str, ...]) -> object:
         key, has_default, default = expression.partition(":")

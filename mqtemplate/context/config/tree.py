@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mqtemplate.context.config.relaxed_keys import same_key
+from mqtemplate.errors import ConfigurationError
 
 
 class Unset(Enum):
@@ -16,6 +17,8 @@ class Unset(Enum):
 
     UNSET = "unset"
 
+
+_MAX_DEPTH = 50
 
 UNSET: Final = Unset.UNSET
 """Value of a node that has no value; None is not one either, see `ConfigNode`."""
@@ -56,6 +59,7 @@ class ConfigNode:
 
     def put(self, path: Sequence[str], value: object, origin: str) -> ConfigNode:
         """Set the value at a path, in exactly this spelling. `UNSET` only creates the node: a section has an origin."""
+        check_depth(len(path), origin)
         node = self
         for part in path:
             node = node.children.setdefault(part, ConfigNode(origin=origin))
@@ -90,6 +94,16 @@ class ConfigNode:
     def is_empty(self) -> bool:
         """True if neither the node nor a node below it has a value."""
         return self.value is UNSET and all(node.is_empty for node in self.children.values())
+
+
+def check_depth(depth: int, origin: str) -> None:
+    """Check the number of parts of a key.
+
+    Raises:
+        ConfigurationError: There are too many.
+    """
+    if depth > _MAX_DEPTH:
+        raise ConfigurationError(f"{origin}: a key has more than {_MAX_DEPTH} parts; no setting has so many")
 
 
 def insert_mapping(root: ConfigNode, mapping: Mapping[str, object], origin: str, path: tuple[str, ...] = ()) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from mqtemplate.context.config.tree import UNSET, ConfigNode
+from mqtemplate.context.config.tree import UNSET, ConfigNode, check_depth
 from mqtemplate.errors import ConfigurationError
 
 _ACTIVATION_KEYS = (
@@ -19,7 +19,22 @@ _ACTIVATION_KEYS = (
 _TIMESTAMP, _BOOL, _INT, _NULL, _MERGE = (
     f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "bool", "int", "null", "merge")
 )
+_MAX_BYTES = 1 << 20
+_MAX_DEPTH = 50
+_MAX_VALUES = 100_000
 _COLLECTIONS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+
+
+class _LimitError(Exception):
+    """A file has more than is allowed.
+
+    Attributes:
+        line: Where that is, counted from 1.
+    """
+
+    def __init__(self, problem: str, mark: yaml.Mark) -> None:
+        super().__init__(problem)
+        self.line = mark.line + 1
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,7 +42,31 @@ class _Loader(yaml.SafeLoader):
 
     YAML 1.1 reads ``on`` and ``no`` as booleans, ``010`` as eight, ``1:30`` as ninety and a bare date as a date. Here
     they stay text: a tag may be called ``on``.
+
+    Depth and number of the values are limited. Few lines with aliases of aliases can stand for billions of values.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open: list[int] = []  # for each collection around the current node, its number of values so far
+        self._sizes: dict[int, int] = {}  # id of a node -> its number of values, aliases included
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if len(self._open) >= _MAX_DEPTH:
+            raise _LimitError(f"values are nested deeper than {_MAX_DEPTH} levels", mark)
+        self._open.append(1)
+        node = super().compose_node(parent, index)
+        size = self._open.pop()
+        if is_alias:
+            size = self._sizes.get(id(node), 1)
+        self._sizes[id(node)] = size
+        if self._open:
+            self._open[-1] += size
+            if self._open[-1] > _MAX_VALUES:
+                raise _LimitError(f"there are more than {_MAX_VALUES:,} values, those of aliases included", mark)
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -55,9 +94,13 @@ def read_yaml(file: Path) -> list[YamlDocument]:
     """Return the documents of a file.
 
     Raises:
-        ConfigurationError: The file is not UTF-8 or not YAML, a document is not a mapping, or a key is given twice.
+        ConfigurationError: The file is not UTF-8 or not YAML, a document is not a mapping, or a key is given twice; or
+            the file is too long, its values are nested too deeply, or its aliases stand for too many values.
     """
     try:
+        size = file.stat().st_size
+        if size > _MAX_BYTES:
+            raise ConfigurationError(f"{file.name}: has {size:,} bytes, allowed are {_MAX_BYTES:,}; shorten it")
         text = file.read_text("utf-8")
     except UnicodeDecodeError as exc:
         raise ConfigurationError(f"{file.name}: not UTF-8 at byte {exc.start}; save the file as UTF-8") from exc
@@ -69,6 +112,8 @@ def read_yaml(file: Path) -> list[YamlDocument]:
             return list(_documents(loader, file.name))
         finally:
             loader.dispose()
+    except _LimitError as exc:
+        raise ConfigurationError(f"{file.name}:{exc.line}: {exc}; write fewer") from exc
     except yaml.MarkedYAMLError as exc:
         line = exc.problem_mark.line + 1 if exc.problem_mark else "?"
         raise ConfigurationError(f"{file.name}:{line}: not valid YAML: {exc.problem}") from exc
@@ -85,7 +130,7 @@ def _documents(loader: _Loader, file: str) -> Iterator[YamlDocument]:
         if not isinstance(node, yaml.MappingNode):
             raise ConfigurationError(f"{origin}: a document must consist of 'key: value' lines")
         root = ConfigNode(origin=origin)
-        _TreeBuilder(loader, file).add_mapping(node, root)
+        _TreeBuilder(loader, file).add_mapping(node, root, 0)
         yield YamlDocument(root, _remove_activation(root))
 
 
@@ -115,14 +160,16 @@ class _TreeBuilder:
         self._file = file
         self._open: set[int] = set()  # mappings and lists around the current node: an alias may refer to one
 
-    def add_mapping(self, node: yaml.MappingNode, parent: ConfigNode) -> None:
-        """Add the keys of a mapping below *parent*."""
+    def add_mapping(self, node: yaml.MappingNode, parent: ConfigNode, depth: int) -> None:
+        """Add the keys of a mapping below *parent*, which is *depth* levels below the root."""
         self._enter(node)
         for key_node, value_node in self._pairs(node):
             below = tuple(self._key(key_node).split("."))
             origin = self._at(key_node)
+            below_depth = depth + len(below)
+            check_depth(below_depth, origin)
             if isinstance(value_node, yaml.MappingNode):
-                self.add_mapping(value_node, parent.put(below, UNSET, origin))
+                self.add_mapping(value_node, parent.put(below, UNSET, origin), below_depth)
                 continue
             twin = parent.put(below, UNSET, origin)
             if twin.value is not UNSET:

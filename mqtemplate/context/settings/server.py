@@ -64,6 +64,10 @@ class AclSection(Properties):
     accounts: tuple[AccountSettings, ...] = ()
     """A list; each has ``access-key``, ``secret-key``, ``admin``, ``default-topic-perm``, ``default-group-perm``,
     ``topic-perms`` and ``group-perms``."""
+    replay_window_ms: int = Field(default=0, ge=0, le=3_600_000)
+    """Milliseconds in which a signature may not be used again by a request that changes something; 0 permits that. It
+    refuses recorded requests, also those with another code, and a client's identical second try. See
+    [server](server.md#security)."""
 
     @model_validator(mode="after")
     def _check_accounts(self) -> Self:

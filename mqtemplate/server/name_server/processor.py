@@ -14,7 +14,7 @@ from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, K
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import admin as headers
-from mqtemplate.remoting.server import RemotingServer
+from mqtemplate.remoting.server import Processor, RemotingServer
 from mqtemplate.server.name_server.kv_config import ORDER_TOPIC_CONFIG, KVConfig
 from mqtemplate.server.name_server.registered_brokers import MASTER_ID, RegisteredBrokers, queue_data
 from mqtemplate.server.registration import answers, register
@@ -46,10 +46,10 @@ class NameServer:
     broker_address: Callable[[], str]
     is_writable: bool = True
 
-    def register(self, server: RemotingServer) -> None:
-        """Serve the name server's requests that arrive at *server*."""
+    def register(self, server: RemotingServer) -> dict[int, Processor]:
+        """Serve the name server's requests that arrive at *server*. Return the processors by request code."""
         server.on_close(self.others.forget)
-        register(server, self, self.others)
+        return register(server, self, self.others)
 
     # --- routes --------------------------------------------------------------------------------
 

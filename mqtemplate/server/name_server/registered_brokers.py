@@ -79,10 +79,12 @@ class RegisteredBrokers:
 
     Args:
         own_name: Name of the broker in this process. No other broker may register with it.
+        is_open: False: all registrations are refused.
     """
 
-    def __init__(self, own_name: str, clock: Clock) -> None:
+    def __init__(self, own_name: str, clock: Clock, *, is_open: bool) -> None:
         self._own_name = own_name
+        self._is_open = is_open
         self._clock = clock
         self._lock = threading.Lock()
         self._brokers: dict[str, RegisteredBroker] = {}
@@ -150,6 +152,7 @@ class RegisteredBrokers:
     def _register(
         self, header: headers.RegisterBrokerRequestHeader, connection: Connection, request: RemotingCommand
     ) -> headers.RegisterBrokerResponseHeader:
+        self._check_open()
         self._check(header, request.body)
         wrapper = bodies.RegisterBrokerBody.decode(request.body).topic_config_serialize_wrapper
         expire_ms = header.heartbeat_timeout_millis or _EXPIRE_MS
@@ -171,6 +174,14 @@ class RegisteredBrokers:
         is_replica = header.broker_id != MASTER_ID and master is not None
         return headers.RegisterBrokerResponseHeader(master_addr=master.address if master and is_replica else None)
 
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION,
+                "brokers may not register with this name server: a registration could redirect any topic. Set "
+                "mqtemplate.server.broker-registration-enable to true if it is meant for several brokers",
+            )
+
     def _check(self, header: headers.RegisterBrokerRequestHeader, body: bytes) -> None:
         reason = None
         if header.broker_name == self._own_name:
@@ -184,6 +195,7 @@ class RegisteredBrokers:
 
     @answers(RequestCode.UNREGISTER_BROKER)
     def _unregister(self, header: headers.BrokerRequestHeader) -> None:
+        self._check_open()
         with self._lock:
             broker = self._brokers.get(header.broker_name)
             if broker is not None and header.broker_id in broker.members:
@@ -194,6 +206,7 @@ class RegisteredBrokers:
         self, header: headers.BrokerRequestHeader, version: bodies.DataVersion
     ) -> tuple[headers.QueryDataVersionResponseHeader, bodies.DataVersion | None]:
         """Tell a broker if it must register its topics again. The request also renews the registration."""
+        self._check_open()
         with self._lock:
             broker = self._brokers.get(header.broker_name)
             member = None if broker is None else broker.members.get(header.broker_id)

@@ -42,6 +42,7 @@ class ClientProcessor:
     @handles(RequestCode.HEART_BEAT)
     def _heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         heartbeat = HeartbeatData.decode(request.body)
+        self.server.access.bind_client(request, heartbeat.client_id, connection)
         work = partial(self._register, connection, request, heartbeat)
         if all(self._exists(data.group_name) for data in heartbeat.consumer_data_set):
             return work()
@@ -56,7 +57,8 @@ class ClientProcessor:
 
     def _register(self, connection: Connection, request: RemotingCommand, heartbeat: HeartbeatData) -> RemotingCommand:
         clients, now_ms = self.server.clients, self.server.engine.clock.now_ms()
-        channel = ClientChannel(connection, heartbeat.client_id, request.language, request.version, now_ms)
+        access_key = self.server.access.key_of(request)
+        channel = ClientChannel(connection, heartbeat.client_id, request.language, request.version, now_ms, access_key)
         is_first = [clients.register_producer(data.group_name, channel) for data in heartbeat.producer_data_set]
         if any(is_first):
             self.server.engine.transactions.producer_connected()

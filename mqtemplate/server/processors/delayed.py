@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mqtemplate.broker import Capability
 from mqtemplate.delay.pending import cursor_after
-from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
-from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
 from mqtemplate.remoting.protocol.bodies.delayed import (
     PendingCountsData,
@@ -19,7 +16,6 @@ from mqtemplate.remoting.protocol.bodies.delayed import (
 )
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.delayed import (
-    MAX_HANDLES,
     CancelDelayedMessageRequestHeader,
     CountPendingMessagesRequestHeader,
     GetPendingMessagesRequestHeader,
@@ -27,6 +23,7 @@ from mqtemplate.remoting.protocol.headers.delayed import (
     RescheduleDelayedMessageRequestHeader,
 )
 from mqtemplate.server.parts import ServerParts
+from mqtemplate.server.processors.handles import decode_handles, refusing_invalid
 from mqtemplate.server.registration import answers
 from mqtemplate.server.response import RefusedError
 
@@ -59,7 +56,7 @@ class DelayedMessageProcessor:
     @answers(RequestCode.CANCEL_DELAYED_MESSAGE, slow=True)
     def _cancel(self, header: CancelDelayedMessageRequestHeader) -> ScheduleChangeData:
         self._check_change(header)
-        with _refusing_invalid():
+        with refusing_invalid():
             change = self.server.engine.cancel(
                 header.handle, key=header.key, topic=header.topic, namespace=header.namespace
             )
@@ -69,7 +66,7 @@ class DelayedMessageProcessor:
     def _reschedule(self, header: RescheduleDelayedMessageRequestHeader) -> ScheduleChangeData:
         self._check_change(header)
         engine, time_ms = self.server.engine, header.deliver_time
-        with _refusing_invalid():
+        with refusing_invalid():
             change = engine.reschedule(
                 header.handle, time_ms, key=header.key, topic=header.topic, namespace=header.namespace
             )
@@ -91,7 +88,7 @@ class DelayedMessageProcessor:
 
     @answers(RequestCode.GET_PENDING_MESSAGES, slow=True)
     def _page(self, header: GetPendingMessagesRequestHeader) -> PendingMessagesData:
-        with _refusing_invalid():
+        with refusing_invalid():
             page = self.server.engine.pending(_query(header), min(header.max_count, _MAX_PAGE), header.cursor)
         messages = _fitting(page.messages)
         return PendingMessagesData(
@@ -101,35 +98,9 @@ class DelayedMessageProcessor:
 
     @answers(RequestCode.COUNT_PENDING_MESSAGES, slow=True)
     def _count(self, header: CountPendingMessagesRequestHeader) -> PendingCountsData:
-        with _refusing_invalid():
+        with refusing_invalid():
             counts = self.server.engine.count_pending(_query(header), header.bucket_millis, max_buckets=_MAX_BUCKETS)
         return PendingCountsData(total=counts.total, buckets=counts.buckets)
-
-
-def decode_handles(text: str | None) -> list[RecallHandle]:
-    """Return the handles of a request.
-
-    Raises:
-        RefusedError: One of them is invalid, or there are more than `MAX_HANDLES`.
-    """
-    parts = [] if text is None else text.split(",", MAX_HANDLES)
-    if len(parts) > MAX_HANDLES:
-        raise RefusedError(
-            ResponseCode.INVALID_PARAMETER, f"one request has at most {MAX_HANDLES} handles; send several requests"
-        )
-    with _refusing_invalid():
-        return [decode_handle(part) for part in parts]
-
-
-@contextmanager
-def _refusing_invalid() -> Iterator[None]:
-    """Refuse an invalid request. Only a deliver time that is too far away has a code of its own."""
-    try:
-        yield
-    except DelayError as exc:
-        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
-    except MessageError as exc:
-        raise RefusedError(ResponseCode.INVALID_PARAMETER, str(exc)) from exc
 
 
 def _change_data(change: ScheduleChange) -> ScheduleChangeData:

@@ -37,6 +37,7 @@ from mqtemplate.remoting.protocol.headers.message import (
 )
 from mqtemplate.remoting.protocol.messages import decode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
+from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.group_table import max_reconsume_times
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
@@ -229,6 +230,10 @@ class SendBackProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"no message starts at physical offset {header.offset}; retention may have deleted it",
             )
+        # The copy is readable with a right to the group only, so the request would read any message.
+        self.server.access.check_topic(
+            request, record.topic, Right.SUB, f"the message at physical offset {header.offset}"
+        )
         # Without the flag the body is not decompressed: it is stored again as it is.
         original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
         max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)

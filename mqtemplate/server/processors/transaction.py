@@ -6,6 +6,7 @@ Source: RocketMQ ``broker: EndTransactionProcessor``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from mqtemplate.errors import MessageError, StoreError
 from mqtemplate.event_log import get_logger
@@ -15,6 +16,7 @@ from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import EndTransactionRequestHeader
 from mqtemplate.results import TransactionState
+from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
@@ -54,12 +56,19 @@ class TransactionProcessor:
                 header.producer_group,
                 state,
                 remark=request.remark,
+                check_right=partial(self._check_right, request, header),
             )
-        except (MessageError, StoreError) as exc:
+        except (MessageError, StoreError, RefusedError) as exc:
             # Most of these requests are one-way: without a log entry the error would be lost.
             _log.warning("server.end_refused", group=header.producer_group, msg_id=header.msg_id, reason=str(exc))
+            if isinstance(exc, RefusedError):
+                raise
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(exc)) from exc
         if end is None:
             return request.response()
         reply_when_durable(self.server.engine.store, connection, request, end.physical_end, end.topics)
         return None
+
+    def _check_right(self, request: RemotingCommand, header: EndTransactionRequestHeader, topic: str) -> None:
+        """Check the right to the topic of the half message: the request may name another topic, or none."""
+        self.server.access.check_topic(request, topic, Right.PUB, f"half message {header.tran_state_table_offset}")

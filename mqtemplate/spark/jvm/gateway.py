@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -56,16 +57,19 @@ def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway
     Raises:
         SparkError: The JVM ended, or was not ready in time.
     """
-    with tempfile.TemporaryDirectory(prefix="mqtemplate-spark-") as folder:
-        connection = Path(folder, "connection")
+    with tempfile.TemporaryDirectory(prefix="mqtemplate-spark-") as folder:  # only this user can read it
+        connection, settings, options = (Path(folder, name) for name in ("connection", "spark.conf", "java.options"))
+        # Every user of the machine can read a command line, and the settings may contain passwords.
+        settings.write_text("".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in conf.items()), "utf-8")
+        log4j = f"-Dlog4j2.configurationFile={files('mqtemplate.spark') / 'log4j2.properties'}"
+        options.write_text("".join(f"{_quoted(flag)}\n" for flag in (*flags, log4j)), "utf-8")
         command = [
             str(java.executable),
-            *flags,
-            f"-Dlog4j2.configurationFile={files('mqtemplate.spark') / 'log4j2.properties'}",
+            f"@{options}",
             "-cp",
             os.pathsep.join(class_path()),
             "org.apache.spark.deploy.SparkSubmit",
-            *(part for key, value in conf.items() for part in ("--conf", f"{key}={value}")),
+            *("--properties-file", str(settings), "--load-spark-defaults"),
             "pyspark-shell",
         ]
         # A process session of its own: only Python gets Ctrl-C, and it stops the queries in order.
@@ -74,6 +78,18 @@ def launch(java: Java, flags: Sequence[str], conf: Mapping[str, str]) -> Gateway
         data = connection.read_bytes()
     port, length = struct.unpack_from(">ii", data)
     return Gateway(process, port, data[8 : 8 + length].decode())
+
+
+def _escaped(text: str) -> str:
+    """Return *text* as a key or a value of a file that Java's ``Properties.load`` reads."""
+    text = re.sub(r"[\\:=#! ]", r"\\\g<0>", text)
+    return text.replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r").replace("\f", "\\f")
+
+
+def _quoted(flag: str) -> str:
+    """Return *flag* as a line of an argument file (``java @file``)."""
+    escaped = flag.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
 
 
 def class_path() -> list[str]:

@@ -19,6 +19,7 @@ _Result = TypeVar("_Result")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PAGES_AT_ONCE = 256  # numpy holds the interpreter lock over so few
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 _CREATE_FOLDER = "create the folder"
@@ -33,8 +34,19 @@ class Disk:
     """
 
     def open(self, path: Path, *, flags: int = os.O_CREAT) -> int:
-        """Return a descriptor for reading and writing. By default a missing file is created."""
-        return _with_more_files(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644))
+        """Return a descriptor for reading and writing. By default a missing file is created, for its owner only.
+
+        A symbolic link is an error: a folder from elsewhere could name any file of this user.
+        """
+        return _with_more_files(lambda: os.open(path, os.O_RDWR | _SAFE | flags, 0o600))
+
+    def open_new(self, path: Path) -> int:
+        """Return a descriptor of a new file. A file or a link that has the name is removed before."""
+        try:
+            return self.open(path, flags=os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            self.unlink(path)
+            return self.open(path, flags=os.O_CREAT | os.O_EXCL)
 
     def close(self, fd: int) -> None:
         """Close a descriptor."""
@@ -104,8 +116,8 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def make_folder(self, folder: Path) -> None:
-        """Create one folder, if it is missing."""
-        folder.mkdir(exist_ok=True)
+        """Create one folder for its owner only, if it is missing."""
+        folder.mkdir(mode=0o700, exist_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
         """Return when the names in *folder* are on the disk."""
@@ -118,9 +130,11 @@ class Disk:
     def read_whole(self, path: Path) -> bytes | None:
         """Return the content of a small file; None if it is missing."""
         try:
-            return _with_more_files(path.read_bytes)
+            fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE))  # a pipe must not block
         except FileNotFoundError:
             return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
         """Return name and length of each file in a folder, sorted by name. A missing folder has none."""
@@ -159,6 +173,8 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
             f"cannot {action} {path}: this process has {limit} open files, which is its limit; raise the limit "
             "(ulimit -n, or LimitNOFILE), or make the store's files larger so that there are fewer"
         )
+    if exc.errno == errno.ELOOP:
+        return link_error(path)
     if exc.errno in _FORBIDDEN:
         return StoreError(
             f"cannot {action} {path}: {exc.strerror}; what was acknowledged is safe: give the user of this process "
@@ -172,6 +188,14 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
     return StoreError(
         f"cannot {action} {path}: {exc}; what was acknowledged is safe, and the store continues when the "
         "disk works again: see the system's log for the cause, then send again"
+    )
+
+
+def link_error(path: Path) -> StoreError:
+    """Return the error for a symbolic link in a store directory."""
+    return StoreError(
+        f"{path} is a symbolic link; a store directory may be one, but nothing in it: put the file or folder itself "
+        "there (a folder of another disk by a bind mount), or remove the link"
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from mqtemplate.errors import StoreFormatError, StoreLockedError
+from mqtemplate.errors import StoreError, StoreFormatError, StoreLockedError
 from mqtemplate.processes import OwnerProcess, call_after_fork
-from mqtemplate.store.files.disk import Disk, disk_errors, make_folder
+from mqtemplate.store.files.disk import Disk, disk_errors, link_error, make_folder
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
@@ -21,7 +21,9 @@ _locked_here: set[Path] = set()
 
 
 class FolderStoreFiles(StoreFiles):
-    """Files in a folder. Its ``lock`` file is locked as RocketMQ locks it, so each of the two respects the other.
+    """Files in a folder, which only its owner can read. They may not be symbolic links.
+
+    Its ``lock`` file is locked as RocketMQ locks it, so each of the two respects the other.
 
     A forked child writes no file and removes none. It does not inherit the lock (man fork), so it cannot release it.
     """
@@ -43,7 +45,7 @@ class FolderStoreFiles(StoreFiles):
         import fcntl
 
         make_folder(self.root, self._disk)
-        path = (self.root / "lock").resolve()
+        path = self.root.resolve() / "lock"
         # A POSIX lock does not exclude its own process, and closing any descriptor of the file releases it (man fcntl).
         # So a second broker in this process must not open the file.
         if path in _locked_here:
@@ -94,17 +96,34 @@ class FolderStoreFiles(StoreFiles):
         if self._owner is not None:
             self._owner.check()
 
+    def _path(self, name: str) -> Path:
+        """Return the path of a file or folder by its name.
+
+        Raises:
+            StoreError: It leads out of this folder, or a part of it is a symbolic link. The folder itself may be one.
+        """
+        relative = PurePosixPath(name)
+        if relative.is_absolute() or ".." in relative.parts or "\0" in name:
+            raise StoreError(f"{name!r} leads out of the store directory {self.root}; use names without '..' and '/'")
+        path = self.root
+        for part in relative.parts:
+            path = path / part
+            if path.is_symlink():
+                raise link_error(path)
+        return path
+
     # --- mapped files --------------------------------------------------------------------------
 
     def open_mapped(self, name: str, size: int, *, sparse: bool = False) -> MappedFile:
         self._check_owner()
-        return DiskFile(self.root / name, size, self._disk, first_step=0 if sparse else None)
+        return DiskFile(self._path(name), size, self._disk, first_step=0 if sparse else None)
 
     def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
+        path = self._path(folder)
         if rebuildable:  # the folders below become durable with the first flush, this one must be durable before
             make_folder(self.root / Path(folder).parts[0], self._disk)
         try:
-            return DiskFileQueue(self.root / folder, size, self._disk, rebuildable=rebuildable)
+            return DiskFileQueue(path, size, self._disk, rebuildable=rebuildable)
         except StoreFormatError as exc:
             hint = ", or delete the folder consumequeue, which is rebuilt from the commit log" if rebuildable else ""
             lengths = Counter(length for length in self.file_sizes(folder).values() if length)
@@ -122,13 +141,13 @@ class FolderStoreFiles(StoreFiles):
     # --- small files ---------------------------------------------------------------------------
 
     def read_bytes(self, name: str) -> bytes | None:
-        path = self.root / name
+        path = self._path(name)
         with disk_errors("read", path):
             return self._disk.read_whole(path)
 
     def write_bytes(self, name: str, data: bytes) -> None:
         self._check_owner()
-        path = self.root / name
+        path = self._path(name)
         make_folder(path.parent, self._disk)
         with disk_errors("write", path, len(data)):
             new = path.with_name(path.name + ".tmp")
@@ -141,7 +160,7 @@ class FolderStoreFiles(StoreFiles):
             self._disk.sync_folder(path.parent)
 
     def _write_whole(self, path: Path, data: bytes) -> None:
-        fd = self._disk.open(path, flags=os.O_CREAT | os.O_TRUNC)
+        fd = self._disk.open_new(path)
         try:
             at = 0
             while at < len(data):
@@ -151,11 +170,11 @@ class FolderStoreFiles(StoreFiles):
             self._disk.close(fd)
 
     def exists(self, name: str) -> bool:
-        return (self.root / name).exists()
+        return self._path(name).exists()
 
     def delete(self, name: str) -> None:
         self._check_owner()
-        path = self.root / name
+        path = self._path(name)
         with disk_errors("remove", path):
             self._disk.unlink(path)
             if path.parent.is_dir():
@@ -164,11 +183,11 @@ class FolderStoreFiles(StoreFiles):
     # --- the folder ----------------------------------------------------------------------------
 
     def list_folders(self, name: str) -> list[str]:
-        folder = self.root / name
+        folder = self._path(name)
         return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
     def file_sizes(self, folder: str) -> dict[str, int]:
-        path = self.root / folder
+        path = self._path(folder)
         with disk_errors("read", path):
             return dict(self._disk.list_files(path))
 

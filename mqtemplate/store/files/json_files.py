@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.topics import is_file_name
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON as RocketMQ writes it: integer keys have no quotes (fastjson)."""
+    """Parse JSON as RocketMQ writes it: integer keys have no quotes (fastjson).
+
+    Raises:
+        ValueError: The text is not JSON, or its values are nested too deeply.
+    """
     quoted = _TOKEN.sub(lambda found: f'{found[1]}"{found[2]}"{found[3]}' if found[2] else found[0], text)
-    return json.loads(quoted)
+    try:
+        return json.loads(quoted)
+    except RecursionError as exc:
+        raise ValueError("its values are nested too deeply") from exc
 
 
 def dump_json(value: Mapping[str, Any]) -> str:
@@ -78,11 +86,22 @@ def format_errors(name: str) -> Iterator[None]:
     """Raise `StoreFormatError` if the block finds values of other types than expected in the table *name*."""
     try:
         yield
-    except (AttributeError, TypeError, ValueError) as exc:
+    except (AttributeError, TypeError, ValueError, OverflowError) as exc:
         raise StoreFormatError(
             f"{name} has unexpected content ({exc}); restore it from {name}.bak, or delete it to start with an empty "
             "one"
         ) from exc
+
+
+def check_names(kind: str, names: Iterable[str]) -> None:
+    """Check the names of topics or groups in a table.
+
+    Raises:
+        ValueError: One of them cannot be the name of a folder: it would lead out of the store directory.
+    """
+    for name in names:
+        if not is_file_name(name):
+            raise ValueError(f"the {kind} {name[:40]!r} is not a legal name")
 
 
 def write_table(store_files: StoreFiles, name: str, table: Mapping[str, Any]) -> None:

@@ -277,6 +277,26 @@ def test_each_broadcasting_member_has_its_own_offsets_and_they_survive_a_restart
         assert broker.subscribe(spec).poll(10) == []
 
 
+@pytest.mark.parametrize(
+    ("instance_name", "folder"), [("..", "%2E%2E"), ("../../../evil", "..%2F..%2F..%2Fevil"), ("a b@c+d", "a%20b@c+d")]
+)
+def test_the_instance_name_of_a_member_is_quoted_in_the_name_of_its_file(
+    tmp_path: Path, instance_name: str, folder: str
+) -> None:
+    """It may come from the host name or from another setting, and must not lead out of the folder."""
+    store = tmp_path / "a" / "b" / "store"
+    spec = ConsumerSpec(
+        group="%g|", subscriptions={"orders": ALL}, message_model=MessageModel.BROADCASTING, instance_name=instance_name
+    )
+    with EmbeddedBroker(store, SMALL, VirtualClock()) as broker:
+        broker.send(Message("orders", b"x"))
+        member = broker.subscribe(spec)
+        (message,) = member.poll(10)
+        member.commit(message.message_queue, 1)
+
+    assert (store / "broadcast" / folder / "%g|.json").is_file()
+
+
 @pytest.mark.parametrize("mode", FlushDiskType)
 def test_one_consumer_receives_the_messages_of_many_producer_threads(tmp_path: Path, mode: FlushDiskType) -> None:
     with EmbeddedBroker(tmp_path, EmbeddedSettings(flush_disk_type=mode)) as broker:

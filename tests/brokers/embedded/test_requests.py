@@ -91,7 +91,7 @@ class RemoteClients:
         self.replies.append(reply)
         return True
 
-    def can_check(self, group: str) -> bool:
+    def can_check(self, group: str, topic: str) -> bool:
         return False
 
     def send_check(self, check: TransactionCheck) -> None:

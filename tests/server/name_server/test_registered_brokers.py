@@ -38,7 +38,8 @@ MASTER, REPLICA = "192.0.2.1:10911", "192.0.2.2:10911"
 
 @pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(make_engine(VirtualClock()), BrokerServerSettings(listen=ANY_PORT), ANY_PORT) as cluster:
+    settings = BrokerServerSettings(listen=ANY_PORT, broker_registration_enable=True)
+    with LocalCluster(make_engine(VirtualClock()), settings, ANY_PORT) as cluster:
         cluster.engine.create_topic("shared", 1)
         yield cluster
 
@@ -196,3 +197,28 @@ def test_an_invalid_registration_is_refused_with_the_reason(
 
     assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, text)
     assert brokers_of(tool, "single") == []
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER, RequestCode.QUERY_DATA_VERSION]
+)
+def test_no_broker_registers_by_default(code: RequestCode) -> None:
+    """A local user could redirect any topic to a broker of their own."""
+    with LocalCluster(make_engine(VirtualClock()), BrokerServerSettings(listen=ANY_PORT), ANY_PORT) as cluster:
+        cluster.engine.create_topic("shared", 1)
+        with Tool(cluster.name_server_address) as broker:
+            response = register(broker, "shared") if code is RequestCode.REGISTER_BROKER else query(broker, code)
+            route = route_of(broker, "shared")
+
+    assert response.code == ResponseCode.NO_PERMISSION
+    assert response.remark == (
+        "brokers may not register with this name server: a registration could redirect any topic. Set "
+        "mqtemplate.server.broker-registration-enable to true if it is meant for several brokers"
+    )
+    assert route is not None
+    assert [broker_data.broker_name for broker_data in route.broker_datas] == ["broker-a"]
+
+
+def query(broker: Tool, code: RequestCode) -> RemotingCommand:
+    header = BrokerRequestHeader(broker_name="broker-b", broker_addr=MASTER, cluster_name="another", broker_id=0)
+    return broker.request(code, header, VERSION.encode())

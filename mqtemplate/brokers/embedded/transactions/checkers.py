@@ -37,8 +37,8 @@ class TransactionCheck(NamedTuple):
 class TransactionChecker(Protocol):
     """Sends transaction checks to producers."""
 
-    def can_check(self, group: str) -> bool:
-        """Return True if a producer of *group* is connected."""
+    def can_check(self, group: str, topic: str) -> bool:
+        """Return True if a producer of *group* is connected that may receive half messages of the real *topic*."""
 
     def send_check(self, check: TransactionCheck) -> None:
         """Send a check, without waiting. A producer that knows the state calls `TransactionService.end`."""
@@ -90,7 +90,7 @@ class LocalCheckers:
         for checker in list(self._by_group.values()):
             checker.close()
 
-    def can_check(self, group: str) -> bool:
+    def can_check(self, group: str, topic: str) -> bool:
         return group in self._by_group
 
     def send_check(self, check: TransactionCheck) -> None:

@@ -33,7 +33,7 @@ from mqtemplate.store.commit_log import PutResult
 from mqtemplate.store.consumer_offsets import ConsumerOffsets
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.topics import TopicTable
-from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from mqtemplate.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, check_topic
 
 _log = get_logger("mqtemplate.broker")
 
@@ -211,13 +211,22 @@ class TransactionService:
         return due_ms
 
     def end(
-        self, half_offset: int, physical_offset: int, group: str, state: TransactionState, *, remark: str | None = None
+        self,
+        half_offset: int,
+        physical_offset: int,
+        group: str,
+        state: TransactionState,
+        *,
+        remark: str | None = None,
+        check_right: Callable[[str], object] = lambda topic: None,
     ) -> TransactionEnd | None:
         """End a transaction. `MessageStore.confirm` makes the end durable.
 
         Args:
             half_offset: Queue offset of the half message, as in the send result or in the transaction check.
             physical_offset: Physical offset of the same half message.
+            check_right: Called with the real topic before anything is stored. It raises an error if the caller may not
+                end transactions of that topic.
 
         Returns:
             None if nothing was stored: the state is unknown, or the transaction has ended already.
@@ -237,6 +246,7 @@ class TransactionService:
                 _log.info("transaction.already_ended", group=group, half_offset=half_offset, state=state.value)
                 return None
             record = self._store.read(half.physical_offset, half.size)
+            check_right(_destination(record)[0])
             _check_owner(record, half, half_offset, physical_offset, group)
             end = self._end(half, record, state)
             self._ends[state].add()
@@ -310,7 +320,8 @@ class TransactionService:
             record = self._store.read(half.physical_offset, half.size)
             checks = check_properties(record.properties_bytes).checks
             group = find_property(record.properties_bytes, PRODUCER_GROUP) or ""
-            checker = next((checker for checker in self._checkers if checker.can_check(group)), None)
+            topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
+            checker = next((checker for checker in self._checkers if checker.can_check(group, topic)), None)
             if checks >= settings.transaction_check_max:
                 self._discard(half, record, f"no answer to {checks} transaction checks")
             elif checker is not None:
@@ -367,7 +378,7 @@ def _destination(half: StoredRecord) -> tuple[str, int]:
     queue_id = find_property(half.properties_bytes, REAL_QID)
     if topic is None or queue_id is None or not queue_id.isdecimal():
         raise MessageError(f"the half message at physical offset {half.physical_offset} has no real topic and queue")
-    return topic, int(queue_id)
+    return check_topic(topic), int(queue_id)
 
 
 def _check_owner(

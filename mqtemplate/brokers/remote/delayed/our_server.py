@@ -254,7 +254,7 @@ def _decode_cursor(text: str) -> dict[str, str]:
     """
     try:
         cursors = json.loads(base64.urlsafe_b64decode(text.encode()))
-    except ValueError:  # includes the errors of Base64 and JSON
+    except (ValueError, RecursionError):  # includes the errors of Base64 and JSON
         cursors = None
     if not isinstance(cursors, dict) or not all(isinstance(cursor, str) for cursor in cursors.values()):
         raise MessageError(f"{text!r} is not a cursor; pass PendingPage.cursor unchanged")

@@ -33,9 +33,8 @@ def two_servers() -> Iterator[list[LocalCluster]]:
             EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE, broker_name=name))
             for name in ("broker-a", "broker-b")
         ]
-        clusters = [
-            stack.enter_context(LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE))) for engine in engines
-        ]
+        settings = BrokerServerSettings(listen=ANYWHERE, broker_registration_enable=True)
+        clusters = [stack.enter_context(LocalCluster(engine, settings)) for engine in engines]
         for engine in engines:
             engine.create_topic("orders", 1)
         name_server = stack.enter_context(Tool(clusters[0].address))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Flag
 
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.topics import is_broker_topic
 
 _MIN_KEY_LENGTH = 7
 """RocketMQ: ``PlainPermissionManager`` refuses shorter access keys and secret keys."""
@@ -45,7 +46,8 @@ class Account:
     Attributes:
         secret_key: Key that requests are signed with. It is neither sent nor shown.
         admin: True if the account has all rights, administration included.
-        default_topic_perm: Rights to topics that are not in *topic_perms*.
+        default_topic_perm: Rights to topics that are not in *topic_perms*. They do not include the topics in which the
+            broker stores messages of other topics: delayed messages, half messages.
         default_group_perm: Rights to groups that are not in *group_perms*.
 
     Raises:
@@ -79,6 +81,8 @@ class Account:
         default = self.default_group_perm if is_group else self.default_topic_perm
         if name is None:
             return all(right & needed for right in (default, *perms.values()))
+        if not is_group and is_broker_topic(name):
+            default = Right.DENY
         return bool(perms.get(name, default) & needed)
 
 
@@ -88,14 +92,21 @@ class AclSettings:
 
     Attributes:
         accounts: All accounts. Without accounts every request is refused.
+        replay_window_ms: Time in which a signature may not be used again by a request that changes something. 0: it may
+            be used again at any time.
 
     Raises:
-        ConfigurationError: Two accounts have the same access key.
+        ConfigurationError: Two accounts have the same access key, or the window is negative.
     """
 
     accounts: tuple[Account, ...] = ()
+    replay_window_ms: int = 0
 
     def __post_init__(self) -> None:
+        if self.replay_window_ms < 0:
+            raise ConfigurationError(
+                f"replay-window-ms must be 0 or more, got {self.replay_window_ms}; 0 permits repeated signatures"
+            )
         names = [account.access_key for account in self.accounts]
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:

@@ -1,0 +1,1 @@
+"""Access control: accounts, signatures, and the rights that each request needs."""

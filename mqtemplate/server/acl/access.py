@@ -1,0 +1,80 @@
+"""Rights to what a request reaches beyond the names in it, for processors."""
+
+from __future__ import annotations
+
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.acl import ACCESS_KEY
+from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.server.acl.client_ids import ClientIds
+from mqtemplate.server.acl.rights import topic_need
+from mqtemplate.server.acl.settings import Account, AclSettings, Right
+from mqtemplate.server.response import RefusedError
+
+
+def refusal_code(request: RemotingCommand) -> ResponseCode:
+    """Return the code for a request without the right.
+
+    Clients from 5.0.0 on receive NO_PERMISSION, as from ACL 2.0; older clients receive SYSTEM_ERROR, as from ACL 1.0.
+    An older client would take NO_PERMISSION for a topic that is not writable, and retry with the next broker.
+    """
+    return ResponseCode.NO_PERMISSION if request.version >= Version.V5_0_0 else ResponseCode.SYSTEM_ERROR
+
+
+class AccessControl:
+    """The accounts, and checks for processors. `AclGuard` has verified the signature of each request before.
+
+    Args:
+        settings: None: access control is disabled, and everything is permitted.
+    """
+
+    def __init__(self, settings: AclSettings | None) -> None:
+        self.settings = settings
+        self._accounts = {} if settings is None else {account.access_key: account for account in settings.accounts}
+        self._client_ids = ClientIds()
+
+    def account(self, access_key: str) -> Account | None:
+        """Return the account with an access key, or None if there is none."""
+        return self._accounts.get(access_key)
+
+    def key_of(self, request: RemotingCommand) -> str | None:
+        """Return the access key of the account that sent a request. None if access control is disabled."""
+        return None if self.settings is None else request.ext_fields.get(ACCESS_KEY)
+
+    def may(self, access_key: str | None, topic: str, right: Right) -> bool:
+        """Return True if an account has *right* on a topic, or access control is disabled."""
+        if self.settings is None:
+            return True
+        account = None if access_key is None else self._accounts.get(access_key)
+        return account is not None and (account.admin or account.may(*topic_need(topic, right)))
+
+    def check_topic(self, request: RemotingCommand, topic: str, right: Right, reached: str) -> None:
+        """Check the right to the topic of a stored message. The refusal does not tell the name of the topic.
+
+        Args:
+            reached: What has the topic, for the text of the error: ``the message at physical offset 7``.
+
+        Raises:
+            RefusedError: The account has no such right.
+        """
+        access_key = self.key_of(request)
+        if not self.may(access_key, topic, right):
+            raise RefusedError(
+                refusal_code(request),
+                f"access key {access_key!r} has no right {right} on the topic of {reached} "
+                f"({RequestCode.text(request.code)})",
+            )
+
+    def bind_client(self, request: RemotingCommand, client_id: str, connection: Connection) -> None:
+        """Bind a client ID to the account of a request. Called in the I/O thread.
+
+        Raises:
+            RefusedError: Another account uses the ID.
+        """
+        access_key = self.key_of(request)
+        if access_key is not None:
+            self._client_ids.bind(client_id, access_key, connection)
+
+    def forget(self, connection: Connection) -> None:
+        """Release the client IDs of a closed connection. Called in the I/O thread."""
+        self._client_ids.forget(connection)

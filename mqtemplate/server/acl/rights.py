@@ -1,0 +1,222 @@
+"""The right that each request needs, by request code.
+
+The needs follow from the names in a request. What else a request reaches (the topic of a record, the owner of a
+transaction) its processor checks with `AccessControl`. A code that is in no table needs an administrator, so a new
+request is never open by mistake. ``docs/request-codes.md`` shows the same table.
+
+Source: RocketMQ ``acl: PlainAccessValidator`` (ACL 1.0), ``auth`` (ACL 2.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from mqtemplate.errors import RemoteProtocolError
+from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
+from mqtemplate.remoting.protocol.codes import RequestCode
+from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.server.acl.settings import Right
+from mqtemplate.server.processors.handles import decode_handles
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_broker_topic
+
+
+class Need(NamedTuple):
+    """The right to one topic or group. If *right* has several bits, each of them suffices.
+
+    Attributes:
+        kind: ``topic`` or ``group``.
+        name: None: the right to all topics or groups.
+    """
+
+    kind: str
+    name: str | None
+    right: Right
+
+    def __str__(self) -> str:
+        return (
+            f"{self.right} on all {self.kind}s" if self.name is None else f"{self.right} on {self.kind} {self.name!r}"
+        )
+
+
+class RequestRights(NamedTuple):
+    """The rights that requests with one code need.
+
+    Attributes:
+        text: The rights in words, as the documentation shows them.
+        needs: Returns the rights that a request needs by the names in it.
+    """
+
+    text: str
+    needs: Callable[[RemotingCommand], list[Need]]
+
+
+def topic_need(topic: str, right: Right) -> Need:
+    """Return the need of *right* on a topic. The retry and dead letter topics of a group need a right on the group."""
+    if not is_broker_topic(topic):
+        for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
+            if topic.startswith(prefix):
+                return _group(topic.removeprefix(prefix))
+    return Need("topic", topic, right)
+
+
+def _group(group: str) -> Need:
+    return Need("group", group, Right.SUB)
+
+
+def _field(request: RemotingCommand, name: str) -> str:
+    value = request.ext_fields.get(name)
+    if value is None:
+        raise RemoteProtocolError(f"{request} needs the field {name}")
+    return value
+
+
+# --- needs of single requests ---------------------------------------------------------------------
+
+
+def _topic_field(name: str, right: Right) -> RequestRights:
+    return RequestRights(
+        f"{str(right).replace('|', ' or ')} on the topic", lambda request: [topic_need(_field(request, name), right)]
+    )
+
+
+def _group_field(name: str, text: str = "SUB on the group") -> RequestRights:
+    return RequestRights(text, lambda request: [_group(_field(request, name))])
+
+
+def _consumed(request: RemotingCommand) -> list[Need]:
+    return [_group(_field(request, "consumerGroup")), topic_need(_field(request, "topic"), Right.SUB)]
+
+
+def _ended(request: RemotingCommand) -> list[Need]:
+    """Clients of 4.9 do not name the topic. `TransactionProcessor` checks that of the half message."""
+    topic = request.ext_fields.get("topic")
+    return [topic_need(topic, Right.PUB)] if topic else []
+
+
+def _unregistered(request: RemotingCommand) -> list[Need]:
+    group = request.ext_fields.get("consumerGroup")
+    return [_group(group)] if group else []
+
+
+def _registered(request: RemotingCommand) -> list[Need]:
+    needs = []
+    for consumer in HeartbeatData.decode(request.body).consumer_data_set:
+        needs.append(_group(consumer.group_name))
+        needs += [topic_need(subscription.topic, Right.SUB) for subscription in consumer.subscription_data_set]
+    return needs
+
+
+def _locked(request: RemotingCommand) -> list[Need]:
+    return [_group(LockBatchRequestBody.decode(request.body).consumer_group)]
+
+
+def _checked(request: RemotingCommand) -> list[Need]:
+    body = CheckClientRequestBody.decode(request.body)
+    return [_group(body.group), topic_need(body.subscription_data.topic, Right.SUB)]
+
+
+def _changed(request: RemotingCommand) -> list[Need]:
+    """A handle names its topic, and changes no message of another one. A key without a topic reaches all topics."""
+    handles = decode_handles(request.ext_fields.get("handle"))
+    if handles:
+        return [topic_need(topic, Right.PUB) for topic in sorted({handle.topic for handle in handles})]
+    topic = request.ext_fields.get("topic")
+    return [Need("topic", None, Right.PUB)] if topic is None else [topic_need(topic, Right.PUB)]
+
+
+def _pending(request: RemotingCommand) -> list[Need]:
+    """A query without a topic reaches all topics, and the retries of all groups."""
+    topic = request.ext_fields.get("topic")
+    if topic is not None:
+        return [topic_need(topic, Right.SUB)]
+    return [Need("topic", None, Right.SUB), Need("group", None, Right.SUB)]
+
+
+# --- the tables -----------------------------------------------------------------------------------
+
+ANY_ACCOUNT: Mapping[int, str] = MappingProxyType(
+    {
+        # A client requests routes before it sends or subscribes.
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: "any account",
+        RequestCode.GET_BROKER_CLUSTER_INFO: "any account",
+        # A reply is only forwarded to the producer of the request. It is bound to its account: see `ClientIds`.
+        RequestCode.SEND_REPLY_MESSAGE: "any account",
+        RequestCode.SEND_REPLY_MESSAGE_V2: "any account",
+    }
+)
+"""Codes that each account may request."""
+
+_CONSUMED = RequestRights("SUB on the group and SUB on the topic", _consumed)
+_LOCKED = RequestRights("SUB on the group", _locked)
+_CHANGED = RequestRights("PUB on the topic that will receive the message; without a topic on all topics", _changed)
+_PENDING = RequestRights("SUB on the topic; without a topic on all topics and groups", _pending)
+_EITHER = _topic_field("topic", Right.PUB | Right.SUB)
+
+RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
+    {
+        RequestCode.SEND_MESSAGE: _topic_field("topic", Right.PUB),
+        RequestCode.SEND_MESSAGE_V2: _topic_field("b", Right.PUB),
+        RequestCode.SEND_BATCH_MESSAGE: _topic_field("b", Right.PUB),
+        RequestCode.RECALL_MESSAGE: _topic_field("topic", Right.PUB),
+        RequestCode.END_TRANSACTION: RequestRights("PUB on the topic of the half message", _ended),
+        RequestCode.PULL_MESSAGE: _CONSUMED,
+        RequestCode.LITE_PULL_MESSAGE: _CONSUMED,
+        RequestCode.QUERY_CONSUMER_OFFSET: _CONSUMED,
+        RequestCode.UPDATE_CONSUMER_OFFSET: _CONSUMED,
+        RequestCode.CONSUMER_SEND_MSG_BACK: _group_field(
+            "group", "SUB on the group and SUB on the topic of the stored message"
+        ),
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group_field("consumerGroup"),
+        RequestCode.LOCK_BATCH_MQ: _LOCKED,
+        RequestCode.UNLOCK_BATCH_MQ: _LOCKED,
+        RequestCode.HEART_BEAT: RequestRights(
+            "SUB on each consumer group and on each subscribed topic; the client ID is not in use by another account",
+            _registered,
+        ),
+        RequestCode.UNREGISTER_CLIENT: RequestRights("SUB on the consumer group, if there is one", _unregistered),
+        RequestCode.CHECK_CLIENT_CONFIG: RequestRights("SUB on the group and SUB on the topic", _checked),
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _EITHER,
+        RequestCode.GET_MAX_OFFSET: _EITHER,
+        RequestCode.GET_MIN_OFFSET: _EITHER,
+        RequestCode.GET_EARLIEST_MSG_STORETIME: _EITHER,
+        RequestCode.QUERY_MESSAGE: _topic_field("topic", Right.SUB),
+        RequestCode.CANCEL_DELAYED_MESSAGE: _CHANGED,
+        RequestCode.RESCHEDULE_DELAYED_MESSAGE: _CHANGED,
+        RequestCode.GET_PENDING_MESSAGES: _PENDING,
+        RequestCode.COUNT_PENDING_MESSAGES: _PENDING,
+    }
+)
+"""Codes that need rights to topics or groups. All other codes need an administrator."""
+
+CHANGES = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.RECALL_MESSAGE,
+        RequestCode.CANCEL_DELAYED_MESSAGE,
+        RequestCode.RESCHEDULE_DELAYED_MESSAGE,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        RequestCode.CLONE_GROUP_OFFSET,
+        RequestCode.UPDATE_BROKER_CONFIG,
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+    }
+)
+"""Codes that change something and that no client repeats unchanged. Clients repeat all others: heartbeats, pulls,
+commits of offsets, locks, registrations of brokers."""

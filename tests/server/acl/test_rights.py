@@ -1,0 +1,195 @@
+"""The right that each request needs, and the documentation of it: ``docs/request-rights.md``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from mqtemplate.message import Message
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.acl import sign_command
+from mqtemplate.remoting.protocol.bodies.group import (
+    CheckClientRequestBody,
+    ConsumerData,
+    HeartbeatData,
+    LockBatchRequestBody,
+)
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.server import Account, AclSettings, Right
+from mqtemplate.server.acl.rights import ANY_ACCOUNT, CHANGES, RIGHTS
+from tests.remoting.protocol.code_tables import REQUEST_HEADERS
+from tests.server.serving import SECRET, RecordingConnection, Serving
+from tests.server.tool import Tool
+
+PAGE = Path(__file__).parents[3] / "docs" / "request-rights.md"
+ACCOUNTS = (
+    Account(
+        access_key="shop-owner",
+        secret_key=SECRET,
+        topic_perms={"orders": Right.PUB, "invoices": Right.SUB},
+        group_perms={"billing": Right.SUB},
+    ),
+)
+CODES = sorted(RequestCode)
+
+
+class Names(NamedTuple):
+    """Names in a request with the needed rights. None: the request has no such name."""
+
+    topic: str | None = None
+    group: str | None = None
+
+
+PUBLISHED, READ, CONSUMED, OF_GROUP = (
+    Names("orders"),
+    Names("invoices"),
+    Names("invoices", "billing"),
+    Names(None, "billing"),
+)
+PERMITTED = {
+    RequestCode.SEND_MESSAGE: PUBLISHED,
+    RequestCode.SEND_MESSAGE_V2: PUBLISHED,
+    RequestCode.SEND_BATCH_MESSAGE: PUBLISHED,
+    RequestCode.RECALL_MESSAGE: PUBLISHED,
+    RequestCode.END_TRANSACTION: PUBLISHED,
+    RequestCode.CANCEL_DELAYED_MESSAGE: PUBLISHED,
+    RequestCode.RESCHEDULE_DELAYED_MESSAGE: PUBLISHED,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: PUBLISHED,
+    RequestCode.GET_MAX_OFFSET: READ,
+    RequestCode.GET_MIN_OFFSET: PUBLISHED,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: READ,
+    RequestCode.QUERY_MESSAGE: READ,
+    RequestCode.GET_PENDING_MESSAGES: READ,
+    RequestCode.COUNT_PENDING_MESSAGES: READ,
+    RequestCode.PULL_MESSAGE: CONSUMED,
+    RequestCode.LITE_PULL_MESSAGE: CONSUMED,
+    RequestCode.QUERY_CONSUMER_OFFSET: CONSUMED,
+    RequestCode.UPDATE_CONSUMER_OFFSET: CONSUMED,
+    RequestCode.HEART_BEAT: CONSUMED,
+    RequestCode.CHECK_CLIENT_CONFIG: CONSUMED,
+    RequestCode.CONSUMER_SEND_MSG_BACK: OF_GROUP,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: OF_GROUP,
+    RequestCode.LOCK_BATCH_MQ: OF_GROUP,
+    RequestCode.UNLOCK_BATCH_MQ: OF_GROUP,
+    RequestCode.UNREGISTER_CLIENT: OF_GROUP,
+}
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    with Serving(acl=AclSettings(accounts=ACCOUNTS)) as serving:
+        for topic in ("invoices", "orders"):
+            serving.engine.create_topic(topic, 1)
+            serving.engine.send(Message(topic, b"x"))
+        yield serving
+
+
+def request_with(code: int, names: Names) -> RemotingCommand:
+    """Return a request with valid fields and these names."""
+    kind = REQUEST_HEADERS.get(code)
+    fields = {} if kind is None else {field.name: _value(field, names) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    header = None if kind is None else kind(**{name: value for name, value in fields.items() if value is not None})
+    return RemotingCommand.request(code, header, _body(code, names), opaque=7)
+
+
+def _value(field: dataclasses.Field[object], names: Names) -> object:
+    kind = str(field.type)
+    if field.name in ("topic", "consumer_group", "group"):
+        return names.topic if field.name == "topic" else names.group
+    if "None" in kind or "Boundary" in kind:
+        return None
+    return False if "bool" in kind else "x" if "str" in kind else 0
+
+
+def _body(code: int, names: Names) -> bytes:
+    subscription = SubscriptionData(topic=names.topic or "", sub_string="*")
+    if code == RequestCode.HEART_BEAT:
+        consumer = ConsumerData(group_name=names.group or "", subscription_data_set=[subscription])
+        return HeartbeatData(client_id="me@1", consumer_data_set=[consumer]).encode()
+    if code == RequestCode.CHECK_CLIENT_CONFIG:
+        return CheckClientRequestBody(
+            client_id="me@1", group=names.group or "", subscription_data=subscription
+        ).encode()
+    if code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
+        return LockBatchRequestBody(consumer_group=names.group or "", client_id="me@1", mq_set=[]).encode()
+    return b""
+
+
+def refusal(serving: Serving, code: int, names: Names) -> str | None:
+    """Return the remark of the response if the account has no right to a request."""
+    request = request_with(code, names)
+    sign_command(request, "shop-owner", SECRET)
+    response = serving.process(RecordingConnection(), request)
+    assert response is not None
+    return response.remark if response.code == ResponseCode.NO_PERMISSION else None
+
+
+def is_served(code: int) -> bool:
+    with Serving() as serving:
+        return code in serving.server.processors
+
+
+SERVED = [code for code in CODES if is_served(code)]
+
+
+@pytest.mark.parametrize("code", RIGHTS, ids=lambda code: code.name)
+def test_a_request_needs_its_rights(serving: Serving, code: RequestCode) -> None:
+    """It is permitted with the rights in the table, and refused if one of its names is another one."""
+    names = PERMITTED[code]
+    others = [names._replace(**{name: "other"}) for name, value in names._asdict().items() if value is not None]
+
+    refusals = [refusal(serving, code, other) for other in others]
+
+    assert refusal(serving, code, names) is None
+    for other, text in zip(others, refusals, strict=True):
+        kind = "topic" if other.topic == "other" else "group"
+        assert text is not None
+        assert text.startswith("access key 'shop-owner' has no right ")
+        assert f" on {kind} 'other' ({code.name})" in text
+
+
+@pytest.mark.parametrize("code", ANY_ACCOUNT, ids=lambda code: code.name)
+def test_each_account_may_request_it(serving: Serving, code: RequestCode) -> None:
+    assert refusal(serving, code, Names("other", "other")) is None
+
+
+@pytest.mark.parametrize(
+    "code", [code for code in SERVED if code not in RIGHTS and code not in ANY_ACCOUNT], ids=lambda code: code.name
+)
+def test_a_request_needs_an_administrator(serving: Serving, code: RequestCode) -> None:
+    text = f"access key 'shop-owner' may not request {code.name}: only an account with admin: true may"
+
+    assert refusal(serving, code, Names("orders", "billing")) == text
+
+
+@pytest.mark.parametrize("code", [code for code in CODES if code not in SERVED], ids=lambda code: code.name)
+def test_a_request_is_not_served(tool: Tool, code: RequestCode) -> None:
+    assert tool.request(code).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_all_requests_that_change_something_are_served() -> None:
+    """The window for recorded requests covers them."""
+    assert set(SERVED) >= CHANGES
+
+
+def test_the_page_lists_each_request_with_its_right_and_its_test() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (.+?) \| `(.+?)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert rows == [_row(code) for code in CODES]
+
+
+def _row(code: RequestCode) -> tuple[str, str, str, str]:
+    if code in RIGHTS:
+        right, test = RIGHTS[code].text, test_a_request_needs_its_rights
+    elif code in ANY_ACCOUNT:
+        right, test = ANY_ACCOUNT[code], test_each_account_may_request_it
+    elif code in SERVED:
+        right, test = "administrator", test_a_request_needs_an_administrator
+    else:
+        right, test = "not served", test_a_request_is_not_served
+    return str(int(code)), code.name, right, f"{test.__name__}[{code.name}]"
