@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.converter import MessageConverter
+from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.errors import BrokerClosedError, ConversionError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
@@ -187,7 +187,7 @@ def converted(
     if target_type is MessageExt or target_type is Message:
         return [message]
     try:
-        return [converter.from_body(message.body, target_type, message.properties)]
+        return [payload_of(message, target_type, converter)]
     except ConversionError as exc:
         if settings.message_model is MessageModel.CLUSTERING:
             consumer.send_back(message, _STRAIGHT_TO_DEAD_LETTERS)

@@ -64,7 +64,7 @@ class ReplyProcessor:
     def _deliver_here(self, sent: SendMessageRequestHeader, body: bytes, properties: dict[str, str]) -> None:
         """Deliver a reply to a request of this process. If the request has timed out, the reply is dropped."""
         try:
-            body = decompress_body(body, sent.sys_flag)
+            body = decompress_body(body, sent.sys_flag, self.server.engine.max_body_bytes)
         except (ConversionError, BrokerError) as exc:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
         reply, engine = Message(sent.topic, body, properties, sent.flag), self.server.engine
