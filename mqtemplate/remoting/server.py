@@ -8,7 +8,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
 
@@ -27,6 +26,7 @@ from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.sockets import set_tcp_options
 from mqtemplate.remoting.streams import PlainStream, Stream
 from mqtemplate.remoting.tls import TlsMode, server_context
+from mqtemplate.remoting.worker_pool import WorkerPool
 
 _log = get_logger("mqtemplate.remoting")
 
@@ -85,9 +85,15 @@ class RemotingServer:
         if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
             self._tls = server_context(settings.tls), settings.tls.mode
         self._acceptor: Acceptor | None = None
-        self._workers: ThreadPoolExecutor | None = None
-        self._queued_bodies = MemoryLimit(settings.slow_queue_bytes)
-        self._queue_slots = threading.Semaphore(settings.slow_queue + settings.slow_workers)
+        self._workers = WorkerPool(
+            "mqtemplate-server-worker",
+            settings.slow_workers,
+            settings.slow_queue + settings.slow_workers,
+            settings.slow_queue_per_connection,
+            settings.slow_queue_bytes,
+        )
+        self._close_callbacks.append(self._workers.forget)
+        self._is_started = False
         self._is_draining = False
         self._is_full = False
         self._pid = os.getpid()
@@ -127,30 +133,34 @@ class RemotingServer:
         self.bind()
         acceptor = self._acceptor
         assert acceptor is not None
-        self._workers = ThreadPoolExecutor(self._settings.slow_workers, "mqtemplate-server-worker")
+        self._is_started = True
+        self._workers.start()
         self.loop.start()
         self.loop.call_soon(acceptor.start)
         _log.debug("remoting.started", address=str(self.address), tls=self._tls[1].value if self._tls else "disabled")
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Refuse new requests, wait for the responses in progress, close all connections, and join the threads.
 
         Clients above V5_3_1 get GO_AWAY, after which they use another broker; requests of older ones are still
         processed. In a forked child this does nothing: connections and threads belong to the parent.
+
+        Args:
+            timeout_s: Longest time to wait for responses, whatever clients do; by default the setting ``drain_ms``.
         """
-        acceptor, workers = self._acceptor, self._workers
+        acceptor = self._acceptor
         if os.getpid() != self._pid or self._is_draining or acceptor is None:
             return
         self._is_draining = True
-        if workers is None:
+        if not self._is_started:
             acceptor.close()
             return
+        deadline = time.monotonic() + (self._settings.drain_ms / 1_000 if timeout_s is None else timeout_s)
         self.loop.call_soon(acceptor.close)
-        self._drain()
-        workers.shutdown(wait=False, cancel_futures=True)
+        self._drain(deadline)
         self.loop.call_soon(self._close_all)
         self.loop.stop()
-        workers.shutdown()
+        self._workers.stop(max(deadline - time.monotonic(), 0))
         _log.debug("remoting.stopped", address=str(self.address))
 
     # --- interface of connections -------------------------------------------------------------------
@@ -212,29 +222,10 @@ class RemotingServer:
 
     def _submit(self, processor: Processor, connection: Connection, request: RemotingCommand) -> None:
         """Pass a request to a worker thread, unless too many or too large ones are in the queue."""
-        workers = self._workers
-        is_busy = self._queued_bodies.is_exceeded or not self._queue_slots.acquire(blocking=False)
-        if workers is None or is_busy:
+        work = partial(self._process, processor, connection, request)
+        if not self._workers.submit(connection, work, len(request.body)):
             remark = "too many requests of this kind wait for a thread already; try again later"
             connection.reply(request.response(ResponseCode.SYSTEM_BUSY, remark=remark))
-            return
-        self._queued_bodies.add(len(request.body))
-        try:
-            workers.submit(self._work, processor, connection, request)
-        except RuntimeError:  # the server was stopped at this moment
-            self._release_slot(request)
-            connection.reply(request.response(ResponseCode.SYSTEM_BUSY, remark="the server is shutting down"))
-
-    def _work(self, processor: Processor, connection: Connection, request: RemotingCommand) -> None:
-        try:
-            if connection.is_open:
-                self._process(processor, connection, request)
-        finally:
-            self._release_slot(request)
-
-    def _release_slot(self, request: RemotingCommand) -> None:
-        self._queued_bodies.add(-len(request.body))
-        self._queue_slots.release()
 
     # --- connections: in the I/O thread ---------------------------------------------------------------
 
@@ -290,9 +281,8 @@ class RemotingServer:
 
     # --- stop -----------------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
-        """Wait until no request is unanswered and no response is unread, but not longer than `drain_ms`."""
-        deadline = time.monotonic() + self._settings.drain_ms / 1_000
+    def _drain(self, deadline: float) -> None:
+        """Wait until no request is unanswered and no response is unread, but not longer than until *deadline*."""
         pause = threading.Event()
         while time.monotonic() < deadline:
             if not any(connection.unanswered or connection.unread_bytes for connection in self.connections()):

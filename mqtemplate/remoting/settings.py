@@ -37,8 +37,9 @@ class RemotingServerSettings:
             it is closed.
         slow_workers: Number of threads for processors that are registered as slow.
         slow_queue: With this many requests in the queue of slow processors, the next one is refused with SYSTEM_BUSY.
+        slow_queue_per_connection: The same for the requests of one connection.
         slow_queue_bytes: The same for the bodies of the requests in that queue.
-        drain_ms: Longest time that `RemotingServer.stop` waits for requests in progress.
+        drain_ms: Longest time that `RemotingServer.stop` waits for requests in progress, whatever clients do.
     """
 
     tls: ServerTls | None = None
@@ -48,6 +49,7 @@ class RemotingServerSettings:
     max_unread_bytes: int = 512 * _MIB
     slow_workers: int = 4
     slow_queue: int = 1_000
+    slow_queue_per_connection: int = 100
     slow_queue_bytes: int = 64 * _MIB
     drain_ms: int = 3_000
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -54,6 +56,18 @@ _ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProc
 _log = get_logger("mqtemplate.server")
 
 
+class TimeLeft:
+    """A time limit that several steps share."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    @property
+    def seconds(self) -> float:
+        """Time that is left; 0 after the deadline."""
+        return max(self._deadline - time.monotonic(), 0)
+
+
 class BrokerServer:
     """Server through which RocketMQ's clients use an embedded broker: clients of any language, 4.9 and 5.x.
 
@@ -95,9 +109,9 @@ class BrokerServer:
         self.name_server = NameServer(
             parts.topics, KVConfig(engine.store.store_files), RegisteredBrokers(engine.name, clock), parts.address
         )
-        self.remoting = RemotingServer(
-            settings.listen, remoting or RemotingServerSettings(), clock, guard=guard, error_response=problem_response
-        )
+        remoting = remoting or RemotingServerSettings()
+        self._drain_s = remoting.drain_ms / 1_000
+        self.remoting = RemotingServer(settings.listen, remoting, clock, guard=guard, error_response=problem_response)
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
@@ -163,13 +177,19 @@ class BrokerServer:
         """Return the services that the owner of a virtual clock steps, in addition to the engine's."""
         return self._services
 
-    def stop(self) -> None:
-        """Close all connections. The engine continues to run."""
-        self.hold.close()  # First: `RemotingServer.stop` waits for the responses to all requests.
-        self.remoting.stop()
-        self._parts.deferred_work.close()
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Close all connections. The engine continues to run.
+
+        Args:
+            timeout_s: Longest time to wait for requests in progress, whatever clients do; by default that of the
+                remoting settings (``drain_ms``).
+        """
+        left = TimeLeft(self._drain_s if timeout_s is None else timeout_s)
+        self.hold.close(left.seconds / 2)  # First: `RemotingServer.stop` waits for the responses to all requests.
+        self.remoting.stop(left.seconds)
+        self._parts.deferred_work.close(left.seconds)
         if self._thread is not None:
-            self._thread.stop()
+            self._thread.stop(left.seconds)
         self.engine.detach()
         _log.debug("server.stopped", broker=self.engine.name)
 
@@ -215,6 +235,8 @@ class LocalCluster:
         self.engine = engine
         guard = None if acl is None else AclGuard(acl)
         self.broker = BrokerServer(engine, settings, remoting=remoting, guard=guard)
+        self._drain_s = (remoting or RemotingServerSettings()).drain_ms / 1_000
+        self._stopping: TimeLeft | None = None
         self._name_server: RemotingServer | None = None
         if name_server is not None:
             limits = remoting or RemotingServerSettings()
@@ -243,16 +265,27 @@ class LocalCluster:
         """
         with ExitStack() as started:
             started.callback(self.engine.close)
-            started.callback(self.broker.stop)
+            started.callback(lambda: self.broker.stop(self._left_s()))
             self.broker.start()
             if self._name_server is not None:
                 self._name_server.start()
-                started.callback(self._name_server.stop)
+                started.callback(partial(self._stop_name_server, self._name_server))
             self._closing = started.pop_all()
 
     def stop(self) -> None:
-        """Stop everything. All acknowledged messages and committed offsets are on disk then. May be called twice."""
+        """Stop everything. All acknowledged messages and committed offsets are on disk then. May be called twice.
+
+        Both servers together wait for requests in progress as long as the setting ``drain_ms`` says, whatever clients
+        do. Then the engine writes its progress.
+        """
+        self._stopping = TimeLeft(self._drain_s)
         self._closing.close()
+
+    def _stop_name_server(self, server: RemotingServer) -> None:
+        server.stop(self._left_s())
+
+    def _left_s(self) -> float | None:
+        return None if self._stopping is None else self._stopping.seconds
 
     def __enter__(self) -> Self:
         self.start()

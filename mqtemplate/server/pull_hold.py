@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +68,7 @@ class PullHold:
         self._max_pulls = max_pulls
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
-        self._held: dict[str, dict[int, list[HeldPull]]] = {}  # topic -> queue ID -> in order of arrival
+        self._held: dict[str, dict[int, dict[HeldPull, None]]] = {}  # topic -> queue ID -> in order of arrival
         self._of_connection: dict[int, set[HeldPull]] = {}
         self._deadlines: list[tuple[int, int, HeldPull]] = []
         self._sequence = itertools.count()  # orders pulls with equal deadlines in the heap
@@ -99,7 +100,7 @@ class PullHold:
             if self._size >= self._max_pulls:
                 raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{self._max_pulls} pulls are held; try again later")
             self._size += 1
-            self._held.setdefault(topic, {}).setdefault(queue_id, []).append(pull)
+            self._held.setdefault(topic, {}).setdefault(queue_id, {})[pull] = None
             self._of_connection.setdefault(pull.connection.id, set()).add(pull)
             is_first = not self._deadlines or pull.deadline_ms < self._deadlines[0][0]
             self._push_deadline(pull)
@@ -143,7 +144,7 @@ class PullHold:
         self._size -= 1
         topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
         queues = self._held[topic]
-        queues[queue_id].remove(pull)
+        del queues[queue_id][pull]
         if not queues[queue_id]:
             del queues[queue_id]
         if not queues:
@@ -216,8 +217,9 @@ class PullHold:
                 found.status = RawStatus.NO_MATCHED_MSG
         return found
 
-    def close(self) -> None:
-        """Answer all held pulls, and refuse more."""
+    def close(self, timeout_s: float) -> None:
+        """Answer the held pulls, as many as *timeout_s* allows, and refuse more."""
+        deadline = time.monotonic() + timeout_s
         with self._lock:
             self._is_closed = True
             for topic, callback in self._watched.items():
@@ -225,5 +227,7 @@ class PullHold:
             self._watched.clear()
         for topic in list(self._held):
             for pull in itertools.chain.from_iterable(self._pulls_of(topic)):
+                if time.monotonic() > deadline:
+                    return
                 self._repeat(pull, is_last=True)
         self._deadlines.clear()

@@ -212,7 +212,7 @@ def test_when_the_server_stops_held_pulls_are_answered_and_others_refused(
 ) -> None:
     serving.pull("group", "orders", 1, sys_flag=HOLD, over=reader)
 
-    serving.server.hold.close()
+    serving.server.hold.close(10)
     late = serving.pull("group", "orders", 1, sys_flag=HOLD)
 
     assert [content(response) for response in reader.replies] == [(ResponseCode.PULL_NOT_FOUND, 1, [])]
