@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
+from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError
@@ -42,6 +44,17 @@ ErrorResponse = Callable[[RemotingCommand, Exception], RemotingCommand | None]
 """Conversion of an exception of a processor or of the guard to a response.
 
 None: the exception is logged, and the response is SYSTEM_ERROR with the exception's text."""
+
+
+_MAX_INLINE_BYTES = 16_384
+"""Largest body that is parsed in the I/O thread."""
+
+
+class _Registered(NamedTuple):
+    processor: Processor
+    is_slow: bool
+    max_inline_bytes: int
+    max_body_bytes: int
 
 
 class RemotingServer:
@@ -77,7 +90,7 @@ class RemotingServer:
         self._guard = guard
         self._error_response = error_response
         self._settings = settings
-        self._processors: dict[int, tuple[Processor, bool]] = {}
+        self._processors: dict[int, _Registered] = {}
         self._close_callbacks: list[Callable[[Connection], None]] = []
         self._connections: dict[int, Connection] = {}
         self._handshakes: set[Handshake] = set()
@@ -100,9 +113,18 @@ class RemotingServer:
 
     # --- for its owner ------------------------------------------------------------------------------
 
-    def register(self, code: int, processor: Processor, *, slow: bool = False) -> None:
-        """Pass requests with *code* to *processor*; *slow*: in a worker thread, where it may block."""
-        self._processors[code] = (processor, slow)
+    def register(
+        self, code: int, processor: Processor, *, slow: bool = False, max_body_bytes: int | None = None
+    ) -> None:
+        """Pass requests with *code* to *processor*.
+
+        Args:
+            slow: Call it in a worker thread, where it may block.
+            max_body_bytes: Largest body, if the processor parses it. A large one is parsed in a worker thread, by the
+                guard too. None: the processor does not parse it.
+        """
+        limits = (sys.maxsize, sys.maxsize) if max_body_bytes is None else (_MAX_INLINE_BYTES, max_body_bytes)
+        self._processors[code] = _Registered(processor, slow, *limits)
 
     def on_close(self, callback: Callable[[Connection], None]) -> None:
         """Call *callback* in the I/O thread with each connection that has ended."""
@@ -174,14 +196,38 @@ class RemotingServer:
         if found is None:
             connection.reply(not_supported(request))
             return
-        processor, is_slow = found
+        processor, is_slow, max_inline_bytes, max_body_bytes = found
+        if len(request.body) > max_inline_bytes:
+            self._on_large_request(connection, request, processor, max_body_bytes)
+            return
         refusal = None if self._guard is None else self._call(self._guard, connection, request)
         if refusal is not None:
             connection.reply(refusal)
         elif is_slow:
-            self._submit(processor, connection, request)
+            self._submit(partial(self._process, processor, connection, request), connection, request)
         else:
             self._process(processor, connection, request)
+
+    def _on_large_request(
+        self, connection: Connection, request: RemotingCommand, processor: Processor, max_body_bytes: int
+    ) -> None:
+        """Check and process a request with a large body in a worker thread: parsing it takes milliseconds."""
+        if len(request.body) > max_body_bytes:
+            remark = (
+                f"the body of this request has {len(request.body)} bytes, allowed are {max_body_bytes}; send several "
+                "smaller requests"
+            )
+            connection.reply(request.response(ResponseCode.MESSAGE_ILLEGAL, remark=remark))
+            return
+
+        def check_and_process() -> None:
+            refusal = None if self._guard is None else self._call(self._guard, connection, request)
+            if refusal is None:
+                self._process(processor, connection, request)
+            else:
+                connection.reply(refusal)
+
+        self._submit(check_and_process, connection, request)
 
     def on_closed(self, connection: Connection, reason: str) -> None:
         """Remove a connection that has ended."""
@@ -220,9 +266,8 @@ class RemotingServer:
             response = system_error(request, exc)
         return response
 
-    def _submit(self, processor: Processor, connection: Connection, request: RemotingCommand) -> None:
+    def _submit(self, work: Callable[[], None], connection: Connection, request: RemotingCommand) -> None:
         """Pass a request to a worker thread, unless too many or too large ones are in the queue."""
-        work = partial(self._process, processor, connection, request)
         if not self._workers.submit(connection, work, len(request.body)):
             remark = "too many requests of this kind wait for a thread already; try again later"
             connection.reply(request.response(ResponseCode.SYSTEM_BUSY, remark=remark))

@@ -19,7 +19,7 @@ _Job = tuple[Callable[[], None], int]
 
 @dataclass(slots=True)
 class _Line:
-    """The work of one connection: what waits, and how many threads it has."""
+    """The waiting work of one connection, and the number of its threads."""
 
     jobs: deque[_Job] = field(default_factory=deque)
     running: int = 0

@@ -87,6 +87,7 @@ class BrokerServer:
         clients: Connected clients.
         locks: Locks of queues for ordered consumers.
         hold: Held pulls.
+        limits: What clients may hold and create.
         name_server: The name server.
         processors: Request code -> processor, of the requests that producers and consumers send.
         remoting: The listener socket and its connections.
@@ -103,21 +104,23 @@ class BrokerServer:
         self.engine = engine
         self.settings = settings = settings or BrokerServerSettings()
         clock = engine.clock
-        self._parts = parts = ServerParts(engine, settings, lambda: str(self.address))
+        self._parts = parts = ServerParts(engine, settings, lambda: str(self.address), has_accounts=guard is not None)
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
-        self.locks, self.hold = parts.locks, parts.hold
+        self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
         self.name_server = NameServer(
             parts.topics, KVConfig(engine.store.store_files), RegisteredBrokers(engine.name, clock), parts.address
         )
         remoting = remoting or RemotingServerSettings()
         self._drain_s = remoting.drain_ms / 1_000
         self.remoting = RemotingServer(settings.listen, remoting, clock, guard=guard, error_response=problem_response)
+        self.remoting.on_close(self.locks.forget)
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
         register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
         self.name_server.register(self.remoting)
-        expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms)
+        sweeps = (parts.locks.sweep, parts.limits.sweep)
+        expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
 

@@ -81,6 +81,10 @@ class SubscriptionGroupTable:
         """Return all groups by name, RocketMQ's system groups included."""
         return _SYSTEM_GROUPS | self._table
 
+    def count(self) -> int:
+        """Return the number of groups in the table."""
+        return len(self._table)
+
     def find(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the settings of *group*, or None if it does not exist. System groups always exist."""
         return self._table.get(group) or _SYSTEM_GROUPS.get(group)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.admin.queue_statistics import QueueStatistics
 from mqtemplate.server.admin.traffic import Traffic
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.limits.client_limits import ClientLimits
 from mqtemplate.server.processors.queue_locks import QueueLocks
 from mqtemplate.server.pull_hold import PullHold
 from mqtemplate.server.raw_reader import RawReader
@@ -24,10 +28,12 @@ class ServerParts:
 
     Args:
         address: Returns the address that clients connect to. The port may be chosen when the server starts.
+        has_accounts: Access control is enabled.
 
     Attributes:
         topics: Topics in the types of the protocol, and for messages.
         groups: Settings of the consumer groups.
+        limits: What clients may hold and create.
         clients: Connected clients.
         remote_clients: Requests to the connected clients.
         locks: Locks of queues for ordered consumers.
@@ -35,7 +41,14 @@ class ServerParts:
         boot_ms: When the server was created.
     """
 
-    def __init__(self, engine: EmbeddedBroker, settings: BrokerServerSettings, address: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        engine: EmbeddedBroker,
+        settings: BrokerServerSettings,
+        address: Callable[[], str],
+        *,
+        has_accounts: bool = False,
+    ) -> None:
         clock, store = engine.clock, engine.store
         self.engine = engine
         self.settings = settings
@@ -45,14 +58,36 @@ class ServerParts:
         self.groups = SubscriptionGroupTable(
             store.store_files, clock, auto_create=settings.auto_create_subscription_group
         )
-        self.clients = ClientRegistry(clock)
+        self.limits = ClientLimits(
+            settings,
+            clock,
+            engine.metrics,
+            lambda: engine.topics.count() - self.groups.count(),  # each group has a retry topic, which does not count
+            self.groups.count,
+            has_accounts=has_accounts,
+        )
+        self.clients = ClientRegistry(clock, self.limits)
         self.remote_clients = RemoteClients(engine, self.clients, self.groups)
         self.clients.on_members_changed(self.remote_clients.notify_members)
         self.topics.on_created(self.remote_clients.notify_topic_created)
         self.subscriptions = Subscriptions(self.clients, settings)
-        self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
+        self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms, self.limits)
         self.raw = RawReader(store, engine.reader)
-        self.hold = PullHold(self.raw, clock, settings.max_held_pulls)
+        self.hold = PullHold(self.raw, clock, self.limits.pulls)
         self.deferred_work = DeferredWork(clock)
         self.traffic = Traffic(store, engine.offsets, clock)
         self.statistics = QueueStatistics(self.raw, engine.offsets, self.traffic, engine.name)
+
+    def group_for(self, connection: Connection, request: RemotingCommand, group: str) -> SubscriptionGroupConfig:
+        """Return the settings of the group in a request. Create it if it is missing.
+
+        Raises:
+            RefusedError: The group is missing, and its client may not create it.
+            StoreError: The table could not be written.
+        """
+        found = self.groups.find(group)
+        if found is not None:
+            return found
+        self.groups.check_new(group)
+        self.limits.new_groups.take(self.limits.owner(connection, request))
+        return self.groups.ensure(group)

@@ -19,6 +19,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.server.limits.quota import Owner, Quota
 from mqtemplate.server.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
 
@@ -37,6 +38,7 @@ class HeldPull:
         requested_offset: Queue offset in the request.
         next_offset: Queue offset of the first message that was not compared with the selector yet.
         deadline_ms: Time of the response if no message arrives.
+        owner: The client that sent the request.
     """
 
     connection: Connection
@@ -45,6 +47,7 @@ class HeldPull:
     requested_offset: int
     next_offset: int
     deadline_ms: int
+    owner: Owner
     is_done: bool = False
 
 
@@ -57,15 +60,15 @@ class PullHold:
     - The pulls of a closed connection are removed.
 
     Args:
-        max_pulls: Maximum number of held pulls.
+        quota: Counts the held pulls of each client.
     """
 
     name = "server.pull_hold"
 
-    def __init__(self, raw: RawReader, clock: Clock, max_pulls: int) -> None:
+    def __init__(self, raw: RawReader, clock: Clock, quota: Quota) -> None:
         self._raw = raw
         self._clock = clock
-        self._max_pulls = max_pulls
+        self._quota = quota
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self._held: dict[str, dict[int, dict[HeldPull, None]]] = {}  # topic -> queue ID -> in order of arrival
@@ -91,14 +94,13 @@ class PullHold:
         """Hold a pull that found no new message.
 
         Raises:
-            RefusedError: Too many pulls are held, or the server is stopping.
+            RefusedError: The client has too many held pulls, or the server is stopping.
         """
         topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
         with self._lock:
             if self._is_closed:
                 raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "the server is stopping; try again later")
-            if self._size >= self._max_pulls:
-                raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{self._max_pulls} pulls are held; try again later")
+            self._quota.take(pull.owner)
             self._size += 1
             self._held.setdefault(topic, {}).setdefault(queue_id, {})[pull] = None
             self._of_connection.setdefault(pull.connection.id, set()).add(pull)
@@ -142,6 +144,7 @@ class PullHold:
             return False
         pull.is_done = True
         self._size -= 1
+        self._quota.give(pull.owner)
         topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
         queues = self._held[topic]
         del queues[queue_id][pull]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import get_logger
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
 from mqtemplate.server.response import RefusedError
@@ -205,6 +206,16 @@ class TopicConfigs:
             DestinationError: The topic name is illegal.
             StoreError: The topic table could not be written.
         """
+        template = self.check_first_message(topic, default_topic)
+        count = max(1, min(queue_nums, int(template.get("writeQueueNums", 1))))
+        self._create(topic, count, int(template["perm"]) & ~Perm.INHERIT)
+
+    def check_first_message(self, topic: str, default_topic: str) -> dict[str, Any]:
+        """Check that a message may create *topic*, and return the settings of *default_topic*.
+
+        Raises:
+            RefusedError, DestinationError: As `create_by_first_message`.
+        """
         check_topic(topic)
         template = self._table.config(default_topic)
         may_create = self._auto_create or default_topic != AUTO_CREATE_TOPIC
@@ -214,8 +225,7 @@ class TopicConfigs:
                 f"topic {topic!r} does not exist, and a message may not create it like {default_topic!r}; create it "
                 "first, or set auto-create-topic-enable to true",
             )
-        count = max(1, min(queue_nums, int(template.get("writeQueueNums", 1))))
-        self._create(topic, count, int(template["perm"]) & ~Perm.INHERIT)
+        return template
 
     def create_group_topic(self, topic: str, queue_nums: int) -> None:
         """Create the retry topic or the dead letter topic of a group, if it is missing.
@@ -226,10 +236,30 @@ class TopicConfigs:
         check_topic(topic)
         self._create(topic, queue_nums, Perm.READ | Perm.WRITE)
 
+    def create_retry_topics(self, groups: Iterable[SubscriptionGroupConfig]) -> None:
+        """Create the missing retry topics of *groups*, and write the table once.
+
+        Raises:
+            DestinationError, StoreError: As `create_by_first_message`.
+        """
+        changes = {}
+        for group in groups:
+            topic, count = RETRY_TOPIC_PREFIX + group.group_name, group.retry_queue_nums
+            if count > 0 and not self.has(topic):
+                changes[check_topic(topic)] = _settings(count, Perm.READ | Perm.WRITE)
+        self._create_all(changes)
+
     def _create(self, topic: str, queue_nums: int, perm: int) -> None:
         if not self.has(topic):
-            self._table.update(topic, {"readQueueNums": queue_nums, "writeQueueNums": queue_nums, "perm": perm})
-            _log.info("server.topic_created", topic=topic, queues=queue_nums)
+            self._create_all({topic: _settings(queue_nums, perm)})
+
+    def _create_all(self, changes: dict[str, dict[str, int]]) -> None:
+        self._table.update_all(changes)
+        if len(changes) > 1:
+            _log.info("server.topics_created", count=len(changes), first=next(iter(changes)))
+        for topic, settings in changes.items():
+            if len(changes) == 1:
+                _log.info("server.topic_created", topic=topic, queues=settings["writeQueueNums"])
             self._on_created(topic)
 
     # --- checks --------------------------------------------------------------------------------
@@ -265,6 +295,10 @@ def apply_attributes(attributes: Mapping[str, str], changes: str | None) -> dict
 
 def _config(topic: str, queue_count: int, perm: int) -> TopicConfig:
     return TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
+
+
+def _settings(queue_nums: int, perm: int) -> dict[str, int]:
+    return {"readQueueNums": queue_nums, "writeQueueNums": queue_nums, "perm": perm}
 
 
 def _read(topic: str, config: Mapping[str, Any]) -> TopicConfig:

@@ -41,6 +41,10 @@ class TopicTable:
         """Return all topics."""
         return list(self._table)
 
+    def count(self) -> int:
+        """Return the number of topics."""
+        return len(self._table)
+
     def config(self, topic: str) -> dict[str, Any] | None:
         """Return the settings of *topic* by RocketMQ's names, such as ``perm``; None if there is no such topic."""
         config = self._table.get(topic)

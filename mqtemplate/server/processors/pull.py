@@ -39,7 +39,7 @@ class PullProcessor:
     def _pull(
         self, connection: Connection, request: RemotingCommand, header: PullMessageRequestHeader
     ) -> RemotingCommand | None:
-        group = self.server.groups.ensure(header.consumer_group)
+        group = self.server.group_for(connection, request, header.consumer_group)
         self._check_queue(header)
         self._check_group(group)
         selector = self.server.subscriptions.selector_of_pull(header)
@@ -55,8 +55,10 @@ class PullProcessor:
         found = self.server.raw.pull(query, at)
         may_wait = header.sys_flag & PullSysFlag.SUSPEND and header.suspend_timeout_millis > 0
         if found.status is RawStatus.NO_NEW_MSG and may_wait:
-            deadline_ms = self.server.engine.clock.now_ms() + header.suspend_timeout_millis
-            self.server.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms))
+            suspend_ms = min(header.suspend_timeout_millis, self.server.settings.max_suspend_ms)
+            deadline_ms = self.server.engine.clock.now_ms() + suspend_ms
+            owner = self.server.limits.owner(connection, request)
+            self.server.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms, owner))
             return None
         return found.response_to(request)
 

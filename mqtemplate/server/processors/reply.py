@@ -34,7 +34,7 @@ class ReplyProcessor:
 
     server: ServerParts
 
-    @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+    @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, max_body_bytes=None)
     def _reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         is_v1 = request.code == RequestCode.SEND_REPLY_MESSAGE
         sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)

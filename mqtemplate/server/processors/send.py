@@ -69,7 +69,7 @@ class SendProcessor:
             "CLUSTER": settings.cluster_name,
         }
 
-    @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+    @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         is_v1 = request.code == RequestCode.SEND_MESSAGE
         sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
@@ -88,10 +88,12 @@ class SendProcessor:
     ) -> None:
         topic = sent.topic
         if topic.startswith(RETRY_TOPIC_PREFIX):
-            group = self.server.groups.ensure(topic.removeprefix(RETRY_TOPIC_PREFIX))
+            group = self.server.group_for(connection, request, topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = self._retry_target(sent, group, request.version)
             self.server.topics.create_group_topic(topic, 1)
-        else:
+        elif not self.server.topics.has(topic):
+            self.server.topics.check_first_message(topic, sent.default_topic)
+            self.server.limits.topics.take(self.server.limits.owner(connection, request))
             self.server.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
         self._store(connection, request, sent, topic)
 
@@ -220,7 +222,7 @@ class SendBackProcessor:
     def _store_again(
         self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> RemotingCommand | None:
-        engine, group = self.server.engine, self.server.groups.ensure(header.group)
+        engine, group = self.server.engine, self.server.group_for(connection, request, header.group)
         if group.retry_queue_nums <= 0:
             return request.response()  # The group has no retries.
         record = engine.store.read_at(header.offset) if header.offset >= 0 else None
