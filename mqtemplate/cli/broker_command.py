@@ -131,7 +131,11 @@ def _cluster(settings: AppSettings) -> LocalCluster:
         _engine(settings, server),
         BrokerServerSettings(**options),
         server.name_server,
-        remoting=RemotingServerSettings(tls=_tls(server.tls), max_connections=server.max_connections),
+        remoting=RemotingServerSettings(
+            tls=_tls(server.tls),
+            max_connections=server.max_connections,
+            max_connections_per_address=server.max_connections_per_address,
+        ),
         acl=AclSettings(accounts=tuple(map(_account, server.acl.accounts))) if server.acl.enabled else None,
     )
 

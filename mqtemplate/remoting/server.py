@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.acceptor import Acceptor
+from mqtemplate.metrics import Counter
+from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.handshake import Handshake
 from mqtemplate.remoting.io_loop import IoLoop
@@ -71,6 +72,8 @@ class RemotingServer:
 
     Attributes:
         address: Address of the listener socket; after `bind` or `start` with the real port.
+        peer_log: Log of warnings about clients.
+        refused_connections: Counts the connections that were closed at once.
     """
 
     def __init__(
@@ -81,11 +84,14 @@ class RemotingServer:
         *,
         guard: Guard | None = None,
         error_response: ErrorResponse | None = None,
+        refused_connections: Counter | None = None,
     ) -> None:
+        self.refused_connections = refused_connections or Counter()
         self.address = listen
         self.limits = settings.limits
         self.loop = IoLoop("mqtemplate-server", clock)
         self.partial_input = self._shared_limit(settings.max_partial_bytes, "partial_bytes", "of incomplete frames")
+        self.peer_log = LimitedLog(_log, lambda: int(self.loop.now_ms()))
         self.unread_output = self._shared_limit(settings.max_unread_bytes, "unread_bytes", "of unread responses")
         self._guard = guard
         self._error_response = error_response
@@ -108,7 +114,7 @@ class RemotingServer:
         self._close_callbacks.append(self._workers.forget)
         self._is_started = False
         self._is_draining = False
-        self._is_full = False
+        self._limit = ConnectionLimit(settings.max_connections, settings.max_connections_per_address)
         self._pid = os.getpid()
 
     # --- for its owner ------------------------------------------------------------------------------
@@ -156,6 +162,7 @@ class RemotingServer:
         acceptor = self._acceptor
         assert acceptor is not None
         self._is_started = True
+        self._limit.start()
         self._workers.start()
         self.loop.start()
         self.loop.call_soon(acceptor.start)
@@ -233,6 +240,7 @@ class RemotingServer:
         """Remove a connection that has ended."""
         if self._connections.pop(connection.id, None) is None:
             return
+        self._limit.leave(connection.remote)
         for callback in self._close_callbacks:
             try:
                 callback(connection)
@@ -275,14 +283,12 @@ class RemotingServer:
     # --- connections: in the I/O thread ---------------------------------------------------------------
 
     def _on_accept(self, sock: socket.socket, remote: HostAddress) -> None:
-        if len(self._connections) + len(self._handshakes) >= self._settings.max_connections:
+        refusal = self._limit.refusal(sock, remote)
+        if refusal is not None:
+            self.refused_connections.add()
+            self.peer_log.warning("remoting.connection_refused", remote=str(remote), reason=refusal)
             sock.close()
-            if not self._is_full:  # logged once, until the number falls below the limit
-                self._is_full = True
-                max_connections = self._settings.max_connections
-                _log.warning("remoting.connection_refused", max_connections=max_connections, remote=str(remote))
             return
-        self._is_full = False
         try:
             set_tcp_options(sock)
         except OSError:  # the client has disconnected already; reading reports that
@@ -297,7 +303,9 @@ class RemotingServer:
     ) -> None:
         def on_done(stream: Stream | None) -> None:
             self._handshakes.discard(handshake)
-            if stream is not None:
+            if stream is None:
+                self._limit.leave(remote)
+            else:
                 self._connect(stream, remote)
 
         handshake = Handshake(sock, remote, self.loop, context, mode, on_done)

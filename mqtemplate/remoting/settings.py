@@ -30,7 +30,9 @@ class RemotingServerSettings:
     Attributes:
         tls: None: no TLS.
         limits: Limits of one connection.
-        max_connections: A further connection is closed at once.
+        max_connections: A further connection is closed at once. A quarter of the limit of open files remains for other
+            files, so a lower limit lets fewer connections in.
+        max_connections_per_address: The same for one IP address. None: half of those that are possible.
         max_partial_bytes: Limit of incomplete frames on all connections together. Above it, the connection that holds
             most of them is closed.
         max_unread_bytes: Limit of unread output on all connections together. Above it, the connection that has most of
@@ -45,6 +47,7 @@ class RemotingServerSettings:
     tls: ServerTls | None = None
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     max_connections: int = 20_000
+    max_connections_per_address: int | None = None
     max_partial_bytes: int = 256 * _MIB
     max_unread_bytes: int = 512 * _MIB
     slow_workers: int = 4

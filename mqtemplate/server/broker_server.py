@@ -112,14 +112,21 @@ class BrokerServer:
         )
         remoting = remoting or RemotingServerSettings()
         self._drain_s = remoting.drain_ms / 1_000
-        self.remoting = RemotingServer(settings.listen, remoting, clock, guard=guard, error_response=problem_response)
+        self.remoting = RemotingServer(
+            settings.listen,
+            remoting,
+            clock,
+            guard=guard,
+            error_response=problem_response,
+            refused_connections=engine.metrics.counter("server.refused.connections"),
+        )
         self.remoting.on_close(self.locks.forget)
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
         register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
         self.name_server.register(self.remoting)
-        sweeps = (parts.locks.sweep, parts.limits.sweep)
+        sweeps = (parts.locks.sweep, parts.limits.sweep, parts.peer_log.summarize, self.remoting.peer_log.summarize)
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
@@ -104,10 +104,14 @@ class ClientRegistry:
 
     Args:
         limits: Count the groups and subscriptions of each client. None: no limit.
+
+    Attributes:
+        peer_log: Log of warnings about clients.
     """
 
-    def __init__(self, clock: Clock, limits: ClientLimits | None = None) -> None:
+    def __init__(self, clock: Clock, limits: ClientLimits | None = None, peer_log: LimitedLog | None = None) -> None:
         self._clock = clock
+        self.peer_log = peer_log or LimitedLog(_log, clock.now_ms)
         self._limits = limits
         self._on_members_changed: Callable[[ConsumerGroupInfo], None] = lambda info: None
         self._lock = threading.Lock()
@@ -189,7 +193,7 @@ class ClientRegistry:
             if len(self._differences) >= _MAX_DIFFERENCES:
                 self._differences.clear()
             self._differences.add(text)
-            _log.warning("server.subscriptions_differ", group=data.group_name, reason=text)
+            self.peer_log.warning("server.subscriptions_differ", group=data.group_name, reason=text)
         return text
 
     # --- changes -------------------------------------------------------------------------------
@@ -396,7 +400,8 @@ class ClientExpiry:
         if self._due_ms <= now_ms:
             self._due_ms = now_ms + self._interval_ms
             for channel in self._clients.expire(self._expire_ms):
-                _log.warning("server.client_expired", client=channel.client_id, address=str(channel.connection.remote))
+                address = str(channel.connection.remote)
+                self._clients.peer_log.warning("server.client_expired", client=channel.client_id, address=address)
                 channel.connection.close(f"no heartbeat for {format_ms(self._expire_ms)}")
             for sweep in self._sweeps:
                 sweep()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -34,6 +35,7 @@ class ServerParts:
         topics: Topics in the types of the protocol, and for messages.
         groups: Settings of the consumer groups.
         limits: What clients may hold and create.
+        peer_log: Log of warnings about clients.
         clients: Connected clients.
         remote_clients: Requests to the connected clients.
         locks: Locks of queues for ordered consumers.
@@ -66,8 +68,9 @@ class ServerParts:
             self.groups.count,
             has_accounts=has_accounts,
         )
-        self.clients = ClientRegistry(clock, self.limits)
-        self.remote_clients = RemoteClients(engine, self.clients, self.groups)
+        self.peer_log = LimitedLog(get_logger("mqtemplate.server"), clock.now_ms)
+        self.clients = ClientRegistry(clock, self.limits, self.peer_log)
+        self.remote_clients = RemoteClients(engine, self.clients, self.groups, self.peer_log)
         self.clients.on_members_changed(self.remote_clients.notify_members)
         self.topics.on_created(self.remote_clients.notify_topic_created)
         self.subscriptions = Subscriptions(self.clients, settings)

@@ -76,6 +76,18 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
     return b"".join(parts)
 
 
+def count_batch(body: bytes, at_most: int) -> int:
+    """Return the number of messages that the sizes in a batch announce, counted up to one more than *at_most*.
+
+    The messages are not read, so this takes little time: `decode_batch` finds out what is wrong with them.
+    """
+    count = at = 0
+    while at + _BATCH_SMALLEST <= len(body) and count <= at_most:
+        at += max(int.from_bytes(body[at : at + 4], "big", signed=True), _BATCH_SMALLEST)
+        count += 1
+    return count
+
+
 def decode_batch(body: bytes, topic: str) -> list[Message]:
     """Return the messages of a batch.
 

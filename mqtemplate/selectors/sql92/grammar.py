@@ -18,8 +18,8 @@ from mqtemplate.selectors.sql92.expressions import Expression, OperandError
 from mqtemplate.selectors.sql92.syntax_errors import describe_error
 from mqtemplate.selectors.sql92.values import Evaluate, ValueType
 
-MAX_LENGTH = 32_768
-"""Longest expression in characters: room for some thousand strings. Parsing takes a fraction of a second."""
+MAX_LENGTH = 8_192
+"""Longest expression in characters: room for several hundred strings."""
 
 # `[NOT]` passes the token or None to the method of the rule.
 GRAMMAR = r"""

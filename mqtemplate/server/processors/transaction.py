@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mqtemplate.errors import MessageError, StoreError
-from mqtemplate.event_log import get_logger
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -18,8 +17,6 @@ from mqtemplate.results import TransactionState
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
-
-_log = get_logger("mqtemplate.server")
 
 _STATES = {
     0: TransactionState.UNKNOWN,
@@ -57,7 +54,9 @@ class TransactionProcessor:
             )
         except (MessageError, StoreError) as exc:
             # Most of these requests are one-way: without a log entry the error would be lost.
-            _log.warning("server.end_refused", group=header.producer_group, msg_id=header.msg_id, reason=str(exc))
+            self.server.peer_log.warning(
+                "server.end_refused", group=header.producer_group, msg_id=header.msg_id, reason=str(exc)
+            )
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(exc)) from exc
         if end is None:
             return request.response()
