@@ -143,7 +143,7 @@ class ClientProcessor:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.consumer_group!r} has no connected consumer")
         return GetConsumerListByGroupResponseBody(consumer_id_list=info.client_ids())
 
-    @answers(RequestCode.CHECK_CLIENT_CONFIG)
+    @answers(RequestCode.CHECK_CLIENT_CONFIG, slow=True)
     def _check_client(self, query: CheckClientRequestBody) -> None:
         """Check the expression of a subscription: a consumer requests this before it starts."""
         subscription = query.subscription_data
