@@ -33,6 +33,9 @@ applications of mqtemplate (rocketmq.name-server: 127.0.0.1:9876).
 All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
 and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
 """
+_SWITCH_INTERVAL_S = 0.0005
+"""Time after which a busy thread lets another one run. With Python's 5 ms, each system call of the I/O thread would wait
+so long while a worker thread parses a large request, and a response needs several system calls."""
 _OPTIONS = {
     # option -> key, metavar, help
     "store": ("mqtemplate.broker.store-path", "DIR", "the store directory; one process owns it"),
@@ -67,6 +70,8 @@ def run(options: argparse.Namespace) -> None:
     settings = load_settings(options.config, options.profile, arguments=arguments)
     logging = settings.mqtemplate.logging
     restore_logging = show_events(logging) if logging.enabled and not has_handlers() else lambda: None
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         stop_requests = StopRequests()
         with stop_requests.from_signals():
@@ -80,6 +85,7 @@ def run(options: argparse.Namespace) -> None:
                 cluster.stop()
             print_line("stopped; all acknowledged messages are on disk")
     finally:
+        sys.setswitchinterval(switch_interval)
         restore_logging()
 
 

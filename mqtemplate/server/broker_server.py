@@ -126,7 +126,8 @@ class BrokerServer:
         self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))
         register(self.remoting, *(kind(parts) for kind in _ADMIN_PROCESSORS))
         self.name_server.register(self.remoting)
-        sweeps = (parts.locks.sweep, parts.limits.sweep, parts.peer_log.summarize, self.remoting.peer_log.summarize)
+        logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)
+        sweeps = (parts.locks.sweep, parts.limits.sweep, *(log.summarize for log in logs))
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None

@@ -42,7 +42,7 @@ class ServerOptions:
     strict_subscriptions: bool = False
     """True: a member with other subscriptions than its group is refused. False: server and clients log a warning."""
 
-    max_batch_messages: Annotated[int, Ge(1)] = 10_000
+    max_batch_messages: Annotated[int, Ge(1)] = 4_096
     """Most messages in one batch. ``max-message-size`` limits its bytes."""
 
     max_held_pulls: Annotated[int, Ge(1)] = 100_000

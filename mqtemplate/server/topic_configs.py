@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
+from logging import INFO
 from typing import Any
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DestinationError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
@@ -54,9 +55,13 @@ class TopicConfigs:
     """The `TopicTable` and the routes built from it: in the types of the protocol, and for messages.
 
     If a message may not create its topic, `AUTO_CREATE_TOPIC` is hidden, even if the store has it.
+
+    Attributes:
+        peer_log: Log of the topics that clients create.
     """
 
     def __init__(self, engine: EmbeddedBroker, settings: ServerOptions) -> None:
+        self.peer_log = LimitedLog(_log, engine.clock.now_ms)
         self._table = engine.topics
         self._routes = engine.routes
         self.cluster_name = settings.cluster_name
@@ -256,10 +261,10 @@ class TopicConfigs:
     def _create_all(self, changes: dict[str, dict[str, int]]) -> None:
         self._table.update_all(changes)
         if len(changes) > 1:
-            _log.info("server.topics_created", count=len(changes), first=next(iter(changes)))
+            self.peer_log.log(INFO, "server.topics_created", count=len(changes), first=next(iter(changes)))
         for topic, settings in changes.items():
             if len(changes) == 1:
-                _log.info("server.topic_created", topic=topic, queues=settings["writeQueueNums"])
+                self.peer_log.log(INFO, "server.topic_created", topic=topic, queues=settings["writeQueueNums"])
             self._on_created(topic)
 
     # --- checks --------------------------------------------------------------------------------
