@@ -34,8 +34,9 @@ All other settings are read from application.yml (keys mqtemplate.server.* and m
 and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
 """
 _SWITCH_INTERVAL_S = 0.0005
-"""Time after which a busy thread lets another one run. With Python's 5 ms, each system call of the I/O thread would wait
-so long while a worker thread parses a large request, and a response needs several system calls."""
+"""Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
+system call while a worker thread parses a large request, and a response needs several system calls."""
+
 _OPTIONS = {
     # option -> key, metavar, help
     "store": ("mqtemplate.broker.store-path", "DIR", "the store directory; one process owns it"),

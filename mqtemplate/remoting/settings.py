@@ -48,8 +48,8 @@ class RemotingServerSettings:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     max_connections: int = 20_000
     max_connections_per_address: int | None = None
-    max_partial_bytes: int = 256 * _MIB
-    max_unread_bytes: int = 512 * _MIB
+    max_partial_bytes: int = 128 * _MIB
+    max_unread_bytes: int = 128 * _MIB
     slow_workers: int = 4
     slow_queue: int = 1_000
     slow_queue_per_connection: int = 100
