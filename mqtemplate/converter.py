@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from pydantic_core import ValidationError, to_jsonable_python
 
 from mqtemplate.errors import ConversionError
+from mqtemplate.message import Message, PackedBody
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["CONTENT_TYPE", "JSON", "JsonMessageConverter", "MessageConverter"]
+__all__ = ["CONTENT_TYPE", "JSON", "JsonMessageConverter", "MessageConverter", "payload_of"]
 
 CONTENT_TYPE: Final = "contentType"
 """User property with the format of the body, as rocketmq-spring sets it."""
@@ -59,6 +60,18 @@ class MessageConverter(Protocol):
             ConversionError: The body cannot be converted.
         """
         ...
+
+
+def payload_of(message: Message, target_type: Any, converter: MessageConverter) -> object:
+    """Return the body of *message* as *target_type*.
+
+    Raises:
+        ConversionError: The body could not be decompressed, or cannot be converted.
+    """
+    body = message.body
+    if type(body) is PackedBody:
+        raise ConversionError(body.reason)
+    return converter.from_body(body, target_type, message.properties)
 
 
 class JsonMessageConverter:

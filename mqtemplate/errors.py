@@ -38,6 +38,7 @@ import re
 from pathlib import Path
 
 __all__ = [
+    "BodyTooLargeError",
     "BrokerClosedError",
     "BrokerError",
     "ConfigurationError",
@@ -89,6 +90,10 @@ class DestinationError(MessageError):
 
 class ConversionError(MessageError):
     """A payload cannot become a message body, or a body cannot become the type that a handler declares."""
+
+
+class BodyTooLargeError(ConversionError):
+    """A compressed body is larger than ``max-decompressed-size`` when it is decompressed. A retry cannot help."""
 
 
 class DelayError(MessageError):

@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, TypeAlias
 
-__all__ = ["Event", "EventLogger", "get_logger"]
+__all__ = ["Event", "EventLogger", "LimitedLog", "get_logger"]
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None] | None
 
@@ -118,6 +121,68 @@ class EventLogger:
         # The two attributes are those of structlog's wrap_for_formatter: its ProcessorFormatter reads the fields.
         extra = {"_logger": self._logger, "_name": method}
         self._logger.log(level, event, exc_info=exc_info, extra=extra, stacklevel=_STACK_LEVEL)
+
+
+class LimitedLog:
+    """Logger of events that a peer can cause in any number: some lines of each event in a period, then a count.
+
+    The first line of the next period has the number of suppressed ones, as ``suppressed``. `summarize` writes it if no
+    such line comes.
+
+    Args:
+        now_ms: Returns the time in milliseconds, since any moment.
+        burst: Number of lines of one event in a period.
+    """
+
+    def __init__(
+        self, log: EventLogger, now_ms: Callable[[], int], *, burst: int = 10, period_ms: int = 60_000
+    ) -> None:
+        self._log = log
+        self._now_ms = now_ms
+        self._burst = burst
+        self._period_ms = period_ms
+        self._lock = threading.Lock()
+        self._periods: dict[str, _Period] = {}
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        """Write what an operator should look at."""
+        self.log(logging.WARNING, event, **fields)
+
+    def log(self, level: int, event: str, /, **fields: Any) -> None:
+        """Write an event of a level of `logging`, unless there were too many of its name in this period."""
+        now_ms = self._now_ms()
+        with self._lock:
+            period = self._periods.get(event)
+            if period is None or now_ms >= period.start_ms + self._period_ms:
+                if period is not None and period.suppressed:
+                    fields["suppressed"] = period.suppressed
+                period = self._periods[event] = _Period(now_ms, level)
+            if period.written >= self._burst:
+                period.suppressed += 1
+                return
+            period.written += 1
+        self._log.log(level, event, **fields)
+
+    def summarize(self) -> None:
+        """Write the number of suppressed lines of the periods that are over. Called from time to time."""
+        limit = self._now_ms() - self._period_ms
+        with self._lock:
+            over = {event: period for event, period in self._periods.items() if period.start_ms <= limit}
+            for event in over:
+                del self._periods[event]
+        for event, period in over.items():
+            if period.suppressed:
+                self._log.log(period.level, event, suppressed=period.suppressed)
+
+
+@dataclass(slots=True)
+class _Period:
+    """The lines of one event since a time."""
+
+    start_ms: int
+    level: int
+    written: int = 0
+    suppressed: int = 0
 
 
 def get_logger(name: str) -> EventLogger:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from mqtemplate.errors import MessageError
 
@@ -23,6 +23,7 @@ __all__ = [
     "Message",
     "MessageExt",
     "MessageQueue",
+    "PackedBody",
     "Property",
     "copy_properties",
     "create_unique_id",
@@ -202,6 +203,23 @@ class Message:
     def user_properties(self) -> dict[str, str]:
         """Properties of the application."""
         return {name: value for name, value in self.properties.items() if name not in RESERVED_PROPERTIES}
+
+
+class PackedBody(bytes):
+    """A compressed body that could not be decompressed: the bytes as the producer sent them.
+
+    It does not become a payload: the message fails with *reason*.
+
+    Attributes:
+        reason: Text of the error.
+    """
+
+    reason: str
+
+    def __new__(cls, body: bytes, reason: str) -> Self:
+        packed = super().__new__(cls, body)
+        packed.reason = reason
+        return packed
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,8 +17,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from mqtemplate.clock import VirtualClock
 from mqtemplate.context import event_formatter
-from mqtemplate.event_log import EventLogger, get_logger
+from mqtemplate.event_log import EventLogger, LimitedLog, get_logger
 
 ROOT = Path(__file__).parents[1]
 
@@ -236,3 +237,46 @@ def test_an_event_appears_once_and_never_on_standard_output(configured: str, wit
     ready = [line for line in ended.stderr.splitlines() if "application.ready" in line]
     assert len(ready) == (1 if configured == "basicConfig" else 0), "INFO is shown where the program asks for it"
     assert len(ended.stderr.splitlines()) == len(shown) + len(ready)
+
+
+# --- events that peers cause ------------------------------------------------------------------------
+
+
+def test_an_event_that_a_peer_repeats_is_written_some_times_and_then_counted() -> None:
+    """A hostile client would fill the disk with lines: 20,000 half messages wrote 120,191."""
+    clock = VirtualClock()
+    log = LimitedLog(get_logger("mqtemplate.test"), clock.now_ms, burst=2, period_ms=1_000)
+
+    with capture_logs() as events:
+        for number in range(1_000):
+            log.warning("client.refused", number=number)
+        log.log(logging.INFO, "client.other", number=0)
+        clock.move_ms(1_000)
+        log.warning("client.refused", number=1_000)
+
+    assert [(event["event"], event["number"], event.get("suppressed")) for event in events] == [
+        ("client.refused", 0, None),
+        ("client.refused", 1, None),
+        ("client.other", 0, None),
+        ("client.refused", 1_000, 998),
+    ]
+
+
+def test_the_number_of_suppressed_events_is_written_though_no_other_follows() -> None:
+    clock = VirtualClock()
+    log = LimitedLog(get_logger("mqtemplate.test"), clock.now_ms, burst=1, period_ms=1_000)
+
+    with capture_logs() as events:
+        for _ in range(3):
+            log.warning("client.refused")
+        log.log(logging.INFO, "client.other")
+        log.summarize()
+        clock.move_ms(1_000)
+        log.summarize()
+        log.summarize()
+
+    assert [(event["event"], event["log_level"], event.get("suppressed")) for event in events] == [
+        ("client.refused", "warning", None),
+        ("client.other", "info", None),
+        ("client.refused", "warning", 2),
+    ]

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from mqtemplate.errors import MessageError
-from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageExt, offset_msg_id
+from mqtemplate.record.codec import StoredRecord, unpack_host
+from mqtemplate.record.properties import KEYS, UNIQ_KEY, find_property
 
 _LONG_MAX = (1 << 63) - 1
 
@@ -43,6 +45,15 @@ class KeyQuery:
         if message.topic != self.topic or not self.begin_ms <= message.store_timestamp <= self.last_ms:
             return False
         return message.msg_id == self.key if self.unique else self.key in (message.keys or "").split(" ")
+
+    def matches_record(self, record: StoredRecord) -> bool:
+        """Return True if the message in *record* matches. Its body is not decompressed, and not looked at."""
+        if record.topic != self.topic or not self.begin_ms <= record.store_timestamp <= self.last_ms:
+            return False
+        if not self.unique:
+            return self.key in (find_property(record.properties_bytes, KEYS) or "").split(" ")
+        msg_id = find_property(record.properties_bytes, UNIQ_KEY)
+        return self.key == (msg_id or offset_msg_id(unpack_host(record.store_host), record.physical_offset))
 
     def merge(self, messages: Iterable[MessageExt]) -> list[MessageExt]:
         """Return the messages of several brokers that match: each once, the newest first, at most *max_count*."""

@@ -33,6 +33,10 @@ applications of mqtemplate (rocketmq.name-server: 127.0.0.1:9876).
 All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
 and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
 """
+_SWITCH_INTERVAL_S = 0.0005
+"""Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
+system call while a worker thread parses a large request, and a response needs several system calls."""
+
 _OPTIONS = {
     # option -> key, metavar, help
     "store": ("mqtemplate.broker.store-path", "DIR", "the store directory; one process owns it"),
@@ -67,6 +71,8 @@ def run(options: argparse.Namespace) -> None:
     settings = load_settings(options.config, options.profile, arguments=arguments)
     logging = settings.mqtemplate.logging
     restore_logging = show_events(logging) if logging.enabled and not has_handlers() else lambda: None
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         stop_requests = StopRequests()
         with stop_requests.from_signals():
@@ -80,6 +86,7 @@ def run(options: argparse.Namespace) -> None:
                 cluster.stop()
             print_line("stopped; all acknowledged messages are on disk")
     finally:
+        sys.setswitchinterval(switch_interval)
         restore_logging()
 
 
@@ -131,7 +138,11 @@ def _cluster(settings: AppSettings) -> LocalCluster:
         _engine(settings, server),
         BrokerServerSettings(**options),
         server.name_server,
-        remoting=RemotingServerSettings(tls=_tls(server.tls), max_connections=server.max_connections),
+        remoting=RemotingServerSettings(
+            tls=_tls(server.tls),
+            max_connections=server.max_connections,
+            max_connections_per_address=server.max_connections_per_address,
+        ),
         acl=_acl(server.acl),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from mqtemplate.converter import MessageConverter
 from mqtemplate.listener.failures.outcomes import INVALID_BODY_ERRORS, InvalidBodyError
 from mqtemplate.listener.settings import ListenerSettings
-from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.message import MessageExt, MessageQueue, PackedBody
 
 Handler = Callable[..., object]
 Read = Callable[[MessageExt], object]
@@ -75,8 +75,11 @@ class HandlerPlan:
         from_body, payload_type = converter.from_body, self.payload_type
 
         def read(message: MessageExt) -> object:
+            body = message.body
+            if type(body) is PackedBody:
+                raise InvalidBodyError(body.reason)
             try:
-                return from_body(message.body, payload_type, message.properties)
+                return from_body(body, payload_type, message.properties)
             except INVALID_BODY_ERRORS as error:
                 raise InvalidBodyError(str(error)) from error
 

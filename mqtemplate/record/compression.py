@@ -13,8 +13,15 @@ from enum import IntEnum
 from importlib import import_module
 from typing import Any
 
-from mqtemplate.errors import ConversionError, UnsupportedError
+from mqtemplate.errors import BodyTooLargeError, ConversionError, UnsupportedError
 from mqtemplate.record.layout import SysFlag
+
+_SIZES_OF_A_MESSAGE = 4
+MAX_BODY_BYTES = _SIZES_OF_A_MESSAGE * (4 << 20)
+"""Largest body that is decompressed, if no setting says otherwise: four times the default of ``max-message-size``."""
+
+_ZSTD_PIECE = 256
+"""Bytes that Zstandard is fed at once. Each 4 of them may become 128 KiB: so much may the limit be exceeded by."""
 
 
 class CompressionType(IntEnum):
@@ -67,10 +74,19 @@ def compress_body(body: bytes, kind: CompressionType = CompressionType.ZLIB, lev
     return bytes(library.ZstdCompressor(level=level).compress(body)), kind.sys_flag
 
 
-def decompress_body(body: bytes, sys_flag: int) -> bytes:
+def max_body_bytes(setting: int | None, max_message_size: int) -> int:
+    """Return the setting ``max-decompressed-size``, or its default."""
+    return _SIZES_OF_A_MESSAGE * max_message_size if setting is None else setting
+
+
+def decompress_body(body: bytes, sys_flag: int, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the original body. Without the flag for compression this is *body* itself.
 
+    Args:
+        max_bytes: Decompression stops at a body of more bytes: a gigabyte of zeros takes 33 KB as Zstandard.
+
     Raises:
+        BodyTooLargeError: The original body has more than *max_bytes*.
         ConversionError: The body does not match the flag.
         UnsupportedError: The package for this method is not installed.
     """
@@ -80,18 +96,49 @@ def decompress_body(body: bytes, sys_flag: int) -> bytes:
     library: Any = zlib if kind is CompressionType.ZLIB else _library_for(kind)
     problems = (RuntimeError, EOFError, ValueError, getattr(library, "ZstdError", zlib.error))
     try:
-        return _decompress_zstd(library, body) if kind is CompressionType.ZSTD else bytes(library.decompress(body))
+        content, is_whole = _STREAMS[kind](library, body, max_bytes)
     except problems as exc:
         raise ConversionError(f"the body does not decompress as {kind.name}: {exc}") from exc
+    if len(content) > max_bytes:
+        raise BodyTooLargeError(
+            f"the body of {len(body)} bytes has more than {max_bytes} bytes when it is decompressed ({kind.name}); it "
+            "was left compressed: raise max-decompressed-size, or let producers send less in one message"
+        )
+    if not is_whole:
+        raise ConversionError(f"the body does not decompress as {kind.name}: its end is missing")
+    return content
 
 
-def _decompress_zstd(library: Any, body: bytes) -> bytes:
+# Each returns the content, and True if it is whole. If the content is larger than *limit*, it returns more than that.
+
+
+def _stream_zlib(library: Any, body: bytes, limit: int) -> tuple[bytes, bool]:
+    stream = library.decompressobj()
+    return stream.decompress(body, limit + 1), stream.eof
+
+
+def _stream_lz4(library: Any, body: bytes, limit: int) -> tuple[bytes, bool]:
+    stream = library.LZ4FrameDecompressor()
+    return bytes(stream.decompress(body, limit + 1)), stream.eof
+
+
+def _stream_zstd(library: Any, body: bytes, limit: int) -> tuple[bytes, bool]:
     # As a stream: RocketMQ's frames do not contain the length of their content.
     stream = library.ZstdDecompressor().decompressobj()
-    content = bytes(stream.decompress(body))
-    if not stream.eof:
-        raise ValueError("its end is missing")
-    return content
+    parts, size = [], 0
+    for at in range(0, len(body), _ZSTD_PIECE):
+        parts.append(stream.decompress(body[at : at + _ZSTD_PIECE]))
+        size += len(parts[-1])
+        if size > limit or stream.eof:
+            break
+    return b"".join(parts), stream.eof
+
+
+_STREAMS = {
+    CompressionType.LZ4: _stream_lz4,
+    CompressionType.ZSTD: _stream_zstd,
+    CompressionType.ZLIB: _stream_zlib,
+}
 
 
 def _library_for(kind: CompressionType) -> Any:

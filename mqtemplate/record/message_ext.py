@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from mqtemplate.errors import ConversionError, UnsupportedError
-from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageExt, PackedBody
 from mqtemplate.record.codec import StoredRecord, unpack_host
-from mqtemplate.record.compression import decompress_body
+from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
 
 
-def to_message_ext(record: StoredRecord, broker_name: str) -> MessageExt:
+def to_message_ext(record: StoredRecord, broker_name: str, max_body_bytes: int = MAX_BODY_BYTES) -> MessageExt:
     """Return the message of a record, with its body decompressed.
 
-    A body that cannot be decompressed stays as it is, and its message keeps the flag `SysFlag.COMPRESSED`. One such
-    message must not stop the consumption of its queue.
+    A body that cannot be decompressed stays as it is, as a `PackedBody`, and its message keeps the flag
+    `SysFlag.COMPRESSED`. One such message must not stop the consumption of its queue.
+
+    Args:
+        max_body_bytes: Largest body that is decompressed.
     """
     body, sys_flag = record.body, record.sys_flag
     if sys_flag & SysFlag.COMPRESSED:
-        body, sys_flag = _decompress(record)
+        body, sys_flag = _decompress(record, max_body_bytes)
     return MessageExt(
         record.topic,
         body,
@@ -40,9 +43,10 @@ def to_message_ext(record: StoredRecord, broker_name: str) -> MessageExt:
     )
 
 
-def _decompress(record: StoredRecord) -> tuple[bytes, int]:
+def _decompress(record: StoredRecord, max_body_bytes: int) -> tuple[bytes, int]:
     """Return the body as the producer passed it, and the flags that describe it."""
     try:
-        return decompress_body(record.body, record.sys_flag), record.sys_flag & ~SysFlag.COMPRESSED
-    except (ConversionError, UnsupportedError):
-        return record.body, record.sys_flag
+        body = decompress_body(record.body, record.sys_flag, max_body_bytes)
+        return body, record.sys_flag & ~SysFlag.COMPRESSED
+    except (ConversionError, UnsupportedError) as exc:
+        return PackedBody(record.body, str(exc)), record.sys_flag

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.connection import Connection
@@ -55,6 +55,7 @@ class RemotingClient:
         self.limits = settings.limits
         self.partial_input = self.unread_output = MemoryLimit()
         self.loop = IoLoop("mqtemplate-client", clock)
+        self.peer_log = LimitedLog(_log, lambda: int(self.loop.now_ms()))
         self._credentials = settings.credentials
         self._on_request = on_request
         context = None if settings.tls is None else client_context(settings.tls)

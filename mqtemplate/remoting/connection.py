@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import MessageError, RemoteConnectError, RemoteProtocolError, RemoteTimeoutError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
 from mqtemplate.remoting.limits import ConnectionLimits, MemoryLimit
@@ -36,6 +36,7 @@ class ConnectionOwner(Protocol):
     limits: ConnectionLimits
     partial_input: MemoryLimit
     unread_output: MemoryLimit
+    peer_log: LimitedLog
 
     def on_request(self, connection: Connection, request: RemotingCommand) -> None:
         """Handle a request of the peer."""
@@ -392,7 +393,7 @@ class Connection:
                 pass  # the peer has closed the connection
             unread = self._outbound.size
             self._outbound.clear()
-        log = _log.warning if is_bad else _log.debug
+        log = self._owner.peer_log.warning if is_bad else _log.debug
         log("remoting.connection_closed", remote=str(self.remote), reason=reason, unread_bytes=unread)
         self._loop.unwatch(self._stream.socket)
         # Safe although other threads may send: they check `_is_open` first, under the lock.

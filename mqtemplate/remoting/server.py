@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
+from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerClosedError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.acceptor import Acceptor
+from mqtemplate.metrics import Counter
+from mqtemplate.remoting.acceptor import Acceptor, ConnectionLimit
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.handshake import Handshake
 from mqtemplate.remoting.io_loop import IoLoop
@@ -27,6 +29,7 @@ from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.sockets import set_tcp_options
 from mqtemplate.remoting.streams import PlainStream, Stream
 from mqtemplate.remoting.tls import TlsMode, server_context
+from mqtemplate.remoting.worker_pool import WorkerPool
 
 _log = get_logger("mqtemplate.remoting")
 
@@ -44,6 +47,17 @@ ErrorResponse = Callable[[RemotingCommand, Exception], RemotingCommand | None]
 None: the exception is logged, and the response is SYSTEM_ERROR with the exception's text."""
 
 
+_MAX_INLINE_BYTES = 16_384
+"""Largest body that is parsed in the I/O thread."""
+
+
+class _Registered(NamedTuple):
+    processor: Processor
+    is_slow: bool
+    max_inline_bytes: int
+    max_body_bytes: int
+
+
 class RemotingServer:
     """Server that passes each request to the processor of its code.
 
@@ -58,6 +72,8 @@ class RemotingServer:
 
     Attributes:
         address: Address of the listener socket; after `bind` or `start` with the real port.
+        peer_log: Log of warnings about clients.
+        refused_connections: Counts the connections that were closed at once.
     """
 
     def __init__(
@@ -68,16 +84,19 @@ class RemotingServer:
         *,
         guard: Guard | None = None,
         error_response: ErrorResponse | None = None,
+        refused_connections: Counter | None = None,
     ) -> None:
+        self.refused_connections = refused_connections or Counter()
         self.address = listen
         self.limits = settings.limits
         self.loop = IoLoop("mqtemplate-server", clock)
         self.partial_input = self._shared_limit(settings.max_partial_bytes, "partial_bytes", "of incomplete frames")
+        self.peer_log = LimitedLog(_log, lambda: int(self.loop.now_ms()))
         self.unread_output = self._shared_limit(settings.max_unread_bytes, "unread_bytes", "of unread responses")
         self._guard = guard
         self._error_response = error_response
         self._settings = settings
-        self._processors: dict[int, tuple[Processor, bool]] = {}
+        self._processors: dict[int, _Registered] = {}
         self._close_callbacks: list[Callable[[Connection], None]] = []
         self._connections: dict[int, Connection] = {}
         self._handshakes: set[Handshake] = set()
@@ -85,18 +104,33 @@ class RemotingServer:
         if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
             self._tls = server_context(settings.tls), settings.tls.mode
         self._acceptor: Acceptor | None = None
-        self._workers: ThreadPoolExecutor | None = None
-        self._queued_bodies = MemoryLimit(settings.slow_queue_bytes)
-        self._queue_slots = threading.Semaphore(settings.slow_queue + settings.slow_workers)
+        self._workers = WorkerPool(
+            "mqtemplate-server-worker",
+            settings.slow_workers,
+            settings.slow_queue + settings.slow_workers,
+            settings.slow_queue_per_connection,
+            settings.slow_queue_bytes,
+        )
+        self._close_callbacks.append(self._workers.forget)
+        self._is_started = False
         self._is_draining = False
-        self._is_full = False
+        self._limit = ConnectionLimit(settings.max_connections, settings.max_connections_per_address)
         self._pid = os.getpid()
 
     # --- for its owner ------------------------------------------------------------------------------
 
-    def register(self, code: int, processor: Processor, *, slow: bool = False) -> None:
-        """Pass requests with *code* to *processor*; *slow*: in a worker thread, where it may block."""
-        self._processors[code] = (processor, slow)
+    def register(
+        self, code: int, processor: Processor, *, slow: bool = False, max_body_bytes: int | None = None
+    ) -> None:
+        """Pass requests with *code* to *processor*.
+
+        Args:
+            slow: Call it in a worker thread, where it may block.
+            max_body_bytes: Largest body, if the processor parses it. A large one is parsed in a worker thread, by the
+                guard too. None: the processor does not parse it.
+        """
+        limits = (sys.maxsize, sys.maxsize) if max_body_bytes is None else (_MAX_INLINE_BYTES, max_body_bytes)
+        self._processors[code] = _Registered(processor, slow, *limits)
 
     def on_close(self, callback: Callable[[Connection], None]) -> None:
         """Call *callback* in the I/O thread with each connection that has ended."""
@@ -127,30 +161,35 @@ class RemotingServer:
         self.bind()
         acceptor = self._acceptor
         assert acceptor is not None
-        self._workers = ThreadPoolExecutor(self._settings.slow_workers, "mqtemplate-server-worker")
+        self._is_started = True
+        self._limit.start()
+        self._workers.start()
         self.loop.start()
         self.loop.call_soon(acceptor.start)
         _log.debug("remoting.started", address=str(self.address), tls=self._tls[1].value if self._tls else "disabled")
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Refuse new requests, wait for the responses in progress, close all connections, and join the threads.
 
         Clients above V5_3_1 get GO_AWAY, after which they use another broker; requests of older ones are still
         processed. In a forked child this does nothing: connections and threads belong to the parent.
+
+        Args:
+            timeout_s: Longest time to wait for responses, whatever clients do; by default the setting ``drain_ms``.
         """
-        acceptor, workers = self._acceptor, self._workers
+        acceptor = self._acceptor
         if os.getpid() != self._pid or self._is_draining or acceptor is None:
             return
         self._is_draining = True
-        if workers is None:
+        if not self._is_started:
             acceptor.close()
             return
+        deadline = time.monotonic() + (self._settings.drain_ms / 1_000 if timeout_s is None else timeout_s)
         self.loop.call_soon(acceptor.close)
-        self._drain()
-        workers.shutdown(wait=False, cancel_futures=True)
+        self._drain(deadline)
         self.loop.call_soon(self._close_all)
         self.loop.stop()
-        workers.shutdown()
+        self._workers.stop(max(deadline - time.monotonic(), 0))
         _log.debug("remoting.stopped", address=str(self.address))
 
     # --- interface of connections -------------------------------------------------------------------
@@ -164,19 +203,44 @@ class RemotingServer:
         if found is None:
             connection.reply(not_supported(request))
             return
-        processor, is_slow = found
+        processor, is_slow, max_inline_bytes, max_body_bytes = found
+        if len(request.body) > max_inline_bytes:
+            self._on_large_request(connection, request, processor, max_body_bytes)
+            return
         refusal = None if self._guard is None else self._call(self._guard, connection, request)
         if refusal is not None:
             connection.reply(refusal)
         elif is_slow:
-            self._submit(processor, connection, request)
+            self._submit(partial(self._process, processor, connection, request), connection, request)
         else:
             self._process(processor, connection, request)
+
+    def _on_large_request(
+        self, connection: Connection, request: RemotingCommand, processor: Processor, max_body_bytes: int
+    ) -> None:
+        """Check and process a request with a large body in a worker thread: parsing it takes milliseconds."""
+        if len(request.body) > max_body_bytes:
+            remark = (
+                f"the body of this request has {len(request.body)} bytes, allowed are {max_body_bytes}; send several "
+                "smaller requests"
+            )
+            connection.reply(request.response(ResponseCode.MESSAGE_ILLEGAL, remark=remark))
+            return
+
+        def check_and_process() -> None:
+            refusal = None if self._guard is None else self._call(self._guard, connection, request)
+            if refusal is None:
+                self._process(processor, connection, request)
+            else:
+                connection.reply(refusal)
+
+        self._submit(check_and_process, connection, request)
 
     def on_closed(self, connection: Connection, reason: str) -> None:
         """Remove a connection that has ended."""
         if self._connections.pop(connection.id, None) is None:
             return
+        self._limit.leave(connection.remote)
         for callback in self._close_callbacks:
             try:
                 callback(connection)
@@ -210,43 +274,21 @@ class RemotingServer:
             response = system_error(request, exc)
         return response
 
-    def _submit(self, processor: Processor, connection: Connection, request: RemotingCommand) -> None:
+    def _submit(self, work: Callable[[], None], connection: Connection, request: RemotingCommand) -> None:
         """Pass a request to a worker thread, unless too many or too large ones are in the queue."""
-        workers = self._workers
-        is_busy = self._queued_bodies.is_exceeded or not self._queue_slots.acquire(blocking=False)
-        if workers is None or is_busy:
+        if not self._workers.submit(connection, work, len(request.body)):
             remark = "too many requests of this kind wait for a thread already; try again later"
             connection.reply(request.response(ResponseCode.SYSTEM_BUSY, remark=remark))
-            return
-        self._queued_bodies.add(len(request.body))
-        try:
-            workers.submit(self._work, processor, connection, request)
-        except RuntimeError:  # the server was stopped at this moment
-            self._release_slot(request)
-            connection.reply(request.response(ResponseCode.SYSTEM_BUSY, remark="the server is shutting down"))
-
-    def _work(self, processor: Processor, connection: Connection, request: RemotingCommand) -> None:
-        try:
-            if connection.is_open:
-                self._process(processor, connection, request)
-        finally:
-            self._release_slot(request)
-
-    def _release_slot(self, request: RemotingCommand) -> None:
-        self._queued_bodies.add(-len(request.body))
-        self._queue_slots.release()
 
     # --- connections: in the I/O thread ---------------------------------------------------------------
 
     def _on_accept(self, sock: socket.socket, remote: HostAddress) -> None:
-        if len(self._connections) + len(self._handshakes) >= self._settings.max_connections:
+        refusal = self._limit.refusal(sock, remote)
+        if refusal is not None:
+            self.refused_connections.add()
+            self.peer_log.warning("remoting.connection_refused", remote=str(remote), reason=refusal)
             sock.close()
-            if not self._is_full:  # logged once, until the number falls below the limit
-                self._is_full = True
-                max_connections = self._settings.max_connections
-                _log.warning("remoting.connection_refused", max_connections=max_connections, remote=str(remote))
             return
-        self._is_full = False
         try:
             set_tcp_options(sock)
         except OSError:  # the client has disconnected already; reading reports that
@@ -261,7 +303,9 @@ class RemotingServer:
     ) -> None:
         def on_done(stream: Stream | None) -> None:
             self._handshakes.discard(handshake)
-            if stream is not None:
+            if stream is None:
+                self._limit.leave(remote)
+            else:
                 self._connect(stream, remote)
 
         handshake = Handshake(sock, remote, self.loop, context, mode, on_done)
@@ -290,9 +334,8 @@ class RemotingServer:
 
     # --- stop -----------------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
-        """Wait until no request is unanswered and no response is unread, but not longer than `drain_ms`."""
-        deadline = time.monotonic() + self._settings.drain_ms / 1_000
+    def _drain(self, deadline: float) -> None:
+        """Wait until no request is unanswered and no response is unread, but not longer than until *deadline*."""
         pause = threading.Event()
         while time.monotonic() < deadline:
             if not any(connection.unanswered or connection.unread_bytes for connection in self.connections()):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -56,6 +58,18 @@ _ADMIN_PROCESSORS = (TopicAdmin, GroupAdmin, OffsetAdmin, BrokerAdmin, QueryProc
 _log = get_logger("mqtemplate.server")
 
 
+class TimeLeft:
+    """A time limit that several steps share."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+
+    @property
+    def seconds(self) -> float:
+        """Time that is left; 0 after the deadline."""
+        return max(self._deadline - time.monotonic(), 0)
+
+
 class BrokerServer:
     """Server through which RocketMQ's clients use an embedded broker: clients of any language, 4.9 and 5.x.
 
@@ -75,6 +89,7 @@ class BrokerServer:
         clients: Connected clients.
         locks: Locks of queues for ordered consumers.
         hold: Held pulls.
+        limits: What clients may hold and create.
         name_server: The name server.
         processors: Request code -> processor.
         guard: Check of each request before its processor; None without access control.
@@ -96,7 +111,7 @@ class BrokerServer:
         self.guard = None if acl is None else AclGuard(access, acl, clock)
         self._parts = parts = ServerParts(engine, settings, lambda: str(self.address), access)
         self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
-        self.locks, self.hold = parts.locks, parts.hold
+        self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
         self.name_server = NameServer(
             parts.topics,
             KVConfig(engine.store.store_files),
@@ -104,21 +119,30 @@ class BrokerServer:
             parts.address,
         )
         self._remoting_settings = remoting or RemotingServerSettings()
+        self._drain_s = self._remoting_settings.drain_ms / 1_000
         self.remoting = self.listener(settings.listen)
+        self.remoting.on_close(self.locks.forget)
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.remoting.on_close(access.forget)
         processors = [kind(parts) for kind in (*_CLIENT_PROCESSORS, *_ADMIN_PROCESSORS)]
         self.processors = register(self.remoting, parts.locks, *processors)
         self.processors |= self.name_server.register(self.remoting)
-        expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms)
+        logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)
+        sweeps = (parts.locks.sweep, parts.limits.sweep, *(log.summarize for log in logs))
+        expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
 
     def listener(self, listen: HostAddress) -> RemotingServer:
         """Return a listener socket with the limits, TLS and access control of this server. It is not started."""
         return RemotingServer(
-            listen, self._remoting_settings, self.engine.clock, guard=self.guard, error_response=problem_response
+            listen,
+            self._remoting_settings,
+            self.engine.clock,
+            guard=self.guard,
+            error_response=problem_response,
+            refused_connections=self.engine.metrics.counter("server.refused.connections"),
         )
 
     @property
@@ -188,13 +212,19 @@ class BrokerServer:
         """Return the services that the owner of a virtual clock steps, in addition to the engine's."""
         return self._services
 
-    def stop(self) -> None:
-        """Close all connections. The engine continues to run."""
-        self.hold.close()  # First: `RemotingServer.stop` waits for the responses to all requests.
-        self.remoting.stop()
-        self._parts.deferred_work.close()
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Close all connections. The engine continues to run.
+
+        Args:
+            timeout_s: Longest time to wait for requests in progress, whatever clients do; by default that of the
+                remoting settings (``drain_ms``).
+        """
+        left = TimeLeft(self._drain_s if timeout_s is None else timeout_s)
+        self.hold.close(left.seconds / 2)  # First: `RemotingServer.stop` waits for the responses to all requests.
+        self.remoting.stop(left.seconds)
+        self._parts.deferred_work.close(left.seconds)
         if self._thread is not None:
-            self._thread.stop()
+            self._thread.stop(left.seconds)
         self.engine.detach()
         _log.debug("server.stopped", broker=self.engine.name)
 
@@ -239,6 +269,8 @@ class LocalCluster:
     ) -> None:
         self.engine = engine
         self.broker = BrokerServer(engine, settings, remoting=remoting, acl=acl)
+        self._drain_s = (remoting or RemotingServerSettings()).drain_ms / 1_000
+        self._stopping: TimeLeft | None = None
         self._name_server: RemotingServer | None = None
         if name_server is not None:
             self._name_server = self.broker.listener(name_server)
@@ -264,16 +296,27 @@ class LocalCluster:
         """
         with ExitStack() as started:
             started.callback(self.engine.close)
-            started.callback(self.broker.stop)
+            started.callback(lambda: self.broker.stop(self._left_s()))
             self.broker.start()
             if self._name_server is not None:
                 self._name_server.start()
-                started.callback(self._name_server.stop)
+                started.callback(partial(self._stop_name_server, self._name_server))
             self._closing = started.pop_all()
 
     def stop(self) -> None:
-        """Stop everything. All acknowledged messages and committed offsets are on disk then. May be called twice."""
+        """Stop everything. All acknowledged messages and committed offsets are on disk then. May be called twice.
+
+        Both servers together wait for requests in progress as long as the setting ``drain_ms`` says, whatever clients
+        do. Then the engine writes its progress.
+        """
+        self._stopping = TimeLeft(self._drain_s)
         self._closing.close()
+
+    def _stop_name_server(self, server: RemotingServer) -> None:
+        server.stop(self._left_s())
+
+    def _left_s(self) -> float | None:
+        return None if self._stopping is None else self._stopping.seconds
 
     def __enter__(self) -> Self:
         self.start()

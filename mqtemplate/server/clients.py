@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mqtemplate.clock import Clock
 from mqtemplate.durations import format_ms
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import LanguageCode
+from mqtemplate.server.limits.client_limits import ClientLimits
+from mqtemplate.server.limits.quota import Owner
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.server")
@@ -20,6 +22,7 @@ _log = get_logger("mqtemplate.server")
 _BROADCASTING = "BROADCASTING"
 _PUSH = "CONSUME_PASSIVELY"
 _MAX_DIFFERENCES = 1_000
+_CHARACTERS_OF_A_SUBSCRIPTION = 512
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,19 @@ class ClientChannel:
     version: int
     last_update_ms: int
     access_key: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Memberships:
+    """The groups of one connection.
+
+    Attributes:
+        consumers: Group -> number of its subscriptions, as the quota counts them.
+    """
+
+    owner: Owner
+    producers: set[str] = field(default_factory=set)
+    consumers: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,15 +99,25 @@ class ClientRegistry:
 
     - A returned object is a copy, or an object that is replaced instead of changed.
     - A group without members is removed.
+    - The work at the end of a connection depends on the groups of that connection, not on all groups.
     - Thread-safe.
+
+    Args:
+        limits: Count the groups and subscriptions of each client. None: no limit.
+
+    Attributes:
+        peer_log: Log of warnings about clients.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, limits: ClientLimits | None = None, peer_log: LimitedLog | None = None) -> None:
         self._clock = clock
+        self.peer_log = peer_log or LimitedLog(_log, clock.now_ms)
+        self._limits = limits
         self._on_members_changed: Callable[[ConsumerGroupInfo], None] = lambda info: None
         self._lock = threading.Lock()
         self._consumers: dict[str, ConsumerGroupInfo] = {}
         self._producers: dict[str, dict[int, ClientChannel]] = {}
+        self._memberships: dict[int, _Memberships] = {}  # by connection ID
         self._next_producer = 0
         self._differences: set[str] = set()
 
@@ -169,15 +195,23 @@ class ClientRegistry:
             if len(self._differences) >= _MAX_DIFFERENCES:
                 self._differences.clear()
             self._differences.add(text)
-            _log.warning("server.subscriptions_differ", group=data.group_name, reason=text)
+            self.peer_log.warning("server.subscriptions_differ", group=data.group_name, reason=text)
         return text
 
     # --- changes -------------------------------------------------------------------------------
 
     def register_producer(self, group: str, channel: ClientChannel) -> bool:
-        """Add or refresh a producer of *group*. Return True if the group had no other producer."""
+        """Add or refresh a producer of *group*. Return True if the group had no other producer.
+
+        Raises:
+            RefusedError: The client has too many groups.
+        """
         with self._lock:
             others = self._producers.get(group, {})
+            joined = self._memberships_of(channel)
+            if group not in joined.producers:
+                self._take_group(joined)
+                joined.producers.add(group)
             self._producers[group] = others | {channel.connection.id: channel}
             return not others
 
@@ -186,8 +220,12 @@ class ClientRegistry:
 
         Args:
             without_sub: *data* has no subscriptions because they have not changed.
+
+        Raises:
+            RefusedError: The client has too many groups or subscriptions.
         """
         with self._lock:
+            self._count_consumer(data, channel, without_sub=without_sub)
             before = self._consumers.get(data.group_name)
             subscriptions = dict(before.subscriptions) if before is not None else {}
             topics_changed = False if without_sub else _update(subscriptions, data.subscription_data_set)
@@ -227,10 +265,13 @@ class ClientRegistry:
         """Remove all clients of a closed connection."""
         changed: list[ConsumerGroupInfo] = []
         with self._lock:
-            for group in list(self._producers):
-                self._remove_producer(group, connection)
-            for group in list(self._consumers):
-                changed += self._remove_consumer(group, connection)
+            joined = self._memberships.get(connection.id)
+            if joined is not None:
+                for group in list(joined.producers):
+                    self._remove_producer(group, connection)
+                for group in list(joined.consumers):
+                    changed += self._remove_consumer(group, connection)
+                self._memberships.pop(connection.id, None)
         self._report(changed)
 
     def expire(self, silent_ms: int) -> list[ClientChannel]:
@@ -247,13 +288,55 @@ class ClientRegistry:
                 for channel in _silent(info.channels, limit):
                     changed += self._remove_consumer(group, channel.connection)
                     expired[channel.connection.id] = channel
-            members = set().union(*self._producers.values(), *(info.channels for info in self._consumers.values()))
+            left = [channel for connection_id, channel in expired.items() if connection_id not in self._memberships]
         self._report(changed)
-        return [channel for connection_id, channel in expired.items() if connection_id not in members]
+        return left
 
     # --- with the lock held --------------------------------------------------------------------
 
+    def _memberships_of(self, channel: ClientChannel) -> _Memberships:
+        connection = channel.connection
+        joined = self._memberships.get(connection.id)
+        if joined is None:
+            owner = Owner(connection.id, connection.remote.ip, channel.access_key)
+            joined = self._memberships[connection.id] = _Memberships(owner)
+        return joined
+
+    def _take_group(self, joined: _Memberships) -> None:
+        if self._limits is not None:
+            self._limits.groups.take(joined.owner)
+
+    def _count_consumer(self, data: ConsumerData, channel: ClientChannel, *, without_sub: bool) -> None:
+        """Count a consumer and its subscriptions."""
+        joined, group = self._memberships_of(channel), data.group_name
+        before = joined.consumers.get(group)
+        if before is None:
+            self._take_group(joined)
+            joined.consumers[group] = before = 0
+        if not without_sub:
+            count = sum(map(_weight, data.subscription_data_set))
+            if self._limits is not None and count > before:
+                self._limits.subscriptions.take(joined.owner, count - before)
+            elif self._limits is not None and count < before:
+                self._limits.subscriptions.give(joined.owner, before - count)
+            joined.consumers[group] = count
+
+    def _leave(self, connection: Connection, subscriptions: int) -> None:
+        """Count one group less."""
+        joined = self._memberships[connection.id]
+        if self._limits is not None:
+            self._limits.groups.give(joined.owner)
+            if subscriptions:
+                self._limits.subscriptions.give(joined.owner, subscriptions)
+        if not joined.producers and not joined.consumers:
+            del self._memberships[connection.id]
+
     def _remove_producer(self, group: str, connection: Connection) -> None:
+        joined = self._memberships.get(connection.id)
+        if joined is None or group not in joined.producers:
+            return
+        joined.producers.remove(group)
+        self._leave(connection, 0)
         channels = _without(self._producers.get(group, {}), connection)
         if channels:
             self._producers[group] = channels
@@ -262,8 +345,12 @@ class ClientRegistry:
 
     def _remove_consumer(self, group: str, connection: Connection) -> list[ConsumerGroupInfo]:
         """Return the changed group in a list, which is empty if the connection has no member of the group."""
+        joined = self._memberships.get(connection.id)
+        if joined is None or group not in joined.consumers:
+            return []
+        self._leave(connection, joined.consumers.pop(group))
         info = self._consumers.get(group)
-        if info is None or connection.id not in info.channels:
+        if info is None or connection.id not in info.channels:  # a heartbeat that was refused
             return []
         expressions = {key: value for key, value in info.expressions.items() if key != connection.id}
         changed = replace(info, channels=_without(info.channels, connection), expressions=expressions)
@@ -284,13 +371,22 @@ class ClientExpiry:
     """A `Service` that removes clients without heartbeats and closes their connections.
 
     Args:
+        sweeps: Called at each check: they forget what clients have left behind.
         expire_ms: Maximum time between two heartbeats. RocketMQ: ``ConsumerManager``, 120 s.
         interval_ms: Time between two checks.
     """
 
     name = "server.client_expiry"
 
-    def __init__(self, clients: ClientRegistry, clock: Clock, expire_ms: int, interval_ms: int) -> None:
+    def __init__(
+        self,
+        clients: ClientRegistry,
+        clock: Clock,
+        expire_ms: int,
+        interval_ms: int,
+        sweeps: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self._sweeps = sweeps
         self._clients = clients
         self._clock = clock
         self._expire_ms = expire_ms
@@ -306,8 +402,11 @@ class ClientExpiry:
         if self._due_ms <= now_ms:
             self._due_ms = now_ms + self._interval_ms
             for channel in self._clients.expire(self._expire_ms):
-                _log.warning("server.client_expired", client=channel.client_id, address=str(channel.connection.remote))
+                address = str(channel.connection.remote)
+                self._clients.peer_log.warning("server.client_expired", client=channel.client_id, address=address)
                 channel.connection.close(f"no heartbeat for {format_ms(self._expire_ms)}")
+            for sweep in self._sweeps:
+                sweep()
         return self._due_ms
 
 
@@ -321,6 +420,11 @@ def _without(channels: dict[int, ClientChannel], connection: Connection) -> dict
 
 def _silent(channels: dict[int, ClientChannel], limit_ms: int) -> list[ClientChannel]:
     return [channel for channel in channels.values() if channel.last_update_ms < limit_ms]
+
+
+def _weight(subscription: SubscriptionData) -> int:
+    """Return how often a subscription counts: its text takes the memory."""
+    return 1 + (len(subscription.topic) + 2 * len(subscription.sub_string)) // _CHARACTERS_OF_A_SUBSCRIPTION
 
 
 def _expressions(data: ConsumerData) -> dict[str, str]:

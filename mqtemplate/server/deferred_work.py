@@ -3,58 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from threading import BoundedSemaphore
+from functools import partial
 
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.worker_pool import WorkerPool
 from mqtemplate.server.response import RefusedError, problem_response
 
 _log = get_logger("mqtemplate.server")
 
+_THREADS = 2
 _MAX_PENDING = 10_000
+_MAX_PENDING_PER_CONNECTION = 1_000
+_MAX_BYTES = 64 << 20
 
 _Work = Callable[[], RemotingCommand | None]
 
 
 class DeferredWork:
-    """Thread pool for requests that write a table: those that create a topic or a group.
+    """Threads for requests that write a table or need a long computation: most of them create a topic or a group.
 
-    Most requests with the same code create nothing and are answered in the I/O thread. On a virtual clock the work runs
-    at once, in the caller's thread.
+    - Most requests with the same code create nothing and are answered in the I/O thread.
+    - Connections take turns, see `WorkerPool`.
+    - A request whose connection is closed before its turn is dropped, unless it is one-way: a producer may leave after
+      its last message.
+    - On a virtual clock the work runs at once, in the caller's thread.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._capacity = BoundedSemaphore(_MAX_PENDING)
-        self._pool = None if clock.is_virtual else ThreadPoolExecutor(2, "mqtemplate-server-deferred")
+        self._is_closed = False
+        self._pool: WorkerPool | None = None
+        if not clock.is_virtual:
+            self._pool = WorkerPool(
+                "mqtemplate-server-deferred", _THREADS, _MAX_PENDING, _MAX_PENDING_PER_CONNECTION, _MAX_BYTES
+            )
+            self._pool.start()
 
     def run(self, connection: Connection, request: RemotingCommand, work: _Work) -> RemotingCommand | None:
-        """Run *work* in the pool and reply with the response that it returns. It may raise what a processor may raise.
+        """Run *work* in a thread and reply with the response that it returns. It may raise what a processor may raise.
 
         Returns:
             None: the response follows later. On a virtual clock, the response.
 
         Raises:
-            RefusedError: Too many requests are pending.
+            RefusedError: Too many requests are pending, or the server is stopping.
         """
+        if self._is_closed:
+            raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "the server is stopping")
         if self._pool is None:
             return work()
-        if not self._capacity.acquire(blocking=False):
+        if not self._pool.submit(connection, partial(self._run, connection, request, work), len(request.body)):
             raise RefusedError(
                 ResponseCode.SYSTEM_BUSY,
-                f"{_MAX_PENDING} requests that create a topic or a group are pending already; try again later",
+                f"too many requests that create a topic or a group are pending already: {_MAX_PENDING}, or "
+                f"{_MAX_PENDING_PER_CONNECTION} of this connection; try again later",
             )
-        try:
-            self._pool.submit(self._run, connection, request, work)
-        except RuntimeError as exc:  # The server closed the pool after this request arrived.
-            self._capacity.release()
-            raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "the server is stopping") from exc
         return None
 
     def _run(self, connection: Connection, request: RemotingCommand, work: _Work) -> None:
+        if not connection.is_open and not request.is_one_way:
+            return
         try:
             response = work()
         except Exception as exc:
@@ -62,12 +73,11 @@ class DeferredWork:
             if response is None:
                 _log.error("server.request_failed", request=str(request), exc_info=exc)
                 response = request.response(ResponseCode.SYSTEM_ERROR, remark=f"{type(exc).__name__}: {exc}")
-        finally:
-            self._capacity.release()
         if response is not None:
             connection.reply(response)
 
-    def close(self) -> None:
-        """Finish the pending work and refuse more."""
+    def close(self, timeout_s: float) -> None:
+        """Refuse more work, drop what is pending, and wait up to *timeout_s* for the work that runs."""
+        self._is_closed = True
         if self._pool is not None:
-            self._pool.shutdown(wait=True)
+            self._pool.stop(timeout_s)

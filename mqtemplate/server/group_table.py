@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import DestinationError, RemoteProtocolError
@@ -12,9 +12,18 @@ from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion as DataVersionBody
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.server.response import RefusedError
-from mqtemplate.store.files.json_files import DataVersion, check_names, format_errors, read_table, write_table
+from mqtemplate.store.files.json_files import (
+    DataVersion,
+    EntryTexts,
+    check_names,
+    format_errors,
+    read_table,
+    write_table,
+)
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
+
+_T = TypeVar("_T")
 
 _SYSTEM_GROUPS = {
     group: SubscriptionGroupConfig(group_name=group)
@@ -53,6 +62,7 @@ class SubscriptionGroupTable:
         self._version = DataVersion()
         self._table: dict[str, SubscriptionGroupConfig] = {}
         self._stored: dict[str, dict[str, Any]] = {}  # the same as in the file, with settings that are unknown here
+        self._texts = EntryTexts()
         self._other: dict[str, Any] = {}
 
     def load(self) -> None:
@@ -79,6 +89,10 @@ class SubscriptionGroupTable:
         """Return all groups by name, RocketMQ's system groups included."""
         return _SYSTEM_GROUPS | self._table
 
+    def count(self) -> int:
+        """Return the number of groups in the table."""
+        return len(self._table)
+
     def find(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the settings of *group*, or None if it does not exist. System groups always exist."""
         return self._table.get(group) or _SYSTEM_GROUPS.get(group)
@@ -93,6 +107,17 @@ class SubscriptionGroupTable:
         found = self.find(group)
         if found is not None:
             return found
+        self.check_new(group)
+        created = SubscriptionGroupConfig(group_name=group)
+        self.put([created])
+        return created
+
+    def check_new(self, group: str) -> None:
+        """Check that a client may create *group*.
+
+        Raises:
+            RefusedError: Groups may not be created by clients, or its name is illegal.
+        """
         try:
             check_topic(RETRY_TOPIC_PREFIX + group)
         except DestinationError as exc:
@@ -105,9 +130,6 @@ class SubscriptionGroupTable:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"group {group!r} does not exist; create it first, or set auto-create-subscription-group to true",
             )
-        created = SubscriptionGroupConfig(group_name=group)
-        self.put([created])
-        return created
 
     def put(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
         """Create or change groups.
@@ -117,8 +139,10 @@ class SubscriptionGroupTable:
         """
         with self._lock:
             changes = {config.group_name: config for config in configs}
-            if any(self._table.get(group) != config for group, config in changes.items()):
-                self._replace(self._table | changes)
+            changed = {group: config for group, config in changes.items() if self._table.get(group) != config}
+            if changed:
+                stored = {group: self._stored.get(group, {}) | config.to_json() for group, config in changed.items()}
+                self._write(self._table | changed, self._stored | stored)
 
     def delete(self, group: str) -> bool:
         """Delete *group*. Return False if it does not exist.
@@ -129,15 +153,13 @@ class SubscriptionGroupTable:
         with self._lock:
             if group not in self._table:
                 return False
-            self._replace({name: config for name, config in self._table.items() if name != group})
+            self._write(_without(self._table, group), _without(self._stored, group))
             return True
 
-    def _replace(self, table: dict[str, SubscriptionGroupConfig]) -> None:
-        stored = {group: self._stored.get(group, {}) | config.to_json() for group, config in table.items()}
+    def _write(self, table: dict[str, SubscriptionGroupConfig], stored: dict[str, dict[str, Any]]) -> None:
         version = self._version.next(self._clock.now_ms())
-        write_table(
-            self._store_files, self._NAME, self._other | {"dataVersion": version, "subscriptionGroupTable": stored}
-        )
+        entries = {"subscriptionGroupTable": self._texts.dump(stored)}
+        write_table(self._store_files, self._NAME, self._other | {"dataVersion": version}, entries)
         self._table, self._stored = table, stored
 
 
@@ -153,6 +175,10 @@ def mixed_group_error(group: str) -> RefusedError:
         f"group {group!r} has listeners in the broker's own process, which do not share queues with remote consumers; "
         "choose another group for the remote consumer",
     )
+
+
+def _without(table: dict[str, _T], group: str) -> dict[str, _T]:
+    return {name: value for name, value in table.items() if name != group}
 
 
 def _read(config: Mapping[str, Any]) -> SubscriptionGroupConfig:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.admin.queue_statistics import QueueStatistics
 from mqtemplate.server.admin.traffic import Traffic
 from mqtemplate.server.clients import ClientRegistry
 from mqtemplate.server.deferred_work import DeferredWork
 from mqtemplate.server.group_table import SubscriptionGroupTable
+from mqtemplate.server.limits.client_limits import ClientLimits
 from mqtemplate.server.processors.queue_locks import QueueLocks
 from mqtemplate.server.pull_hold import PullHold
 from mqtemplate.server.raw_reader import RawReader
@@ -30,6 +35,8 @@ class ServerParts:
     Attributes:
         topics: Topics in the types of the protocol, and for messages.
         groups: Settings of the consumer groups.
+        limits: What clients may hold and create.
+        peer_log: Log of warnings about clients.
         clients: Connected clients.
         remote_clients: Requests to the connected clients.
         locks: Locks of queues for ordered consumers.
@@ -54,14 +61,37 @@ class ServerParts:
         self.groups = SubscriptionGroupTable(
             store.store_files, clock, auto_create=settings.auto_create_subscription_group
         )
-        self.clients = ClientRegistry(clock)
-        self.remote_clients = RemoteClients(engine, self.clients, self.groups, access)
+        self.limits = ClientLimits(
+            settings,
+            clock,
+            engine.metrics,
+            lambda: engine.topics.count() - self.groups.count(),  # each group has a retry topic, which does not count
+            self.groups.count,
+            has_accounts=access.settings is not None,
+        )
+        self.peer_log = LimitedLog(get_logger("mqtemplate.server"), clock.now_ms)
+        self.clients = ClientRegistry(clock, self.limits, self.peer_log)
+        self.remote_clients = RemoteClients(engine, self.clients, self.groups, access, self.peer_log)
         self.clients.on_members_changed(self.remote_clients.notify_members)
         self.topics.on_created(self.remote_clients.notify_topic_created)
         self.subscriptions = Subscriptions(self.clients, settings)
-        self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms)
+        self.locks = QueueLocks(clock, settings.rebalance_lock_max_live_ms, self.limits)
         self.raw = RawReader(store, engine.reader)
-        self.hold = PullHold(self.raw, clock, settings.max_held_pulls)
+        self.hold = PullHold(self.raw, clock, self.limits.pulls)
         self.deferred_work = DeferredWork(clock)
         self.traffic = Traffic(store, engine.offsets, clock)
         self.statistics = QueueStatistics(self.raw, engine.offsets, self.traffic, engine.name)
+
+    def group_for(self, connection: Connection, request: RemotingCommand, group: str) -> SubscriptionGroupConfig:
+        """Return the settings of the group in a request. Create it if it is missing.
+
+        Raises:
+            RefusedError: The group is missing, and its client may not create it.
+            StoreError: The table could not be written.
+        """
+        found = self.groups.find(group)
+        if found is not None:
+            return found
+        self.groups.check_new(group)
+        self.limits.new_groups.take(self.limits.owner(connection, request))
+        return self.groups.ensure(group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.server.limits.quota import Owner, Quota
 from mqtemplate.server.raw_reader import RawPull, RawQuery, RawReader, RawStatus
 from mqtemplate.server.response import RefusedError
 
@@ -36,6 +38,7 @@ class HeldPull:
         requested_offset: Queue offset in the request.
         next_offset: Queue offset of the first message that was not compared with the selector yet.
         deadline_ms: Time of the response if no message arrives.
+        owner: The client that sent the request.
     """
 
     connection: Connection
@@ -44,6 +47,7 @@ class HeldPull:
     requested_offset: int
     next_offset: int
     deadline_ms: int
+    owner: Owner
     is_done: bool = False
 
 
@@ -56,18 +60,18 @@ class PullHold:
     - The pulls of a closed connection are removed.
 
     Args:
-        max_pulls: Maximum number of held pulls.
+        quota: Counts the held pulls of each client.
     """
 
     name = "server.pull_hold"
 
-    def __init__(self, raw: RawReader, clock: Clock, max_pulls: int) -> None:
+    def __init__(self, raw: RawReader, clock: Clock, quota: Quota) -> None:
         self._raw = raw
         self._clock = clock
-        self._max_pulls = max_pulls
+        self._quota = quota
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
-        self._held: dict[str, dict[int, list[HeldPull]]] = {}  # topic -> queue ID -> in order of arrival
+        self._held: dict[str, dict[int, dict[HeldPull, None]]] = {}  # topic -> queue ID -> in order of arrival
         self._of_connection: dict[int, set[HeldPull]] = {}
         self._deadlines: list[tuple[int, int, HeldPull]] = []
         self._sequence = itertools.count()  # orders pulls with equal deadlines in the heap
@@ -90,16 +94,15 @@ class PullHold:
         """Hold a pull that found no new message.
 
         Raises:
-            RefusedError: Too many pulls are held, or the server is stopping.
+            RefusedError: The client has too many held pulls, or the server is stopping.
         """
         topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
         with self._lock:
             if self._is_closed:
                 raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "the server is stopping; try again later")
-            if self._size >= self._max_pulls:
-                raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{self._max_pulls} pulls are held; try again later")
+            self._quota.take(pull.owner)
             self._size += 1
-            self._held.setdefault(topic, {}).setdefault(queue_id, []).append(pull)
+            self._held.setdefault(topic, {}).setdefault(queue_id, {})[pull] = None
             self._of_connection.setdefault(pull.connection.id, set()).add(pull)
             is_first = not self._deadlines or pull.deadline_ms < self._deadlines[0][0]
             self._push_deadline(pull)
@@ -141,9 +144,10 @@ class PullHold:
             return False
         pull.is_done = True
         self._size -= 1
+        self._quota.give(pull.owner)
         topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
         queues = self._held[topic]
-        queues[queue_id].remove(pull)
+        del queues[queue_id][pull]
         if not queues[queue_id]:
             del queues[queue_id]
         if not queues:
@@ -216,8 +220,9 @@ class PullHold:
                 found.status = RawStatus.NO_MATCHED_MSG
         return found
 
-    def close(self) -> None:
-        """Answer all held pulls, and refuse more."""
+    def close(self, timeout_s: float) -> None:
+        """Answer the held pulls, as many as *timeout_s* allows, and refuse more."""
+        deadline = time.monotonic() + timeout_s
         with self._lock:
             self._is_closed = True
             for topic, callback in self._watched.items():
@@ -225,5 +230,7 @@ class PullHold:
             self._watched.clear()
         for topic in list(self._held):
             for pull in itertools.chain.from_iterable(self._pulls_of(topic)):
+                if time.monotonic() > deadline:
+                    return
                 self._repeat(pull, is_last=True)
         self._deadlines.clear()

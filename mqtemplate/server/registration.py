@@ -24,28 +24,36 @@ from mqtemplate.remoting.server import Processor, RemotingServer
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
 _MARK = "__handles__"
 
+MAX_BODY_BYTES = 1 << 20
+"""Largest body of a request that is not a message: a heartbeat of some thousand groups."""
 
-def handles(*codes: int, slow: bool = False) -> Callable[[_MethodT], _MethodT]:
+
+def handles(
+    *codes: int, slow: bool = False, max_body_bytes: int | None = MAX_BODY_BYTES
+) -> Callable[[_MethodT], _MethodT]:
     """Mark a method as the processor of requests with these codes. It takes the connection and the request.
 
     Args:
         slow: The method reads messages or waits for the disk. It runs in a worker thread instead of the I/O thread.
+        max_body_bytes: Largest body of a request. None: the body is a message, which is not parsed.
     """
-    return _mark(codes, slow, lambda method: method)
+    return _mark(codes, (slow, max_body_bytes), lambda method: method)
 
 
-def answers(*codes: int, slow: bool = False) -> Callable[[_MethodT], _MethodT]:
+def answers(*codes: int, slow: bool = False, max_body_bytes: int = MAX_BODY_BYTES) -> Callable[[_MethodT], _MethodT]:
     """Mark a method that takes parts of a request and returns the contents of the response.
 
     The types of its parameters select the parts: a header class, a body class, `Connection`, or `RemotingCommand`. It
     returns a header, a body, both in this order, or None for a response that has neither.
     """
-    return _mark(codes, slow, _processor)
+    return _mark(codes, (slow, max_body_bytes), _processor)
 
 
-def _mark(codes: tuple[int, ...], slow: bool, as_processor: Callable[..., Processor]) -> Callable[[_MethodT], _MethodT]:
+def _mark(
+    codes: tuple[int, ...], options: tuple[bool, int | None], as_processor: Callable[..., Processor]
+) -> Callable[[_MethodT], _MethodT]:
     def mark(method: _MethodT) -> _MethodT:
-        method.__dict__[_MARK] = (codes, slow, as_processor)
+        method.__dict__[_MARK] = (codes, options, as_processor)
         return method
 
     return mark
@@ -58,10 +66,10 @@ def register(server: RemotingServer, *parts: object) -> dict[int, Processor]:
         for name, method in vars(type(part)).items():
             if _MARK not in getattr(method, "__dict__", ()):
                 continue
-            codes, slow, as_processor = method.__dict__[_MARK]
+            codes, (slow, max_body_bytes), as_processor = method.__dict__[_MARK]
             for code in codes:
                 processors[code] = as_processor(getattr(part, name))
-                server.register(code, processors[code], slow=slow)
+                server.register(code, processors[code], slow=slow, max_body_bytes=max_body_bytes)
     return processors
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.transactions.checkers import TransactionCheck
 from mqtemplate.errors import BrokerError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import MessageExt, Property, offset_msg_id
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.properties import UNIQ_KEY, find_property
@@ -31,8 +31,6 @@ from mqtemplate.server.group_table import SubscriptionGroupTable
 from mqtemplate.server.response import RefusedError
 from mqtemplate.topics import HALF_TOPIC
 
-_log = get_logger("mqtemplate.server")
-
 _PUSH_TIMEOUT_MS = 10_000
 _OWN_GROUP = "CLIENT_INNER_PRODUCER"
 
@@ -45,6 +43,7 @@ class RemoteClients:
     clients: ClientRegistry
     groups: SubscriptionGroupTable
     access: AccessControl
+    peer_log: LimitedLog
 
     # --- consumer groups -----------------------------------------------------------------------
 
@@ -164,7 +163,7 @@ class RemoteClients:
             elif response.code != ResponseCode.SUCCESS:
                 failure = response.remark or str(response)
             if failure is not None:
-                _log.warning("server.reply_refused", client_id=client_id, reason=failure)
+                self.peer_log.warning("server.reply_refused", client_id=client_id, reason=failure)
             done(failure)
 
         push = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
@@ -46,6 +46,51 @@ class ServerOptions:
     strict_subscriptions: bool = False
     """True: a member with other subscriptions than its group is refused. False: server and clients log a warning."""
 
+    max_batch_messages: Annotated[int, Ge(1)] = 4_096
+    """Most messages in one batch. ``max-message-size`` limits its bytes."""
+
+    max_held_pulls: Annotated[int, Ge(1)] = 100_000
+    """Most pulls that wait for messages at one time. One more is answered as busy."""
+
+    max_held_pulls_per_connection: Annotated[int, Ge(1)] = 10_000
+    """The same for one connection. A consumer holds one for each of its queues."""
+
+    max_suspend_ms: Annotated[int, Ge(1)] = 120_000
+    """Longest time in milliseconds that a pull waits for messages, whatever its client requests."""
+
+    max_queue_locks: Annotated[int, Ge(1)] = 100_000
+    """Most locks of queues that ordered consumers hold."""
+
+    max_queue_locks_per_connection: Annotated[int, Ge(1)] = 10_000
+    """The same for one connection."""
+
+    max_client_groups: Annotated[int, Ge(1)] = 100_000
+    """Most groups of connected producers and consumers. A group counts once for each of its members."""
+
+    max_client_groups_per_connection: Annotated[int, Ge(1)] = 1_000
+    """The same for one connection."""
+
+    max_subscriptions: Annotated[int, Ge(1)] = 200_000
+    """Most subscriptions of connected consumers. An expression counts once more for each 256 characters."""
+
+    max_subscriptions_per_connection: Annotated[int, Ge(1)] = 10_000
+    """The same for one connection."""
+
+    max_topics: Annotated[int, Ge(1)] = 20_000
+    """With so many topics, first messages create no more. An administrator may."""
+
+    max_groups: Annotated[int, Ge(1)] = 20_000
+    """With so many consumer groups, clients create no more. An administrator may."""
+
+    auto_create_burst: Annotated[int, Ge(1)] = 1_000
+    """Topics, and consumer groups, that the clients of one address or account may create at once."""
+
+    auto_create_per_second: Annotated[float, Gt(0)] = 10.0
+    """The same for each second after that."""
+
+    max_address_share: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Part of each total above that the clients of one address, or of one account, may have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerServerSettings(ServerOptions):
@@ -69,9 +114,6 @@ class BrokerServerSettings(ServerOptions):
 
     max_pull_bytes: int = 256 << 10
     """Most bytes in one answer. An answer may always contain one message."""
-
-    max_held_pulls: int = 100_000
-    """Most pulls that wait for messages at one time. One more is answered as busy."""
 
     client_expire_ms: int = 120_000
     """A client without a heartbeat for so long is removed from its groups."""

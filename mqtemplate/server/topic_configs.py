@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from logging import INFO
 from typing import Any
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import DestinationError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersion, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
 from mqtemplate.server.response import RefusedError
@@ -54,9 +56,13 @@ class TopicConfigs:
     """The `TopicTable` and the routes built from it: in the types of the protocol, and for messages.
 
     If a message may not create its topic, `AUTO_CREATE_TOPIC` is hidden, even if the store has it.
+
+    Attributes:
+        peer_log: Log of the topics that clients create.
     """
 
     def __init__(self, engine: EmbeddedBroker, settings: ServerOptions) -> None:
+        self.peer_log = LimitedLog(_log, engine.clock.now_ms)
         self._table = engine.topics
         self._routes = engine.routes
         self.cluster_name = settings.cluster_name
@@ -211,6 +217,16 @@ class TopicConfigs:
             DestinationError: The topic name is illegal.
             StoreError: The topic table could not be written.
         """
+        template = self.check_first_message(topic, default_topic)
+        count = max(1, min(queue_nums, int(template.get("writeQueueNums", 1))))
+        self._create(topic, count, int(template["perm"]) & ~Perm.INHERIT)
+
+    def check_first_message(self, topic: str, default_topic: str) -> dict[str, Any]:
+        """Check that a message may create *topic*, and return the settings of *default_topic*.
+
+        Raises:
+            RefusedError, DestinationError: As `create_by_first_message`.
+        """
         check_topic(topic)
         template = self._table.config(default_topic)
         may_create = self._auto_create or default_topic != AUTO_CREATE_TOPIC
@@ -222,8 +238,7 @@ class TopicConfigs:
                 f"{f'did you mean {nearest!r}? Else create' if nearest else 'create'} it first, or set "
                 "auto-create-topic-enable to true",
             )
-        count = max(1, min(queue_nums, int(template.get("writeQueueNums", 1))))
-        self._create(topic, count, int(template["perm"]) & ~Perm.INHERIT)
+        return template
 
     def create_group_topic(self, topic: str, queue_nums: int) -> None:
         """Create the retry topic or the dead letter topic of a group, if it is missing.
@@ -234,10 +249,30 @@ class TopicConfigs:
         check_topic(topic)
         self._create(topic, queue_nums, Perm.READ | Perm.WRITE)
 
+    def create_retry_topics(self, groups: Iterable[SubscriptionGroupConfig]) -> None:
+        """Create the missing retry topics of *groups*, and write the table once.
+
+        Raises:
+            DestinationError, StoreError: As `create_by_first_message`.
+        """
+        changes = {}
+        for group in groups:
+            topic, count = RETRY_TOPIC_PREFIX + group.group_name, group.retry_queue_nums
+            if count > 0 and not self.has(topic):
+                changes[check_topic(topic)] = _settings(count, Perm.READ | Perm.WRITE)
+        self._create_all(changes)
+
     def _create(self, topic: str, queue_nums: int, perm: int) -> None:
         if not self.has(topic):
-            self._table.update(topic, {"readQueueNums": queue_nums, "writeQueueNums": queue_nums, "perm": perm})
-            _log.info("server.topic_created", topic=topic, queues=queue_nums)
+            self._create_all({topic: _settings(queue_nums, perm)})
+
+    def _create_all(self, changes: dict[str, dict[str, int]]) -> None:
+        self._table.update_all(changes)
+        if len(changes) > 1:
+            self.peer_log.log(INFO, "server.topics_created", count=len(changes), first=next(iter(changes)))
+        for topic, settings in changes.items():
+            if len(changes) == 1:
+                self.peer_log.log(INFO, "server.topic_created", topic=topic, queues=settings["writeQueueNums"])
             self._on_created(topic)
 
     # --- checks --------------------------------------------------------------------------------
@@ -273,6 +308,10 @@ def apply_attributes(attributes: Mapping[str, str], changes: str | None) -> dict
 
 def _config(topic: str, queue_count: int, perm: int) -> TopicConfig:
     return TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
+
+
+def _settings(queue_nums: int, perm: int) -> dict[str, int]:
+    return {"readQueueNums": queue_nums, "writeQueueNums": queue_nums, "perm": perm}
 
 
 def _read(topic: str, config: Mapping[str, Any]) -> TopicConfig:

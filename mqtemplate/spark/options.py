@@ -11,6 +11,7 @@ from typing import Any
 
 from mqtemplate.errors import ConfigurationError, DestinationError, ListenerError, UnsupportedError
 from mqtemplate.listener.attributes import NOT_READABLE, Attribute, flag, number
+from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.selectors.tags import TagSelector, tag_selector
 from mqtemplate.spark.offsets import OffsetTable, parse_offsets
 from mqtemplate.topics import check_topic
@@ -18,7 +19,7 @@ from mqtemplate.topics import check_topic
 OPTION_NAMES = (
     *("store", "topic", "topicPattern", "tags", "subExpression", "group", "brokerName"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeProperties"),
+    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeProperties", "maxDecompressedSize"),
 )
 """Names for ``.option(...)``; case does not matter."""
 
@@ -61,6 +62,7 @@ class SourceOptions:
         min_partitions: Minimum number of tasks; None: the size decides.
         fail_on_data_loss: Fail if messages that should be read are gone; False: warn, and continue after them.
         include_properties: Build the columns ``properties`` and ``msgId``, which take most time.
+        max_body_bytes: Largest body that is decompressed; a larger one stays compressed in the column ``body``.
     """
 
     store: str
@@ -75,6 +77,7 @@ class SourceOptions:
     min_partitions: int | None
     fail_on_data_loss: bool
     include_properties: bool
+    max_body_bytes: int
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -102,6 +105,7 @@ class SourceOptions:
             min_partitions=_value(given, "minPartitions", _NUMBER),
             fail_on_data_loss=_value(given, "failOnDataLoss", _TRUE),
             include_properties=_value(given, "includeProperties", _TRUE),
+            max_body_bytes=_value(given, "maxDecompressedSize", _NUMBER) or MAX_BODY_BYTES,
         )
 
     @staticmethod

@@ -7,7 +7,6 @@ gathers the numbers of the headers. Rare cases (a compressed body, text that is 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,14 +17,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mqtemplate.errors import CorruptRecordError
+from mqtemplate.errors import BodyTooLargeError, ConversionError, CorruptRecordError
+from mqtemplate.event_log import get_logger
 from mqtemplate.hashes.checksum import crc32
 from mqtemplate.message import Property, offset_msg_id
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
+from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.spark.property_columns import PropertyColumns, adjacent_cells
 from mqtemplate.spark.store_folder import LogWindow, StoreFolder
+
+_log = get_logger("mqtemplate.spark")
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
 ARROW_SCHEMA = pa.schema(
@@ -73,11 +76,16 @@ class QueueSlice:
         return QueueSlice(self.topic, self.broker_name, self.queue_id, self.queue_offsets[part], self.units[part])
 
 
-def record_batches(folder: StoreFolder, queue: QueueSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def record_batches(
+    folder: StoreFolder, queue: QueueSlice, schema: pa.Schema, max_body_bytes: int = MAX_BODY_BYTES
+) -> Iterator[pa.RecordBatch]:
     """Yield the records of *queue* in order, some thousand in a batch.
 
     Each record is checked: its length, magic code, own offset, the lengths inside, the CRC of its body, and the check
     that our own broker writes for the other bytes.
+
+    Args:
+        max_body_bytes: Largest body that is decompressed. A larger one stays compressed, and is logged.
 
     Raises:
         CorruptRecordError: A record is damaged; the text names the file and the physical offset.
@@ -92,7 +100,7 @@ def record_batches(folder: StoreFolder, queue: QueueSlice, schema: pa.Schema) ->
         for piece in _pieces(queue.units["size"][part].astype(np.int64)):
             start = part.start
             chunk = queue[start + piece.start : start + piece.stop]
-            yield _Records(window, chunk).batch(schema)
+            yield _Records(window, chunk, max_body_bytes).batch(schema)
 
 
 def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
@@ -109,7 +117,8 @@ def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[slice]:
 class _Records:
     """Records of one commit log file, with computed offsets of all fields. `mqtemplate.record.codec` has the layout."""
 
-    def __init__(self, window: LogWindow, queue: QueueSlice) -> None:
+    def __init__(self, window: LogWindow, queue: QueueSlice, max_body_bytes: int) -> None:
+        self._max_body_bytes = max_body_bytes
         self._queue, self._path = queue, window.path
         self._physical = queue.units["physical_offset"].astype(np.int64)
         self._sizes = queue.units["size"].astype(np.int64)
@@ -238,15 +247,28 @@ class _Records:
         return pa.array(plain, pa.binary())
 
     def _decompress(self, row: int, body: bytes) -> bytes:
-        codec = _CODECS.get(int(self._sys_flags[row]) & SysFlag.COMPRESSION_MASK)
+        flag, limit = int(self._sys_flags[row]), self._max_body_bytes
+        codec = _CODECS.get(flag & SysFlag.COMPRESSION_MASK)
+        if codec is None:
+            raise self._corrupt(row, f"its system flag {flag:#x} has no known compression")
         try:
             if codec == "zlib":
-                return zlib.decompress(body)
-            if codec is not None:
-                return bytes(pa.CompressedInputStream(pa.BufferReader(body), codec).read())
-        except (zlib.error, OSError) as exc:
+                return decompress_body(body, flag, limit)
+            plain = bytes(pa.CompressedInputStream(pa.BufferReader(body), codec).read(limit + 1))
+            if len(plain) <= limit:
+                return plain
+        except BodyTooLargeError:
+            pass
+        except (ConversionError, OSError) as exc:
             raise self._corrupt(row, f"its {codec} body cannot be decompressed: {exc}") from exc
-        raise self._corrupt(row, f"its system flag {int(self._sys_flags[row]):#x} has no known compression")
+        _log.warning(
+            "spark.body_too_large",
+            file=str(self._path),
+            physical_offset=int(self._physical[row]),
+            max_bytes=limit,
+            hint="the column body has it compressed; raise the option maxDecompressedSize",
+        )
+        return body
 
     def _message_ids(self) -> pa.Array:
         """Return the producer's ids; the broker's id for a message without one."""

@@ -200,7 +200,8 @@ class StoreReader:
             units, queue_offsets = units[likely], queue_offsets[likely]
         queue = QueueSlice(part.topic, self._options.broker_name, part.queue_id, queue_offsets, units)
         tags: Any = None if selector.selects_all else pa.array(sorted(selector.tags))
-        for batch in record_batches(self._folder, queue, schema if tags is None else _with_tags(schema)):
+        columns = schema if tags is None else _with_tags(schema)
+        for batch in record_batches(self._folder, queue, columns, self._options.max_body_bytes):
             if tags is not None:
                 batch = batch.filter(pc.is_in(batch["tags"], tags)).select(schema.names)
             if batch.num_rows:

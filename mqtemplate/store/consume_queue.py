@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from mqtemplate.record.arrays import count_leading
 from mqtemplate.store import layout
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
+from mqtemplate.store.files.mapped_queues import MappedQueues
 from mqtemplate.store.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, CqUnit
 
 _LOOK_AHEAD = 4_096
@@ -26,13 +28,18 @@ class ConsumeQueue:
     - ``min_offset <= max_offset``. The units between them point at ascending physical offsets.
     - The queue is derived from the commit log, and rebuilt from it after a crash.
     - There is one writer, the `MessageStore` under its lock. Reading needs no lock.
+    - Its files are unmapped while many other queues are in use. Then each read opens the file.
+
+    Args:
+        mapped: Releases the files of this queue or of another one. By default they stay mapped.
 
     Attributes:
         was_cut: A damaged part at the end was removed at the load. The recovery has to rebuild it.
     """
 
-    def __init__(self, files: MappedFileQueue) -> None:
+    def __init__(self, files: MappedFileQueue, mapped: MappedQueues | None = None) -> None:
         self._files = files
+        self._mapped = MappedQueues(sys.maxsize) if mapped is None else mapped
         self._file_size = files.file_size
         assert self._file_size % CQ_UNIT_SIZE == 0
         self.min_offset = 0
@@ -40,6 +47,8 @@ class ConsumeQueue:
         self.was_cut = False
         self._flushed_offset = 0
         self._load()
+        if files.files:
+            self._mapped.note(self)
 
     # --- loading -------------------------------------------------------------------------------
 
@@ -88,8 +97,10 @@ class ConsumeQueue:
         """Continue writing at *max_offset*."""
         self.max_offset = max_offset
         found = self._files.find(max_offset * CQ_UNIT_SIZE)
-        self._view = None if found is None else found[0].view
-        self._limit = 0 if found is None else found[0].allocated  # units may be written before it, within the file
+        is_mapped = found is not None and found[0].is_mapped
+        self._view = found[0].view if found is not None and is_mapped else None
+        # Units may be written before it, within the file.
+        self._limit = found[0].allocated if found is not None and is_mapped else 0
         self._at = max_offset * CQ_UNIT_SIZE - (self._files.start if found is None else found[1])
 
     # --- appending -----------------------------------------------------------------------------
@@ -113,6 +124,13 @@ class ConsumeQueue:
             file.allocate(min(end - file_start, self._file_size))
             start = file_start + self._file_size
         self._open_at(self.max_offset)
+        self._mapped.note(self)
+
+    def release(self) -> None:
+        """Unmap the files until the next unit is written."""
+        self._view, self._limit = None, 0
+        for file in self._files.files:
+            file.release()
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
         """Write the unit at ``max_offset``. The caller has called `reserve`."""
@@ -159,7 +177,11 @@ class ConsumeQueue:
         found = self._files.find(queue_offset * CQ_UNIT_SIZE)
         if found is None:
             raise IndexError(f"queue offset {queue_offset} was deleted while it was read")
-        return layout.unpack_cq_unit(found[0].view, queue_offset * CQ_UNIT_SIZE - found[1])
+        at = queue_offset * CQ_UNIT_SIZE - found[1]
+        data = found[0].view[at : at + CQ_UNIT_SIZE]
+        if not data:
+            raise IndexError(f"queue offset {queue_offset} was deleted while it was read")
+        return layout.unpack_cq_unit(data)
 
     def units(self, queue_offset: int, count: int) -> NDArray[np.void]:
         """Return up to *count* units from *queue_offset* on: fewer at a file's end, none from ``max_offset`` on."""
@@ -222,7 +244,7 @@ class ConsumeQueue:
         found = self._files.find(queue_offset * CQ_UNIT_SIZE)
         assert found is not None
         layout.pack_cq_unit_into(
-            found[0].view, queue_offset * CQ_UNIT_SIZE - found[1], physical_offset, size, tags_code
+            found[0].map(), queue_offset * CQ_UNIT_SIZE - found[1], physical_offset, size, tags_code
         )
         self._flushed_offset = min(self._flushed_offset, queue_offset)
 

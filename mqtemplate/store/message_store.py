@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.clock import Clock
+from mqtemplate.descriptors import descriptor_limit
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes.java_hash import tags_code
@@ -25,6 +26,7 @@ from mqtemplate.store.cleaning import CleaningService, PendingMessages
 from mqtemplate.store.commit_log import AllocateService, CommitLog, LogFile, PutResult
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.file_sizes import file_sizes
+from mqtemplate.store.files.mapped_queues import MappedQueues
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.files.unsupported_formats import refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
@@ -82,6 +84,7 @@ class MessageStore:
         self._lock = threading.Lock()
         self._checkpoint_lock = threading.Lock()  # held while the consume queues are flushed, or their files deleted
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._mapped_queues = MappedQueues(max(min(settings.max_mapped_queues, descriptor_limit() // 8), 1))
         self._watchers: dict[str, list[Callable[[], None]]] = {}
         self._followers: Sequence[LogFollower] = ()
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -478,7 +481,7 @@ class MessageStore:
         files = self.store_files.mapped_queue(
             f"consumequeue/{topic}/{queue_id}", self.sizes.consume_queue, setting=setting or "", rebuildable=True
         )
-        queue = self._queues[topic, queue_id] = ConsumeQueue(files)
+        queue = self._queues[topic, queue_id] = ConsumeQueue(files, self._mapped_queues)
         return queue
 
     # --- durability and retention --------------------------------------------------------------

@@ -82,6 +82,10 @@ class StoreSettings:
     clean_file_forcibly_enable: bool = True
     """True: files that are not old may be deleted when the disk is that full."""
 
+    max_mapped_queues: Annotated[int, Gt(0)] = 1_000
+    """Most consume queues whose files stay open, with two descriptors each; at most an eighth of the limit of open
+    files. The files of the others are opened for each read."""
+
     def __post_init__(self) -> None:
         if self.file_reserved_time < 1:
             raise ConfigurationError(f"file-reserved-time must be 1 hour or more, got {self.file_reserved_time}")

@@ -20,7 +20,7 @@ class TopicTable:
     """
 
     def __init__(self, store_files: StoreFiles, clock: Clock) -> None:
-        self._file = VersionedTable(store_files, clock, "config/topics.json", "topicConfigTable")
+        self._file = VersionedTable(store_files, clock, "config/topics.json", entries="topicConfigTable")
         self._lock = threading.Lock()
         self._table: dict[str, dict[str, Any]] = {}
 
@@ -41,6 +41,10 @@ class TopicTable:
     def names(self) -> list[str]:
         """Return all topics."""
         return list(self._table)
+
+    def count(self) -> int:
+        """Return the number of topics."""
+        return len(self._table)
 
     def config(self, topic: str) -> dict[str, Any] | None:
         """Return the settings of *topic* by RocketMQ's names, such as ``perm``; None if there is no such topic."""
@@ -73,11 +77,20 @@ class TopicTable:
         Returns:
             All settings of the topic.
         """
+        self.update_all({topic: changes})
+        return _default_config(topic) | self._table[topic]
+
+    def update_all(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Change or create several topics, as `update` does, and write the file once."""
         with self._lock:
-            config = _default_config(topic) | self._table.get(topic, {}) | dict(changes)
-            if config != self._table.get(topic):
-                self._write(self._table | {topic: config})
-            return config
+            changed = {
+                topic: config
+                for topic, change in changes.items()
+                if (config := _default_config(topic) | self._table.get(topic, {}) | dict(change))
+                != self._table.get(topic)
+            }
+            if changed:
+                self._write(self._table | changed)
 
     def delete(self, topic: str) -> bool:
         """Delete *topic*. Return False if there is none."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.clock import Clock
-from mqtemplate.converter import MessageConverter
+from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.errors import BrokerClosedError, ConversionError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture
@@ -196,7 +196,7 @@ class BodyConversion:
         if target_type is MessageExt or target_type is Message:
             return [message]
         try:
-            return [self.converter.from_body(message.body, target_type, message.properties)]
+            return [payload_of(message, target_type, self.converter)]
         except ConversionError as exc:
             if self.settings.message_model is MessageModel.CLUSTERING:
                 cause = dead_letter_properties(self.verb, message, exc, self.clock.now_ms(), has_stack=False)

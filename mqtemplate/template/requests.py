@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.converter import MessageConverter
+from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.futures import AwaitableFuture, HandlerFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.template.send_options import SendPlan
@@ -42,4 +42,4 @@ class Requests:
         wanted: Any = reply_type
         if wanted in (MessageExt, Message):
             return cast("T", reply)
-        return cast("T", self._converter.from_body(reply.body, wanted, reply.properties))
+        return cast("T", payload_of(reply, wanted, self._converter))

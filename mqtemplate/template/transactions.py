@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from mqtemplate.broker import Broker, Registration
-from mqtemplate.converter import MessageConverter
+from mqtemplate.converter import MessageConverter, payload_of
 from mqtemplate.errors import ConfigurationError, ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message, MessageExt, Property, create_unique_id
@@ -157,8 +157,8 @@ class Transactions:
             )
         if wanted in (Message, MessageExt, Any, object):
             return method  # type: ignore[no-any-return]
-        from_body = self._converter.from_body
-        return lambda message, *rest: method(from_body(message.body, wanted, message.properties), *rest)
+        converter = self._converter
+        return lambda message, *rest: method(payload_of(message, wanted, converter), *rest)
 
     def _endpoint_of(self, message: Message) -> _Endpoint | None:
         """Return the most specific listener for a message: by topic and tag, by topic, or for all topics."""

@@ -328,7 +328,9 @@ def test_more_connections_than_allowed_are_closed_at_once(start_server: StartSer
         server.closed.get(timeout=TIMEOUT_S)
         assert open_peer(server).invoke(echo()).code == 0
 
-    assert [entry["max_connections"] for entry in logs if entry["event"] == "remoting.connection_refused"] == [3]
+    reasons = [entry["reason"] for entry in logs if entry["event"] == "remoting.connection_refused"]
+    assert reasons == ["max-connections is 3"] * 2
+    assert server.refused_connections.value == 2
 
 
 def test_the_server_accepts_again_when_file_descriptors_are_free(

@@ -13,13 +13,14 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
-from mqtemplate.remoting.protocol import RemotingCommand, SerializeType, Version, encode_command
+from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, SerializeType, Version, encode_command
 from tests.remoting.conftest import OpenPeer, StartServer
 from tests.remoting.wire import (
     BIG,
     ECHO,
     HOLD,
     LOOPBACK,
+    PARSE,
     PARTS,
     RAISE,
     SLOW,
@@ -265,6 +266,38 @@ def test_the_queue_of_slow_requests_has_bounded_memory(start_server: StartServer
     assert [response.code for response in answered] == [0, 0]
     server.gate.put(None)
     assert peer.invoke(RemotingCommand(SLOW, body=b"again")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "thread"),
+    [(16_384, b"mqtemplate-server"), (16_385, b"mqtemplate-server-worker"), (100_000, b"mqtemplate-server-worker")],
+)
+def test_a_large_body_is_parsed_in_a_worker_with_its_guard(
+    server: EchoServer, open_peer: OpenPeer, size: int, thread: bytes
+) -> None:
+    """Parsing 16 MiB of JSON takes seconds, in which the I/O thread would serve no other client."""
+    guarded: list[str] = []
+    server.check = lambda connection, request: guarded.append(threading.current_thread().name)
+
+    response = open_peer(server).invoke(RemotingCommand(PARSE, body=bytes(size)))
+
+    assert response.body.partition(b"_")[0] == thread
+    assert [name.partition("_")[0] for name in guarded] == [thread.decode()]
+
+
+def test_a_body_that_is_too_large_to_be_parsed_is_refused(server: EchoServer, open_peer: OpenPeer) -> None:
+    response = open_peer(server).invoke(RemotingCommand(PARSE, body=bytes(100_001)))
+
+    assert (response.code, response.remark) == (
+        ResponseCode.MESSAGE_ILLEGAL,
+        "the body of this request has 100001 bytes, allowed are 100000; send several smaller requests",
+    )
+
+
+def test_the_guard_refuses_a_request_with_a_large_body_too(server: EchoServer, open_peer: OpenPeer) -> None:
+    server.check = lambda connection, request: request.response(16, remark="no")
+
+    assert open_peer(server).invoke(RemotingCommand(PARSE, body=bytes(50_000))).remark == "no"
 
 
 def test_a_connection_has_the_address_of_its_peer(server: EchoServer, open_peer: OpenPeer) -> None:

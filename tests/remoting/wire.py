@@ -28,6 +28,8 @@ BIG = 9_005
 """The response has as many bytes as the number in the request's body."""
 PARTS = 9_006
 """The response has a body of three parts."""
+PARSE = 9_007
+"""A body of up to 100,000 bytes is parsed: the response has the name of the thread that did it."""
 UNKNOWN = 9_999
 """No processor has this code."""
 
@@ -81,6 +83,7 @@ class EchoServer(RemotingServer):
         self.register(SLOW, self._slow, slow=True)
         self.register(BIG, self._big)
         self.register(PARTS, self._parts)
+        self.register(PARSE, self._parse, max_body_bytes=100_000)
 
     def _echo(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         self.seen.put(request)
@@ -97,6 +100,9 @@ class EchoServer(RemotingServer):
     def _slow(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         if request.body:
             self.gate.get(timeout=TIMEOUT_S)
+        return request.response(body=threading.current_thread().name.encode())
+
+    def _parse(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         return request.response(body=threading.current_thread().name.encode())
 
     def _big(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

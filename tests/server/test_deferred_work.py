@@ -35,7 +35,7 @@ class QueueingConnection(RecordingConnection):
 def deferred() -> Iterator[DeferredWork]:
     deferred = DeferredWork(SystemClock())
     yield deferred
-    deferred.close()
+    deferred.close(SECONDS)
 
 
 @pytest.fixture
@@ -84,26 +84,42 @@ def test_on_a_virtual_clock_work_runs_at_once(connection: QueueingConnection) ->
 
 def test_work_above_the_maximum_is_refused(connection: QueueingConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_work_module, "_MAX_PENDING", 1)
-    deferred, gate = DeferredWork(SystemClock()), threading.Event()
+    deferred, gate, started = DeferredWork(SystemClock()), threading.Event(), threading.Event()
 
     def work() -> RemotingCommand:
+        started.set()
         gate.wait(SECONDS)
         return REQUEST.response()
 
     deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
-    with pytest.raises(RefusedError, match="1 requests that create a topic or a group are pending already") as refused:
+    with pytest.raises(RefusedError, match="create a topic or a group are pending already: 1, or") as refused:
         deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
+    started.wait(SECONDS)
     gate.set()
-    deferred.close()
+    deferred.close(SECONDS)
 
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
     assert connection.arrived.get(timeout=SECONDS).code == ResponseCode.SUCCESS
 
 
 def test_after_close_work_is_refused(deferred: DeferredWork, connection: QueueingConnection) -> None:
-    deferred.close()
+    deferred.close(SECONDS)
 
     with pytest.raises(RefusedError, match="the server is stopping") as refused:
         deferred.run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
 
     assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+def test_the_request_of_a_closed_connection_is_dropped_unless_it_is_one_way(
+    deferred: DeferredWork, connection: QueueingConnection
+) -> None:
+    """Nobody waits for the response. A producer may leave after its last one-way message, though."""
+    done: queue.Queue[str] = queue.Queue()
+    one_way = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, one_way=True)
+    connection.is_open = False
+
+    deferred.run(connection, REQUEST, lambda: done.put("heartbeat"))  # type: ignore[arg-type]
+    deferred.run(connection, one_way, lambda: done.put("message"))  # type: ignore[arg-type]
+
+    assert done.get(timeout=SECONDS) == "message"

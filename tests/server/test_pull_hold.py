@@ -204,7 +204,10 @@ def test_a_pull_above_the_maximum_is_refused() -> None:
         response = serving.pull("group", "orders", 1, sys_flag=HOLD)
 
     assert response.code == ResponseCode.SYSTEM_BUSY
-    assert response.remark == "1 pulls are held; try again later"
+    assert response.remark == (
+        "the address 127.0.0.1 may have 1 held pulls at one time, and this request would exceed that; let the client "
+        "have fewer, or raise max-held-pulls, max-held-pulls-per-connection or max-address-share"
+    )
 
 
 def test_when_the_server_stops_held_pulls_are_answered_and_others_refused(
@@ -212,7 +215,7 @@ def test_when_the_server_stops_held_pulls_are_answered_and_others_refused(
 ) -> None:
     serving.pull("group", "orders", 1, sys_flag=HOLD, over=reader)
 
-    serving.server.hold.close()
+    serving.server.hold.close(10)
     late = serving.pull("group", "orders", 1, sys_flag=HOLD)
 
     assert [content(response) for response in reader.replies] == [(ResponseCode.PULL_NOT_FOUND, 1, [])]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 pa = pytest.importorskip("pyarrow")
 
@@ -20,6 +21,7 @@ from mqtemplate.clock import VirtualClock  # noqa: E402
 from mqtemplate.errors import CorruptRecordError  # noqa: E402
 from mqtemplate.message import Message  # noqa: E402
 from mqtemplate.record.codec import RecordDraft, parse_record  # noqa: E402
+from mqtemplate.record.compression import CompressionType, compress_body  # noqa: E402
 from mqtemplate.record.message_ext import to_message_ext  # noqa: E402
 from mqtemplate.record.properties import encode_properties  # noqa: E402
 from mqtemplate.spark.record_batches import ARROW_SCHEMA, QueueSlice, record_batches  # noqa: E402
@@ -273,3 +275,27 @@ def test_sent_messages_are_read(broker: EmbeddedBroker) -> None:
 
     assert sorted(row["body"] for row in rows) == [b"%d" % number for number in range(8)]
     assert {row["tags"] for row in rows} == {"pay"}
+
+
+def test_a_body_that_becomes_too_large_stays_compressed(tmp_path: Path) -> None:
+    """The other rows are read as usual, and a warning names the record."""
+    with EmbeddedBroker(tmp_path) as broker:
+        broker.create_topic("orders", 1)
+        for kind in (CompressionType.ZLIB, CompressionType.ZSTD, CompressionType.LZ4):
+            body, flag = compress_body(bytes(1_001), kind)
+            broker.writer.put(RecordDraft("orders", 0, body, b"", sys_flag=flag), "orders", 0)
+        body, flag = compress_body(bytes(1_000))
+        broker.writer.put(RecordDraft("orders", 0, body, b"", sys_flag=flag), "orders", 0)
+
+    folder = StoreFolder(tmp_path)
+    queue = QueueSlice("orders", "broker-a", 0, np.arange(4), folder.units("orders", 0, 0, 4))
+    with capture_logs() as events:
+        bodies = [
+            row["body"] for batch in record_batches(folder, queue, ARROW_SCHEMA, 1_000) for row in batch.to_pylist()
+        ]
+
+    packed = [compress_body(bytes(1_001), kind)[0] for kind in (CompressionType.ZLIB, CompressionType.ZSTD)]
+    assert bodies[:2] == packed
+    assert len(bodies[2]) < 1_000
+    assert bodies[3] == bytes(1_000)
+    assert [(event["event"], event["max_bytes"]) for event in events] == [("spark.body_too_large", 1_000)] * 3

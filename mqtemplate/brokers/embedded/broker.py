@@ -40,6 +40,7 @@ from mqtemplate.message import Message, MessageExt, MessageQueue, Property, crea
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.processes import OwnerProcess
+from mqtemplate.record.compression import max_body_bytes
 from mqtemplate.results import HalfMessage, PullResult, PullStatus, SendResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service, ServiceThread, WakeEvent
@@ -83,7 +84,9 @@ class EmbeddedBroker(Broker):
         store: Commit log and consume queues.
         topics: The table of topics.
         routes: The queues of the topics.
+        max_body_bytes: Largest body that is decompressed for consumers in this process.
         reader: Reads messages by queue offset.
+        finder: Finds messages by id and by key.
         drafts: Creates the records of messages.
         writer: Stores the records of messages.
         offsets: Committed offsets of the clustering groups.
@@ -128,8 +131,9 @@ class EmbeddedBroker(Broker):
             self._groups.rebalance,
             auto_create=settings.auto_create_topic_enable,
         )
-        self.reader = QueueReader(self.store, self.name)
-        self._finder = MessageFinder(self.store, self.name, settings.listen_host)
+        self.max_body_bytes = max_body_bytes(settings.max_decompressed_size, settings.max_message_size)
+        self.reader = QueueReader(self.store, self.name, self.max_body_bytes)
+        self.finder = MessageFinder(self.store, self.name, settings.listen_host, self.max_body_bytes)
         self._offsets = CommittedOffsets(self.store, settings.flush_consumer_offset_interval_ms)
         self.offsets = self._offsets.clustering
         self.client_id = f"{self.name}@{create_unique_id()}"
@@ -161,7 +165,11 @@ class EmbeddedBroker(Broker):
         self.transactions = TransactionService(self.store, self.topics, self.offsets, self.drafts, settings)
         has_threads = not self.clock.is_virtual
         self._checkers = LocalCheckers(
-            self.name, self._end_transaction, self.transactions.producer_connected, has_threads=has_threads
+            self.name,
+            self._end_transaction,
+            self.transactions.producer_connected,
+            has_threads=has_threads,
+            max_body_bytes=self.max_body_bytes,
         )
         self.transactions.add_checker(self._checkers)
         self._sender = Sender(
@@ -533,7 +541,7 @@ class EmbeddedBroker(Broker):
 
     def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
         self._check_open()
-        return self._finder.by_id(offset_msg_id)
+        return self.finder.by_id(offset_msg_id)
 
     def messages_by_key(
         self,
@@ -546,4 +554,4 @@ class EmbeddedBroker(Broker):
         unique: bool = False,
     ) -> list[MessageExt]:
         self._check_open()
-        return self._finder.by_key(KeyQuery(topic, key, max_count, begin_ms, end_ms, unique))
+        return self.finder.by_key(KeyQuery(topic, key, max_count, begin_ms, end_ms, unique))

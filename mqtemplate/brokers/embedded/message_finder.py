@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError
 from mqtemplate.event_log import get_logger
@@ -21,12 +23,14 @@ class MessageFinder:
 
     Args:
         host: The address in the message ids of this broker.
+        max_body_bytes: Largest body that is decompressed.
     """
 
-    def __init__(self, store: MessageStore, broker_name: str, host: HostAddress) -> None:
+    def __init__(self, store: MessageStore, broker_name: str, host: HostAddress, max_body_bytes: int) -> None:
         self._store = store
         self._broker_name = broker_name
         self._host = host
+        self._max_body_bytes = max_body_bytes
 
     def by_id(self, offset_msg_id: str) -> MessageExt | None:
         """See `Broker.message_by_id`. Ids from before a change of the broker's address are found too."""
@@ -37,20 +41,25 @@ class MessageFinder:
                 f"message id {offset_msg_id} was created by the broker at {host}; this broker is at {self._host}, so "
                 "ask the other one"
             )
-        return self._visible(record)
+        record = self._durable(record)
+        return None if record is None else to_message_ext(record, self._broker_name, self._max_body_bytes)
 
     def by_key(self, query: KeyQuery) -> list[MessageExt]:
         """See `Broker.messages_by_key`. A corrupt message is logged with file and offset, and skipped."""
-        found: dict[int, MessageExt] = {}
-        for physical_offset in self._store.index.candidates(query.topic, query.key, query.begin_ms, query.last_ms):
-            message = None if physical_offset in found else self._read(physical_offset)
-            if message is not None and query.matches(message):
-                found[physical_offset] = message
-                if len(found) == query.max_count:
-                    break
-        return list(found.values())
+        return [to_message_ext(record, self._broker_name, self._max_body_bytes) for record in self.records(query)]
 
-    def _read(self, physical_offset: int) -> MessageExt | None:
+    def records(self, query: KeyQuery) -> Iterator[StoredRecord]:
+        """Return the records of the same messages, each read when it is requested. No body is decompressed."""
+        found: set[int] = set()
+        for physical_offset in self._store.index.candidates(query.topic, query.key, query.begin_ms, query.last_ms):
+            record = None if physical_offset in found else self._read(physical_offset)
+            if record is not None and query.matches_record(record):
+                found.add(physical_offset)
+                yield record
+                if len(found) == query.max_count:
+                    return
+
+    def _read(self, physical_offset: int) -> StoredRecord | None:
         try:
             record = self._store.read_at(physical_offset)
         except DeletedRecordError:
@@ -60,10 +69,10 @@ class MessageFinder:
                 "broker.record_skipped", file=exc.path.name, physical_offset=physical_offset, reason=exc.reason
             )
             return None
-        return self._visible(record)
+        return self._durable(record)
 
-    def _visible(self, record: StoredRecord | None) -> MessageExt | None:
-        """Return the message in *record*; None if a crash could still lose it."""
+    def _durable(self, record: StoredRecord | None) -> StoredRecord | None:
+        """Return *record*; None if a crash could still lose it."""
         if record is None or record.physical_offset + record.total_size > self._store.confirm_offset:
             return None
-        return to_message_ext(record, self._broker_name)
+        return record

@@ -9,6 +9,7 @@ from functools import partial
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, OffsetOutOfRangeError
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.results import PullResult, PullStatus
 from mqtemplate.selectors.tags import Selector
@@ -22,11 +23,16 @@ _MAX_SCANNED_UNITS = 4_096
 
 
 class QueueReader:
-    """Reads messages by queue offset. It returns only messages that are as durable as the flush mode guarantees."""
+    """Reads messages by queue offset. It returns only messages that are as durable as the flush mode guarantees.
 
-    def __init__(self, store: MessageStore, broker_name: str) -> None:
+    Args:
+        max_body_bytes: Largest body that is decompressed.
+    """
+
+    def __init__(self, store: MessageStore, broker_name: str, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._store = store
         self._broker_name = broker_name
+        self._max_body_bytes = max_body_bytes
 
     def min_offset(self, queue: MessageQueue) -> int:
         """Return the first queue offset that exists."""
@@ -77,7 +83,7 @@ class QueueReader:
     ) -> int:
         """Append the messages of *units*, which start at queue offset *at*, and return the offset of the next read."""
         confirm = self._store.confirm_offset
-        read, name = self._store.read, self._broker_name
+        read, name, max_bytes = self._store.read, self._broker_name, self._max_body_bytes
         topic, queue_id = queue.topic, queue.queue_id
         codes = None if selector is None else selector.codes
         for physical_offset, size, tags_code in units:
@@ -89,7 +95,7 @@ class QueueReader:
                     # A unit has no checksum: only its record shows whether it refers to the right message.
                     if record.queue_offset != at or record.queue_id != queue_id or record.topic != topic:
                         raise _wrong_unit(queue, at, record)
-                    message = to_message_ext(record, name)
+                    message = to_message_ext(record, name, max_bytes)
                 except CorruptRecordError as exc:
                     if messages:
                         break

@@ -25,6 +25,10 @@ class EmbeddedSettings(StoreSettings):
     max_message_size: Annotated[int, Gt(0)] = 4 << 20
     """Largest message that the broker accepts, in bytes."""
 
+    max_decompressed_size: Annotated[int, Gt(0)] | None = None
+    """Largest body in bytes that is decompressed for a listener; four times ``max-message-size`` if not given. A larger
+    one stays compressed, and its message fails with an error that says so."""
+
     default_topic_queue_nums: Annotated[int, Ge(1), Le(1_024)] = 4
     """Queues of a topic that its first message creates."""
 

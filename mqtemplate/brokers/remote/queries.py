@@ -91,7 +91,7 @@ class Queries:
             header = response.header(PullMessageResponseHeader)
             is_settled = header.max_offset >= self._context.sent.queue_end(read.queue)
             if is_settled or time.monotonic() > deadline:
-                return _pull_result(read, response, header)
+                return _pull_result(read, response, header, self._context.settings.max_body_bytes)
             _pause()
 
     def _pull_suspended(self, read: _Read, left_s: float) -> PullResult | None:
@@ -108,7 +108,8 @@ class Queries:
         if isinstance(response, BrokerError):
             raise response
         _check_pull(read, response, address)
-        return _pull_result(read, response, response.header(PullMessageResponseHeader))
+        header = response.header(PullMessageResponseHeader)
+        return _pull_result(read, response, header, self._context.settings.max_body_bytes)
 
     def create_group(self, wire_group: str, queue: MessageQueue) -> None:
         """Pull for a group, which makes the broker create the group if it may."""
@@ -187,7 +188,7 @@ class Queries:
         if response.code in missing:
             return None
         try:
-            found = decode_messages(response.body, broker_name)
+            found = decode_messages(response.body, broker_name, self._context.settings.max_body_bytes)
         except RemoteProtocolError:
             return None  # the offset is inside of a message
         if len(found) != 1 or found[0].physical_offset != physical_offset:
@@ -251,7 +252,7 @@ class Queries:
             else:
                 reached = response.header(QueryMessageResponseHeader).index_last_update_phyoffset
                 if reached > last_seen or was_reached or time.monotonic() > deadline:
-                    return decode_messages(response.body, broker_name)
+                    return decode_messages(response.body, broker_name, self._context.settings.max_body_bytes)
                 was_reached = reached == last_seen
             _pause()
 
@@ -265,7 +266,9 @@ def _check_pull(read: _Read, response: RemotingCommand, address: str) -> None:
     raise problem
 
 
-def _pull_result(read: _Read, response: RemotingCommand, header: PullMessageResponseHeader) -> PullResult:
+def _pull_result(
+    read: _Read, response: RemotingCommand, header: PullMessageResponseHeader, max_body_bytes: int
+) -> PullResult:
     queue, queue_offset = read.queue, read.queue_offset
     if response.code == ResponseCode.PULL_OFFSET_MOVED:
         raise OffsetOutOfRangeError(
@@ -273,7 +276,9 @@ def _pull_result(read: _Read, response: RemotingCommand, header: PullMessageResp
             f"continue at {header.next_begin_offset}",
             header.next_begin_offset,
         )
-    found = decode_messages(response.body, queue.broker_name) if response.code == ResponseCode.SUCCESS else []
+    found = []
+    if response.code == ResponseCode.SUCCESS:
+        found = decode_messages(response.body, queue.broker_name, max_body_bytes)
     messages = matching_messages(found, read.selector)
     for message in messages:
         message.topic = queue.topic

@@ -9,7 +9,7 @@ from typing import Annotated
 from annotated_types import Gt
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.record.compression import CompressionType
+from mqtemplate.record.compression import CompressionType, max_body_bytes
 from mqtemplate.remoting.settings import Credentials
 from mqtemplate.remoting.tls import ClientTls
 
@@ -29,6 +29,10 @@ class ClientIntervals:
 
     pending_read_limit: Annotated[int, Gt(0)] = 100_000
     """Most delayed messages that one query of pending messages reads from a RocketMQ cluster; with more it fails."""
+
+    max_decompressed_size: Annotated[int, Gt(0)] | None = None
+    """Largest body in bytes that is decompressed for a listener; four times ``producer.max-message-size`` if not given.
+    A larger one stays compressed, and its message fails with an error that says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,11 @@ class RemoteSettings(ClientIntervals):
 
     send_avoid_ms: int = 30_000
     """Time for which a broker that failed a send is not used while another broker is available."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest body that is decompressed."""
+        return max_body_bytes(self.max_decompressed_size, self.max_message_size)
 
     def __post_init__(self) -> None:
         if not self.name_servers:

@@ -112,7 +112,10 @@ class ServerSettings(ServerOptions):
     advertise: _OptionalHostPort = None
     """Address that clients get, if it is not ``listen``: needed if that is ``0.0.0.0``."""
     max_connections: Annotated[int, Field(ge=1)] = 20_000
-    """Most connections at one time; one more is closed at once."""
+    """Most connections at one time; one more is closed at once. A quarter of the limit of open files remains for other
+    files, so a lower limit lets fewer connections in."""
+    max_connections_per_address: Annotated[int, Field(ge=1)] | None = None
+    """The same for one IP address; half of those that are possible if not given."""
     acl: AclSection = AclSection()
     tls: ServerTlsSettings = ServerTlsSettings()
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from mqtemplate.errors import MessageError, RemoteProtocolError
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.record.codec import BadRecordError, parse_record
+from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.record.layout import SMALLEST_RECORD, read_size_and_magic
 from mqtemplate.record.message_ext import to_message_ext
 from mqtemplate.record.properties import decode_properties, encode_properties
@@ -30,11 +31,11 @@ _BATCH_SMALLEST = _BATCH_FRONT.size + _I2.size
 _LONGEST_PROPERTIES = 32_767
 
 
-def decode_messages(body: bytes, broker_name: str) -> list[MessageExt]:
+def decode_messages(body: bytes, broker_name: str, max_body_bytes: int = MAX_BODY_BYTES) -> list[MessageExt]:
     """Return the messages that a broker sent, with their bodies decompressed.
 
-    A body that does not decompress stays as it is, and its message keeps the bit `SysFlag.COMPRESSED`: one such message
-    must not block the others of its queue.
+    A body that does not decompress, or that has more than *max_body_bytes*, stays as it is, and its message keeps the
+    bit `SysFlag.COMPRESSED`: one such message must not block the others of its queue.
 
     Raises:
         RemoteProtocolError: The bytes are not records.
@@ -48,7 +49,7 @@ def decode_messages(body: bytes, broker_name: str) -> list[MessageExt]:
                 f"message {len(messages)} of the body has {size} bytes, {len(body) - at} bytes are left"
             )
         try:
-            messages.append(to_message_ext(parse_record(body[at : at + size]), broker_name))
+            messages.append(to_message_ext(parse_record(body[at : at + size]), broker_name, max_body_bytes))
         except (BadRecordError, UnicodeDecodeError) as exc:
             raise RemoteProtocolError(f"message {len(messages)} of the body cannot be read: {exc}") from exc
         at += size
@@ -73,6 +74,18 @@ def encode_batch(messages: Iterable[Message]) -> bytes:
         front = _BATCH_FRONT.pack(size, 0, 0, message.flag, len(message.body))
         parts += (front, message.body, _I2.pack(len(properties)), properties)
     return b"".join(parts)
+
+
+def count_batch(body: bytes, at_most: int) -> int:
+    """Return the number of messages that the sizes in a batch announce, counted up to one more than *at_most*.
+
+    The messages are not read, so this takes little time: `decode_batch` finds out what is wrong with them.
+    """
+    count = at = 0
+    while at + _BATCH_SMALLEST <= len(body) and count <= at_most:
+        at += max(int.from_bytes(body[at : at + 4], "big", signed=True), _BATCH_SMALLEST)
+        count += 1
+    return count
 
 
 def decode_batch(body: bytes, topic: str) -> list[Message]:

@@ -7,6 +7,7 @@ longest match wins, and a keyword may follow a number without a space: ``a = 1an
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from typing import cast
 
@@ -18,8 +19,8 @@ from mqtemplate.selectors.sql92.expressions import Expression, OperandError
 from mqtemplate.selectors.sql92.syntax_errors import describe_error
 from mqtemplate.selectors.sql92.values import Evaluate, ValueType
 
-MAX_LENGTH = 32_768
-"""Longest expression in characters: room for some thousand strings. Parsing takes a fraction of a second."""
+MAX_LENGTH = 8_192
+"""Longest expression in characters: room for several hundred strings."""
 
 # `[NOT]` passes the token or None to the method of the rule.
 GRAMMAR = r"""
@@ -68,10 +69,8 @@ _EQUAL: "="
 MINUS: "-"
 
 BLANKS: /[ \t\n\r\f]+/
-LINE_COMMENT.1: /--[^\n\r]*(?:\r\n|\n|\r)/
 BLOCK_COMMENT.1: /\/\*(?:[^*]|\*(?!\/))*\*\//
 %ignore BLANKS
-%ignore LINE_COMMENT
 %ignore BLOCK_COMMENT
 """
 
@@ -100,7 +99,7 @@ def compile_expression(expression: str) -> Evaluate:
             expression, MAX_LENGTH, f"it has {len(expression)} characters, allowed are {MAX_LENGTH}; use several groups"
         )
     try:
-        return cast("Expression", _parser().parse(expression)).evaluate
+        return cast("Expression", _parser().parse(_without_line_comments(expression))).evaluate
     except OperandError as exc:
         raise SelectorError(expression, exc.at, exc.reason) from exc
     except UnexpectedCharacters as exc:
@@ -110,6 +109,33 @@ def compile_expression(expression: str) -> Evaluate:
         # At the end of the text report the position after the last token: that is where something is missing.
         at = (exc.token.end_pos or 0) if exc.token.type == "$END" else exc.token.start_pos or 0
         raise SelectorError(expression, at, describe_error(expression, at, str(exc.token.value), exc.accepts)) from exc
+
+
+_START = re.compile(r"'|/\*|--")
+_LINE_END = re.compile(r"[\n\r]")
+
+
+def _without_line_comments(expression: str) -> str:
+    """Return the expression with spaces instead of comments of the form ``-- text``, which end with their line.
+
+    As a terminal of the grammar such a comment takes quadratic time: in a line without an end, the lexer would look for
+    the end at each ``--``. There two minuses are two minuses.
+    """
+    parts: list[str] = []
+    kept = at = 0
+    while (start := _START.search(expression, at)) is not None:
+        if start[0] == "--":
+            end = _LINE_END.search(expression, start.end())
+            if end is None:
+                break
+            parts += (expression[kept : start.start()], " " * (end.start() - start.start()))
+            kept = at = end.start()
+        else:
+            close = "'" if start[0] == "'" else "*/"
+            at = expression.find(close, start.end()) + len(close)
+            if at < start.end() + len(close):
+                break  # it has no end: the parser reports that
+    return "".join((*parts, expression[kept:]))
 
 
 @cache

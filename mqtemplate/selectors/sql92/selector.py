@@ -29,7 +29,7 @@ class Sql92Selector:
     ``a = 1``. Here that is an error.
 
     Args:
-        expression: At most 32,768 characters, with conditions nested at most 100 levels deep.
+        expression: At most 8,192 characters, with conditions nested at most 100 levels deep.
 
     Raises:
         SelectorError: RocketMQ refuses the expression too, text follows its end, or it is too long or nested too deep.

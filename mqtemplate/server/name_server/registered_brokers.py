@@ -25,6 +25,8 @@ _log = get_logger("mqtemplate.name_server")
 MASTER_ID = 0
 _EXPIRE_MS = 120_000
 _MAX_BROKERS = 1_000
+_MAX_REGISTRATION_BYTES = 16 << 20
+"""Largest registration: the settings of all topics of a broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class RegisteredBrokers:
 
     # --- requests ------------------------------------------------------------------------------
 
-    @answers(RequestCode.REGISTER_BROKER)
+    @answers(RequestCode.REGISTER_BROKER, max_body_bytes=_MAX_REGISTRATION_BYTES)
     def _register(
         self, header: headers.RegisterBrokerRequestHeader, connection: Connection, request: RemotingCommand
     ) -> headers.RegisterBrokerResponseHeader:

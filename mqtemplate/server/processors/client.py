@@ -14,6 +14,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerData,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
+    SubscriptionGroupConfig,
 )
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -21,6 +22,7 @@ from mqtemplate.remoting.protocol.headers.delayed import HeartbeatRequestHeader,
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader, UnregisterClientRequestHeader
 from mqtemplate.server.clients import ClientChannel
 from mqtemplate.server.group_table import mixed_group_error
+from mqtemplate.server.limits.quota import Owner
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.processors.delayed import announced_capabilities
 from mqtemplate.server.registration import answers, handles
@@ -57,14 +59,18 @@ class ClientProcessor:
 
     def _register(self, connection: Connection, request: RemotingCommand, heartbeat: HeartbeatData) -> RemotingCommand:
         clients, now_ms = self.server.clients, self.server.engine.clock.now_ms()
-        access_key = self.server.access.key_of(request)
-        channel = ClientChannel(connection, heartbeat.client_id, request.language, request.version, now_ms, access_key)
+        owner = self.server.limits.owner(connection, request)
+        channel = ClientChannel(
+            connection, heartbeat.client_id, request.language, request.version, now_ms, owner.account
+        )
+        refusals = self._create_groups(heartbeat, owner)
         is_first = [clients.register_producer(data.group_name, channel) for data in heartbeat.producer_data_set]
         if any(is_first):
             self.server.engine.transactions.producer_connected()
-        refusals = []
         differences = []
         for consumer in heartbeat.consumer_data_set:
+            if not connection.is_open:
+                break
             try:
                 differences.append(self._register_consumer(consumer, channel, without_sub=heartbeat.without_sub))
             except RefusedError as exc:  # The other groups of the client are registered nevertheless.
@@ -81,17 +87,37 @@ class ClientProcessor:
         )
         return request.response(header=header)
 
+    def _create_groups(self, heartbeat: HeartbeatData, owner: Owner) -> list[RefusedError]:
+        """Create the missing groups of a client, with one write of each table. Return why some were refused."""
+        server, refusals = self.server, []
+        names = dict.fromkeys(data.group_name for data in heartbeat.consumer_data_set)
+        new = []
+        for name in [name for name in names if server.groups.find(name) is None]:
+            try:
+                server.groups.check_new(name)
+                new.append(SubscriptionGroupConfig(group_name=name))
+            except RefusedError as exc:  # The other groups of the client are registered nevertheless.
+                refusals.append(exc)
+        if new:
+            try:
+                server.limits.new_groups.take(owner, len(new))
+                server.groups.put(new)
+            except RefusedError as exc:
+                refusals.append(exc)
+        found = [config for name in names if (config := server.groups.find(name)) is not None]
+        server.topics.create_retry_topics(found)
+        return refusals
+
     def _register_consumer(self, consumer: ConsumerData, channel: ClientChannel, *, without_sub: bool) -> str | None:
         """Register a consumer. Return a text if another member of its group has other subscriptions.
 
         Raises:
-            RefusedError: The group is missing and may not be created, or has consumers in this process; or another
-                member has other subscriptions, and the server is strict.
+            RefusedError: The group has consumers in this process, or the client has too many groups or subscriptions;
+                or another member has other subscriptions, and the server is strict.
         """
         group = consumer.group_name
-        config = self.server.groups.ensure(group)
-        if config.retry_queue_nums > 0:
-            self.server.topics.create_group_topic(RETRY_TOPIC_PREFIX + group, config.retry_queue_nums)
+        if self.server.groups.find(group) is None:
+            return None  # it could not be created: the reason is known
         if self.server.engine.has_members(group):
             raise mixed_group_error(group)
         difference = None if without_sub else self.server.clients.difference(consumer, channel.client_id)
@@ -118,7 +144,7 @@ class ClientProcessor:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {query.consumer_group!r} has no connected consumer")
         return GetConsumerListByGroupResponseBody(consumer_id_list=info.client_ids())
 
-    @answers(RequestCode.CHECK_CLIENT_CONFIG)
+    @answers(RequestCode.CHECK_CLIENT_CONFIG, slow=True)
     def _check_client(self, query: CheckClientRequestBody) -> None:
         """Check the expression of a subscription: a consumer requests this before it starts."""
         subscription = query.subscription_data

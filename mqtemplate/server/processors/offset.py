@@ -61,12 +61,14 @@ class OffsetProcessor:
         header = request.header(headers.UpdateConsumerOffsetRequestHeader)
         self._check_queue(header)
         if self.server.groups.find(header.consumer_group) is not None:
-            return self._commit(request, header)
-        return self.server.deferred_work.run(connection, request, partial(self._commit, request, header))
+            return self._commit(connection, request, header)
+        return self.server.deferred_work.run(connection, request, partial(self._commit, connection, request, header))
 
-    def _commit(self, request: RemotingCommand, header: headers.UpdateConsumerOffsetRequestHeader) -> RemotingCommand:
+    def _commit(
+        self, connection: Connection, request: RemotingCommand, header: headers.UpdateConsumerOffsetRequestHeader
+    ) -> RemotingCommand:
         """Commit an offset, also one that is lower than before: an administrator may have reset the group."""
-        self.server.groups.ensure(header.consumer_group)
+        self.server.group_for(connection, request, header.consumer_group)
         offset = max(0, header.commit_offset)
         self.server.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
         return request.response()

@@ -33,16 +33,25 @@ class PullProcessor:
     def _process(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(PullMessageRequestHeader)
         if self.server.groups.find(header.consumer_group) is not None:
-            return self._pull(connection, request, header)
+            return self._pull(connection, request, header, may_compile=False)
         return self.server.deferred_work.run(connection, request, partial(self._pull, connection, request, header))
 
     def _pull(
-        self, connection: Connection, request: RemotingCommand, header: PullMessageRequestHeader
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: PullMessageRequestHeader,
+        *,
+        may_compile: bool = True,
     ) -> RemotingCommand | None:
-        group = self.server.groups.ensure(header.consumer_group)
+        group = self.server.group_for(connection, request, header.consumer_group)
         self._check_queue(header)
         self._check_group(group)
-        selector = self.server.subscriptions.selector_of_pull(header)
+        subscriptions = self.server.subscriptions
+        expression = subscriptions.expression_of_pull(header)
+        if not may_compile and subscriptions.takes_long(*expression):
+            return self.server.deferred_work.run(connection, request, partial(self._pull, connection, request, header))
+        selector = subscriptions.selector(*expression)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET:
             offset = max(0, header.commit_offset)
             self.server.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
@@ -55,8 +64,10 @@ class PullProcessor:
         found = self.server.raw.pull(query, at)
         may_wait = header.sys_flag & PullSysFlag.SUSPEND and header.suspend_timeout_millis > 0
         if found.status is RawStatus.NO_NEW_MSG and may_wait:
-            deadline_ms = self.server.engine.clock.now_ms() + header.suspend_timeout_millis
-            self.server.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms))
+            suspend_ms = min(header.suspend_timeout_millis, self.server.settings.max_suspend_ms)
+            deadline_ms = self.server.engine.clock.now_ms() + suspend_ms
+            owner = self.server.limits.owner(connection, request)
+            self.server.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms, owner))
             return None
         return found.response_to(request)
 

@@ -5,10 +5,12 @@ Source: RocketMQ ``broker: QueryMessageProcessor``, ``AdminBrokerProcessor.query
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mqtemplate.brokers.key_query import KeyQuery
 from mqtemplate.hashes.java_hash import java_string_hash
-from mqtemplate.message import MessageExt
+from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import ConsumeQueueData, QueryConsumeQueueResponseBody, SubscriptionData
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -69,29 +71,26 @@ class QueryProcessor:
         """Return the matching records, the newest first, as many as fit into one response."""
         records: list[bytes] = []
         size = 0
-        for message in self._messages(query):
-            size += message.store_size
+        for found in self._found(query):
+            size += found.total_size
             if records and size > _MAX_BYTES:
                 break
-            record = self.server.raw.record_at(message.physical_offset)
+            record = self.server.raw.record_at(found.physical_offset)
             if record is not None:  # None: retention has just deleted it.
                 records.append(record)
         return records
 
-    def _messages(self, query: QueryMessageRequestHeader) -> list[MessageExt]:
-        """Find messages by key, or by unique key. Older clients do not name the kind of key: try both."""
+    def _found(self, query: QueryMessageRequestHeader) -> Iterator[StoredRecord]:
+        """Find records by key, or by unique key. Older clients do not name the kind of key: try both."""
         for unique in [False, True] if query.unique is None else [query.unique]:
-            found = self.server.engine.messages_by_key(
-                query.topic,
-                query.key,
-                _MAX_UNIQUE if unique else min(max(query.max_num, 1), _MAX_MESSAGES),
-                begin_ms=query.begin_timestamp,
-                end_ms=query.end_timestamp,
-                unique=unique,
+            max_count = _MAX_UNIQUE if unique else min(max(query.max_num, 1), _MAX_MESSAGES)
+            found = self.server.engine.finder.records(
+                KeyQuery(query.topic, query.key, max_count, query.begin_timestamp, query.end_timestamp, unique)
             )
-            if found:
-                return found
-        return []
+            if (first := next(found, None)) is not None:
+                yield first
+                yield from found
+                return
 
     # --- units of queues -----------------------------------------------------------------------
 

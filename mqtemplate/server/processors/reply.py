@@ -34,7 +34,7 @@ class ReplyProcessor:
 
     server: ServerParts
 
-    @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
+    @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2, max_body_bytes=None)
     def _reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         is_v1 = request.code == RequestCode.SEND_REPLY_MESSAGE
         sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
@@ -64,7 +64,7 @@ class ReplyProcessor:
     def _deliver_here(self, sent: SendMessageRequestHeader, body: bytes, properties: dict[str, str]) -> None:
         """Deliver a reply to a request of this process. If the request has timed out, the reply is dropped."""
         try:
-            body = decompress_body(body, sent.sys_flag)
+            body = decompress_body(body, sent.sys_flag, self.server.engine.max_body_bytes)
         except (ConversionError, BrokerError) as exc:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
         reply, engine = Message(sent.topic, body, properties, sent.flag), self.server.engine

@@ -12,7 +12,7 @@ from mqtemplate.brokers.embedded.draft import batch_topic
 from mqtemplate.brokers.embedded.message_writer import StoredBatch
 from mqtemplate.brokers.retry import dead_letter, is_exhausted, retry
 from mqtemplate.errors import MessageError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import (
     DELAY_PROPERTIES,
     HostAddress,
@@ -35,7 +35,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
     SendMessageResponseHeader,
 )
-from mqtemplate.remoting.protocol.messages import decode_batch
+from mqtemplate.remoting.protocol.messages import count_batch, decode_batch
 from mqtemplate.remoting.protocol.properties import decode_properties_text
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.group_table import max_reconsume_times
@@ -44,9 +44,9 @@ from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
-_log = get_logger("mqtemplate.server")
-
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
+_INLINE_MESSAGES = 64
+"""Longest batch that is stored in the I/O thread: about a millisecond."""
 _BROKER_ONLY_PROPERTIES = ("POP_CK", CHECK_NAME)
 """Properties that describe a record inside one broker. A producer that forwards a message may send them along."""
 
@@ -70,7 +70,7 @@ class SendProcessor:
             "CLUSTER": settings.cluster_name,
         }
 
-    @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+    @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, max_body_bytes=None)
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         is_v1 = request.code == RequestCode.SEND_MESSAGE
         sent = request.header(SendMessageRequestHeader if is_v1 else SendMessageRequestHeaderV2)
@@ -89,10 +89,12 @@ class SendProcessor:
     ) -> None:
         topic = sent.topic
         if topic.startswith(RETRY_TOPIC_PREFIX):
-            group = self.server.groups.ensure(topic.removeprefix(RETRY_TOPIC_PREFIX))
+            group = self.server.group_for(connection, request, topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic = self._retry_target(sent, group, request.version)
             self.server.topics.create_group_topic(topic, 1)
-        else:
+        elif not self.server.topics.has(topic):
+            self.server.topics.check_first_message(topic, sent.default_topic)
+            self.server.limits.topics.take(self.server.limits.owner(connection, request))
             self.server.topics.create_by_first_message(topic, sent.default_topic, sent.default_topic_queue_nums)
         self._store(connection, request, sent, topic)
 
@@ -112,7 +114,7 @@ class SendProcessor:
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
     ) -> None:
         if sent.batch or request.code == RequestCode.SEND_BATCH_MESSAGE:
-            self._store_batch(connection, request, sent, topic)
+            self._check_and_store_batch(connection, request, sent, topic)
             return
         server, is_dead = self.server, topic is not sent.topic
         engine = server.engine
@@ -139,6 +141,28 @@ class SendProcessor:
         stored = StoredBatch(put.end, topics, unique_id, msg_id, put.queue_offset, handle)
         self._reply(connection, request, queue_id, stored)
 
+    def _check_and_store_batch(
+        self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
+    ) -> None:
+        """Check the size and the number of messages before they are read; read a long batch in another thread."""
+        limit, max_count = self.server.engine.settings.max_message_size, self.server.settings.max_batch_messages
+        if len(request.body) > limit:
+            raise MessageError(
+                f"the batch for {topic!r} has {len(request.body)} bytes, allowed are {limit}; send fewer messages at "
+                "once, or raise max-message-size"
+            )
+        count = count_batch(request.body, max_count)
+        if count > max_count:
+            raise MessageError(
+                f"the batch for {topic!r} has more than {max_count} messages; send fewer at once, or raise "
+                "max-batch-messages"
+            )
+        store = partial(self._store_batch, connection, request, sent, topic)
+        if count > _INLINE_MESSAGES:
+            self.server.deferred_work.run(connection, request, store)
+        else:
+            store()
+
     def _store_batch(
         self, connection: Connection, request: RemotingCommand, sent: SendMessageRequestHeader, topic: str
     ) -> None:
@@ -148,12 +172,6 @@ class SendProcessor:
             )
         messages, engine = decode_batch(request.body, topic), self.server.engine
         batch_topic(messages)  # raises an error for an empty batch
-        limit = engine.settings.max_message_size
-        if len(request.body) > limit:
-            raise MessageError(
-                f"the batch for {topic!r} has {len(request.body)} bytes, allowed are {limit}; send fewer messages at "
-                "once, or raise max-message-size"
-            )
         queue_id = self.server.topics.queue(topic, sent.queue_id)
         for message in messages:
             self._complete(message.properties)
@@ -221,7 +239,7 @@ class SendBackProcessor:
     def _store_again(
         self, connection: Connection, request: RemotingCommand, header: ConsumerSendMsgBackRequestHeader
     ) -> RemotingCommand | None:
-        engine, group = self.server.engine, self.server.groups.ensure(header.group)
+        engine, group = self.server.engine, self.server.group_for(connection, request, header.group)
         if group.retry_queue_nums <= 0:
             return request.response()  # The group has no retries.
         record = engine.store.read_at(header.offset) if header.offset >= 0 else None
@@ -237,7 +255,7 @@ class SendBackProcessor:
         # Without the flag the body is not decompressed: it is stored again as it is.
         original = to_message_ext(record._replace(sys_flag=record.sys_flag & ~SysFlag.COMPRESSED), engine.name)
         max_times = max_reconsume_times(group, header.max_reconsume_times, request.version)
-        message = _new_message(original, header, max_times)
+        message = _new_message(original, header, max_times, self.server.peer_log)
 
         def store() -> None:
             is_dead = message.topic.startswith(DLQ_TOPIC_PREFIX)
@@ -254,11 +272,13 @@ class SendBackProcessor:
         return None
 
 
-def _new_message(original: MessageExt, header: ConsumerSendMsgBackRequestHeader, max_times: int) -> Message:
+def _new_message(
+    original: MessageExt, header: ConsumerSendMsgBackRequestHeader, max_times: int, log: LimitedLog
+) -> Message:
     """Return the message for the retry topic, or for the dead letter topic after the last retry."""
     if is_exhausted(original, header.delay_level, max_times):
         message = dead_letter(original, header.group)
-        _log.warning(
+        log.warning(
             "server.dead_letter", group=header.group, topic=original.topic, msg_id=original.msg_id, times=max_times
         )
     else:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from mqtemplate.errors import MessageError, StoreError
-from mqtemplate.event_log import get_logger
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -20,8 +19,6 @@ from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.parts import ServerParts
 from mqtemplate.server.registration import handles
 from mqtemplate.server.response import RefusedError, reply_when_durable
-
-_log = get_logger("mqtemplate.server")
 
 _STATES = {
     0: TransactionState.UNKNOWN,
@@ -60,7 +57,9 @@ class TransactionProcessor:
             )
         except (MessageError, StoreError, RefusedError) as exc:
             # Most of these requests are one-way: without a log entry the error would be lost.
-            _log.warning("server.end_refused", group=header.producer_group, msg_id=header.msg_id, reason=str(exc))
+            self.server.peer_log.warning(
+                "server.end_refused", group=header.producer_group, msg_id=header.msg_id, reason=str(exc)
+            )
             if isinstance(exc, RefusedError):
                 raise
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(exc)) from exc

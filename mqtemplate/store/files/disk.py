@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from mqtemplate.descriptors import raise_descriptor_limit
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.store.files.system_calls import allocate_blocks, pwrite, sync_data, sync_folder_entries
 
@@ -245,17 +246,6 @@ def _with_more_files(call: Callable[[], _Result]) -> _Result:
     try:
         return call()
     except OSError as exc:
-        if exc.errno != errno.EMFILE or not _raise_file_limit():
+        if exc.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
     return call()
-
-
-def _raise_file_limit() -> bool:
-    """Raise the soft limit of open files to the hard limit. Return False if it is there already."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return False
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return True

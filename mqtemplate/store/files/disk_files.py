@@ -8,9 +8,9 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from mqtemplate.errors import StoreFormatError, StoreFullError
+from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, sync_folder
 from mqtemplate.store.files.mapped_file import MappedFile
@@ -70,6 +70,7 @@ class DiskFile(MappedFile):
 
     def allocate(self, end: int) -> None:
         """See `MappedFile.allocate`. Not thread-safe: the one writer of the file calls it."""
+        self.map()
         if end <= self.allocated:
             return
         # Twice as much each time: few calls for a file that is filled, and never much more than what it contains.
@@ -134,14 +135,34 @@ class DiskFile(MappedFile):
                 self._disk.flush(self._fd)
             except OSError as exc:
                 touched_end = self.size if end is None else min(end, self.size)
-                self._disk.write_again(self._fd, self.view, touched_end, self.allocated)
+                self._disk.write_again(self._fd, self.map(), touched_end, self.allocated)
                 raise disk_error("flush", self.path, exc) from exc
+            if not self.is_mapped:
+                self._close_descriptor()
+
+    def map(self) -> mmap.mmap:
+        view = self.view
+        if not self.is_mapped:
+            with disk_errors("open", self.path), self._descriptor() as fd:
+                self.view = view = self._disk.map(fd, self.size)
+            self.is_mapped = True
+        return view
+
+    def release(self) -> None:
+        if self.is_mapped and not self._is_closed:
+            self.is_mapped = False
+            # A reader that has the map continues with it; it is freed with the last one.
+            self.view = cast("mmap.mmap", _UnmappedView(self))
+            self.release_descriptor()
 
     def release_descriptor(self) -> None:
         with self._fd_lock:
-            if self._fd >= 0:
-                fd, self._fd = self._fd, -1
-                self._disk.close(fd)
+            self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._disk.close(fd)
 
     def close(self) -> None:
         self.view.close()
@@ -153,6 +174,25 @@ class DiskFile(MappedFile):
         self.release_descriptor()
         with disk_errors("remove", self.path):
             self._disk.unlink(self.path)
+
+
+class _UnmappedView:
+    """The bytes of a file that is not mapped: each slice is read from the file."""
+
+    def __init__(self, file: DiskFile) -> None:
+        self._file = file
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self._file.size)
+        try:
+            return self._file.read(start, max(stop - start, 0))
+        except StoreError as exc:
+            if isinstance(exc.__cause__, FileNotFoundError):
+                return b""  # retention deleted it
+            raise
+
+    def close(self) -> None:
+        """Do nothing: there is no map."""
 
 
 def _open_allocated(

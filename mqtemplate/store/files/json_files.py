@@ -104,9 +104,50 @@ def check_names(kind: str, names: Iterable[str]) -> None:
             raise ValueError(f"the {kind} {name[:40]!r} is not a legal name")
 
 
-def write_table(store_files: StoreFiles, name: str, table: Mapping[str, Any]) -> None:
-    """Replace the table in a file."""
-    store_files.write_bytes(name, dump_json(table).encode())
+class EntryTexts:
+    """The entries of a table as JSON, kept between two writes: a change of one topic encodes one of thousands again.
+
+    An entry is encoded again when it is another object than before. So entries are replaced, never changed.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
+
+    def dump(self, entries: Mapping[str, Mapping[str, Any]]) -> str:
+        """Return the same as `dump_json`."""
+        known = self._texts
+        self._texts = texts = {
+            name: found
+            if (found := known.get(name)) is not None and found[0] is entry
+            else (entry, f"{json.dumps(name)}:{_indented(dump_json(entry))}")
+            for name, entry in entries.items()
+        }
+        return _braces([text for _, text in texts.values()])
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n\t")  # a string in JSON has no line break
+
+
+def _braces(members: list[str]) -> str:
+    return "{\n\t" + ",\n\t".join(members) + "\n}" if members else "{}"
+
+
+def write_table(
+    store_files: StoreFiles, name: str, table: Mapping[str, Any], entries: Mapping[str, str] | None = None
+) -> None:
+    """Replace the table in a file.
+
+    Args:
+        entries: Members that are encoded already, by `EntryTexts`.
+    """
+    members = [f"{json.dumps(key)}:{_indented(_dump_member(value))}" for key, value in table.items()]
+    members += [f"{json.dumps(key)}:{_indented(text)}" for key, text in (entries or {}).items()]
+    store_files.write_bytes(name, _braces(members).encode())
+
+
+def _dump_member(value: Any) -> str:
+    return json.dumps(value, indent="\t", separators=(",", ":"))
 
 
 class VersionedTable:
@@ -115,17 +156,20 @@ class VersionedTable:
     Args:
         name: The file.
         members: Members of the table that the caller reads and writes.
+        entries: The member with many entries of which few change; see `EntryTexts`.
 
     Attributes:
         version: Counts the changes.
     """
 
-    def __init__(self, store_files: StoreFiles, clock: Clock, name: str, *members: str) -> None:
+    def __init__(self, store_files: StoreFiles, clock: Clock, name: str, *members: str, entries: str = "") -> None:
         self.name = name
         self.version = DataVersion()
         self._store_files = store_files
         self._clock = clock
-        self._members = members
+        self._members = (*members, entries)
+        self._entries = entries
+        self._texts = EntryTexts()
         self._others: dict[str, Any] = {}
 
     def load(self) -> dict[str, Any]:
@@ -143,4 +187,5 @@ class VersionedTable:
     def save(self, **members: Any) -> None:
         """Write the table with these members and the next version."""
         version = self.version.next(self._clock.now_ms())
-        write_table(self._store_files, self.name, self._others | {"dataVersion": version} | members)
+        texts = {name: self._texts.dump(members.pop(name)) for name in (self._entries,) if name in members}
+        write_table(self._store_files, self.name, self._others | {"dataVersion": version} | members, texts)

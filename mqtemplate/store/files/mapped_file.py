@@ -13,12 +13,14 @@ class MappedFile:
         path: The file; None in memory.
         size: Length in bytes; it never changes.
         allocated: Bytes before it may be written through the map. Those in memory may all be.
-        view: All bytes.
+        view: All bytes. After `release` it can be read by slices only.
+        is_mapped: False after `release`.
         is_new: The file was created by this object.
     """
 
     path: Path | None = None
     is_new = False
+    is_mapped = True
     view: mmap.mmap
 
     def __init__(self, size: int) -> None:
@@ -62,6 +64,13 @@ class MappedFile:
         Raises:
             StoreError: The disk failed. Call again: the next flush that succeeds has written the bytes.
         """
+
+    def map(self) -> mmap.mmap:
+        """Return ``view`` for writing: after `release` the file is mapped again."""
+        return self.view
+
+    def release(self) -> None:
+        """Unmap the file and close its descriptors until the next `map`. Reading opens it each time. Not in memory."""
 
     def release_descriptor(self) -> None:
         """Close the file descriptor until the next flush. For full files; the map has a descriptor of its own."""

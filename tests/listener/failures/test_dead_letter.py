@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,8 @@ from mqtemplate import DeadLetter
 from mqtemplate.listener import ConsumeMode, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.record import dead_letter
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.compression import CompressionType
 from mqtemplate.record.dead_letter import iso_time
 
 if TYPE_CHECKING:
@@ -116,3 +119,27 @@ def test_a_message_whose_properties_have_no_room_is_a_dead_letter_all_the_same(a
     app.run_until_idle()
 
     assert only_dead_letter(app).body == b"bad"
+
+
+@pytest.mark.parametrize("payload_type", [bytes, str, dict])
+def test_a_body_that_becomes_too_large_is_a_dead_letter_with_the_reason(app: App, payload_type: type) -> None:
+    """The listener does not get the compressed bytes instead, and the next message is handled."""
+    handled: list[object] = []
+
+    def bill(message: object) -> None:
+        handled.append(message)
+
+    bill.__annotations__["message"] = payload_type
+    app.listen(message_listener(topic="orders", consumer_group="billing", id="bill")(bill))
+    packed = zlib.compress(bytes(app.broker.max_body_bytes + 1))
+    app.broker.writer.put(RecordDraft("orders", 0, packed, b"", sys_flag=CompressionType.ZLIB.sys_flag), "orders", 0)
+    app.send("orders", "{}")
+    app.advance(SECOND)
+
+    dead = only_dead_letter(app)
+    assert dead.body == packed
+    assert dead.user_properties[dead_letter.MESSAGE] == (
+        f"the body of {len(packed)} bytes has more than 16777216 bytes when it is decompressed (ZLIB); it was left "
+        "compressed: raise max-decompressed-size, or let producers send less in one message"
+    )
+    assert len(handled) == 1

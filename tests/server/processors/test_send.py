@@ -7,13 +7,15 @@ import zlib
 import pytest
 
 from mqtemplate.brokers import EmbeddedSettings
-from mqtemplate.message import HostAddress, Message, parse_offset_msg_id
+from mqtemplate.message import HostAddress, Message, MessageQueue, parse_offset_msg_id
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader, SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch
+from mqtemplate.remoting.protocol.messages import count_batch, encode_batch
 from mqtemplate.server import BrokerServerSettings
+from mqtemplate.server.deferred_work import DeferredWork
+from mqtemplate.server.processors import send
 from tests.server.serving import RecordingConnection, Serving
 
 # --- the response and the stored message -----------------------------------------------------------
@@ -422,3 +424,54 @@ def test_the_retry_of_a_committed_message_is_no_half_message(serving: Serving) -
 
     (message,) = serving.read("%RETRY%billing")
     assert (message.body, message.properties["TRAN_MSG"]) == (b"again", "true")
+
+
+# --- batches that are made to take long ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "text"), [(11, "has more than 10 messages; send fewer at once, or raise max-batch")])
+def test_a_batch_with_too_many_messages_is_refused_before_it_is_read(
+    count: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """700,000 empty messages, far more than max-message-size allows, held the I/O thread for 3.6 seconds."""
+    monkeypatch.setattr(send, "decode_batch", lambda body, topic: pytest.fail("it was read"))
+    with Serving(BrokerServerSettings(max_batch_messages=10)) as serving:
+        response = serving.send_batch("orders", *[Message("orders", b"") for _ in range(count)])
+
+    assert response is not None
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert text in (response.remark or "")
+
+
+def test_a_batch_with_too_many_bytes_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send, "decode_batch", lambda body, topic: pytest.fail("it was read"))
+    with Serving(engine_settings=EmbeddedSettings(max_message_size=100)) as serving:
+        response = serving.send_batch("orders", Message("orders", bytes(101)))
+
+    assert response is not None
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "allowed are 100; send fewer messages at once" in (response.remark or "")
+
+
+@pytest.mark.parametrize(("count", "deferred"), [(64, 0), (65, 1)])
+def test_a_long_batch_is_stored_in_another_thread(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, count: int, deferred: int
+) -> None:
+    serving.send("orders")
+    runs: list[object] = []
+    run = DeferredWork.run
+    monkeypatch.setattr(DeferredWork, "run", lambda *arguments: runs.append(arguments) or run(*arguments))
+
+    response = serving.send_batch("orders", *[Message("orders", b"x") for _ in range(count)])
+
+    assert response is not None
+    assert (response.code, len(runs)) == (ResponseCode.SUCCESS, deferred)
+    assert serving.engine.max_offset(MessageQueue("orders", "broker-a", 0)) == count + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [(b"", 0), (bytes(21), 0), (bytes(22), 1), (b"\xff" * 44, 2), (b"\x7f" * 44, 1), (bytes(22 * 100), 6)],
+)
+def test_the_messages_of_a_malformed_batch_are_counted_without_reading_them(body: bytes, count: int) -> None:
+    assert count_batch(body, 5) == count

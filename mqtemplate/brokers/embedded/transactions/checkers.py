@@ -56,11 +56,19 @@ class LocalCheckers:
         end: Called with the state that a checker returned.
         on_register: Called after a group got a checker.
         has_threads: False on a virtual clock: `send_check` runs the checker.
+        max_body_bytes: Largest body that is decompressed for a checker.
     """
 
     def __init__(
-        self, broker_name: str, end: EndTransaction, on_register: Callable[[], None], *, has_threads: bool
+        self,
+        broker_name: str,
+        end: EndTransaction,
+        on_register: Callable[[], None],
+        *,
+        has_threads: bool,
+        max_body_bytes: int,
     ) -> None:
+        self._max_body_bytes = max_body_bytes
         self._broker_name = broker_name
         self._end = end
         self._on_register = on_register
@@ -97,7 +105,7 @@ class LocalCheckers:
         checker = self._by_group.get(check.group)
         if checker is None:
             return  # it was closed at this moment; the service repeats the check
-        message = to_message_ext(check.half, self._broker_name)
+        message = to_message_ext(check.half, self._broker_name, self._max_body_bytes)
         message.topic, message.queue_id = check.topic, check.queue_id
         message.properties = copy_properties(
             message.properties, Property.REAL_TOPIC, Property.REAL_QID, Property.TRANSACTION_PREPARED_QUEUE_OFFSET

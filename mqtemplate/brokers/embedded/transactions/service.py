@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
 from mqtemplate.brokers.embedded.draft import DraftMaker
@@ -24,7 +25,7 @@ from mqtemplate.brokers.embedded.transactions.records import (
     renewed_draft,
 )
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, StoreError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
@@ -83,6 +84,7 @@ class TransactionService:
         self._settings = settings
         self._max_age_ms = settings.file_reserved_time * 3_600_000  # retention may delete an older half message
         self._checkers: list[TransactionChecker] = []
+        self._peer_log = LimitedLog(_log, store.clock.now_ms)
         self._lock = threading.Lock()
         self._open = OpenTransactions()
         self._end_offset = 0  # one past the last half message
@@ -236,14 +238,16 @@ class TransactionService:
             StoreError: The end was not stored; the transaction stays open.
         """
         if state is TransactionState.UNKNOWN:
-            _log.info("transaction.left_open", group=group, half_offset=half_offset, remark=remark)
+            self._peer_log.log(INFO, "transaction.left_open", group=group, half_offset=half_offset, remark=remark)
             return None
         with self._lock:
             if not 0 <= half_offset < self._end_offset:
                 raise MessageError(f"there is no half message {half_offset}; this broker has 0..{self._end_offset - 1}")
             half = self._open.find(half_offset)
             if half is None:
-                _log.info("transaction.already_ended", group=group, half_offset=half_offset, state=state.value)
+                self._peer_log.log(
+                    INFO, "transaction.already_ended", group=group, half_offset=half_offset, state=state.value
+                )
                 return None
             record = self._store.read(half.physical_offset, half.size)
             check_right(_destination(record)[0])
@@ -297,6 +301,7 @@ class TransactionService:
 
     def step(self) -> int | None:
         now_ms = self._store.clock.now_ms()
+        self._peer_log.summarize()
         for _ in range(_MAX_CHECKS_PER_STEP):
             with self._lock:
                 half = self._open.take_due(now_ms)
@@ -329,13 +334,13 @@ class TransactionService:
             elif now_ms - record.store_timestamp >= self._max_age_ms:
                 self._discard(half, record, "no producer of its group was connected for too long")
             else:
-                _log.warning("transaction.check_deferred", group=group, half_offset=half.queue_offset)
+                self._peer_log.log(WARNING, "transaction.check_deferred", group=group, half_offset=half.queue_offset)
                 self._open.defer(half, now_ms + settings.transaction_check_interval_ms)
         except DeletedRecordError as exc:
             _log.error("transaction.half_lost", queue_offset=half.queue_offset, reason=str(exc))
             self._open.remove(half)
         except (StoreError, MessageError) as exc:
-            _log.error("transaction.check_failed", half_offset=half.queue_offset, reason=str(exc))
+            self._peer_log.log(ERROR, "transaction.check_failed", half_offset=half.queue_offset, reason=str(exc))
             self._open.schedule(half, now_ms + settings.transaction_check_interval_ms)
         return None
 
@@ -344,7 +349,9 @@ class TransactionService:
         put = self._replace(half, renewed_draft(record, checks))[-1]
         self._checked.add()
         self._store.confirm_async(put.end, ())
-        _log.info("transaction.checked", group=group, topic=topic, half_offset=put.queue_offset, checks=checks)
+        self._peer_log.log(
+            INFO, "transaction.checked", group=group, topic=topic, half_offset=put.queue_offset, checks=checks
+        )
         return TransactionCheck(group, topic, queue_id, self._store.read(put.physical_offset, put.size))
 
     def _discard(self, half: OpenTransaction, record: StoredRecord, reason: str) -> None:
@@ -352,7 +359,8 @@ class TransactionService:
         put = self._replace(half, discarded_draft(record))[-1]
         self._discarded.add()
         self._store.confirm_async(put.end, (TRANS_CHECK_MAX_TIME_TOPIC,))
-        _log.error(
+        self._peer_log.log(
+            ERROR,
             "transaction.discarded",
             topic=_destination(record)[0],
             msg_id=find_property(record.properties_bytes, UNIQ_KEY),

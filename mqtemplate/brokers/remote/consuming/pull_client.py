@@ -86,7 +86,7 @@ class PullClient:
         header = response.header(PullMessageResponseHeader)
         messages, lags = [], False
         if response.code == ResponseCode.SUCCESS:
-            found = decode_messages(response.body, queue.broker_name)
+            found = decode_messages(response.body, queue.broker_name, self._settings.max_body_bytes)
             if found:
                 self.context.sent.add_seen(queue.broker_name, found[-1].physical_offset)
             messages = matching_messages(found, self.subscriptions[queue.topic].selector)

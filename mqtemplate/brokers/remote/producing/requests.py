@@ -36,6 +36,7 @@ class Requests:
 
     def __init__(self, context: ClientContext, producer: Producer) -> None:
         self.pending = PendingRequests("remote.requests", context.clock, Metrics())
+        self._max_body_bytes = context.settings.max_body_bytes
         self._instance = context.instance
         self._routes = context.routes
         self._producer = producer
@@ -68,7 +69,7 @@ class Requests:
         header = request.header(ReplyMessageRequestHeader)
         properties = decode_properties_text(header.properties)
         try:
-            self.pending.complete(_reply_message(header, properties, request.body))
+            self.pending.complete(_reply_message(header, properties, request.body, self._max_body_bytes))
         except ConversionError as exc:
             self.pending.fail(properties.get(Property.CORRELATION_ID, ""), exc)
         return None if request.is_one_way else request.response(ResponseCode.SUCCESS)
@@ -83,10 +84,12 @@ class Requests:
         self._producer.deliver(message, None, timeout_ms)
 
 
-def _reply_message(header: ReplyMessageRequestHeader, properties: dict[str, str], body: bytes) -> MessageExt:
+def _reply_message(
+    header: ReplyMessageRequestHeader, properties: dict[str, str], body: bytes, max_body_bytes: int
+) -> MessageExt:
     return MessageExt(
         topic=header.topic,
-        body=decompress_body(body, header.sys_flag),
+        body=decompress_body(body, header.sys_flag, max_body_bytes),
         properties=properties,
         flag=header.flag,
         broker_name=header.broker_name or "",

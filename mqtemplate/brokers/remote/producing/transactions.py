@@ -101,7 +101,7 @@ class Transactions:
     def on_check(self, channel: Connection, request: RemotingCommand) -> None:
         """Handle a broker's check. The answer is a request of its own on the same connection."""
         header = request.header(CheckTransactionStateRequestHeader)
-        [message] = decode_messages(request.body, header.broker_name or "")
+        [message] = decode_messages(request.body, header.broker_name or "", self._context.settings.max_body_bytes)
         message.topic = self._context.namespace.unwrap(message.topic)
         checker = self._checkers.get(message.properties.get(Property.PRODUCER_GROUP, ""))
         if checker is None:

@@ -1,0 +1,135 @@
+"""Threads that several connections share: one of them, with any number of requests, does not hold the others."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting import RemotingServerSettings
+from mqtemplate.remoting.protocol import RemotingCommand, encode_command
+from mqtemplate.remoting.worker_pool import WorkerPool
+from tests.remoting.conftest import OpenPeer, StartServer
+from tests.remoting.wire import SLOW, TIMEOUT_S
+from tests.waiting import eventually
+
+MakePool = Callable[..., WorkerPool]
+
+
+class Peer:
+    """What the pool needs of a connection."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.remote = HostAddress("127.0.0.1", number)
+
+
+HOSTILE: Any = Peer(1)
+NEIGHBOUR: Any = Peer(2)
+
+
+@pytest.fixture
+def make_pool() -> Iterator[MakePool]:
+    pools = []
+
+    def make(threads: int = 1, jobs: int = 1_000, waiting: int = 1_000, max_bytes: int = 1_000) -> WorkerPool:
+        pools.append(WorkerPool("test", threads, jobs, waiting, max_bytes))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.stop(TIMEOUT_S)
+
+
+def test_connections_take_turns(make_pool: MakePool) -> None:
+    """The neighbour's request waits for one request of the other connection, not for all that arrived before it."""
+    pool, done = make_pool(), queue.Queue[str]()
+    for number in range(5):
+        pool.submit(HOSTILE, lambda number=number: done.put(f"hostile {number}"))
+    for number in range(2):
+        pool.submit(NEIGHBOUR, lambda number=number: done.put(f"neighbour {number}"))
+
+    pool.start()
+
+    order = [done.get(timeout=TIMEOUT_S) for _ in range(7)]
+    assert order[:4] == ["hostile 0", "neighbour 0", "hostile 1", "neighbour 1"]
+    assert order[4:] == ["hostile 2", "hostile 3", "hostile 4"]
+
+
+def test_one_connection_has_half_of_the_threads(make_pool: MakePool) -> None:
+    pool, started, gate, done = make_pool(4), queue.Queue[int](), threading.Event(), queue.Queue[str]()
+    pool.start()
+
+    def block(number: int) -> None:
+        started.put(number)
+        gate.wait(TIMEOUT_S)
+
+    for number in range(10):
+        assert pool.submit(HOSTILE, lambda number=number: block(number))
+    assert [started.get(timeout=TIMEOUT_S) for _ in range(2)] == [0, 1]
+    pool.submit(NEIGHBOUR, lambda: done.put("done"))
+
+    assert done.get(timeout=TIMEOUT_S) == "done"
+    assert started.empty()
+    gate.set()
+    assert [started.get(timeout=TIMEOUT_S) for _ in range(8)] == list(range(2, 10))
+
+
+def test_the_queue_is_bounded_in_total_for_one_connection_and_in_bytes(make_pool: MakePool) -> None:
+    pool = make_pool(jobs=3, waiting=2, max_bytes=10)
+
+    assert [pool.submit(HOSTILE, lambda: None) for _ in range(3)] == [True, True, False]
+    assert [pool.submit(NEIGHBOUR, lambda: None) for _ in range(2)] == [True, False]
+
+    large = make_pool(max_bytes=10)
+    assert [large.submit(HOSTILE, lambda: None, 6) for _ in range(3)] == [True, True, False]
+    large.forget(HOSTILE)
+    assert large.submit(NEIGHBOUR, lambda: None, 6)
+
+
+def test_the_work_of_a_closed_connection_is_dropped(make_pool: MakePool) -> None:
+    pool, done = make_pool(jobs=2), queue.Queue[str]()
+    pool.submit(HOSTILE, lambda: done.put("hostile"))
+    pool.submit(HOSTILE, lambda: done.put("hostile"))
+
+    pool.forget(HOSTILE)
+    pool.forget(NEIGHBOUR)  # had none
+    pool.submit(NEIGHBOUR, lambda: done.put("neighbour"))
+    pool.start()
+
+    assert done.get(timeout=TIMEOUT_S) == "neighbour"
+    pool.stop(TIMEOUT_S)
+    assert done.empty()
+    assert not pool.submit(NEIGHBOUR, lambda: None)
+
+
+def test_an_error_of_one_request_does_not_end_the_thread(make_pool: MakePool) -> None:
+    pool, done = make_pool(), queue.Queue[str]()
+    with capture_logs() as events:
+        pool.start()
+        pool.submit(HOSTILE, lambda: 1 // 0)
+        pool.submit(HOSTILE, lambda: done.put("next"))
+        assert done.get(timeout=TIMEOUT_S) == "next"
+
+    assert [event["event"] for event in events] == ["remoting.work_failed"]
+
+
+def test_a_stop_waits_for_no_request_that_does_not_end(start_server: StartServer, open_peer: OpenPeer) -> None:
+    """The server ends within its drain time, whatever a client requested."""
+    server = start_server(RemotingServerSettings(drain_ms=1))
+    peer = open_peer(server)
+    peer.send(b"".join(encode_command(RemotingCommand(SLOW, opaque=number, body=b"x")) for number in range(50)))
+    eventually(lambda: sum(each.unanswered for each in server.connections()) == 50, "all requests arrived")
+
+    with capture_logs() as events:
+        server.stop()
+
+    assert [event["running"] for event in events if event["event"] == "remoting.work_abandoned"] == [2]
+    assert peer.is_closed_by_peer()
+    for _ in range(2):
+        server.gate.put(None)
