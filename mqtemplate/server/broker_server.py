@@ -98,6 +98,7 @@ class BrokerServer:
         self.remoting = RemotingServer(
             settings.listen, remoting or RemotingServerSettings(), clock, guard=guard, error_response=problem_response
         )
+        self.remoting.on_close(self.locks.forget)
         self.remoting.on_close(self.clients.forget)
         self.remoting.on_close(self.hold.forget)
         self.processors = register(self.remoting, parts.locks, *(kind(parts) for kind in _CLIENT_PROCESSORS))

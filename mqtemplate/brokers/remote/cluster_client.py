@@ -135,7 +135,8 @@ class ClusterClient:
         """Return the services by thread: one that waits for a broker delays only those of its thread."""
         return {
             "remote": [self._refreshes, self._heartbeats],
-            "remote-groups": [self.members.rebalances, self.members.lock_renewals],
+            "remote-groups": [self.members.rebalances],
+            "remote-locks": [self.members.lock_renewals, self.members.lock_changes],
             "remote-offsets": [self.members.commits],
             "remote-timers": [self.members.pull_retries, self.requests.pending, self._outages],
         }

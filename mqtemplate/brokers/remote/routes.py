@@ -253,6 +253,17 @@ class RouteTable:
             "); it was removed, or the queue belongs to another cluster"
         )
 
+    def master(self, broker_name: str) -> str:
+        """Return the address of a broker's master.
+
+        Raises:
+            BrokerError: The broker has no master now, or no cached route contains it.
+        """
+        address = self.brokers().get(broker_name, {}).get(MASTER_ID)
+        if address is None:
+            raise RemoteConnectError(f"broker {broker_name!r} has no master now; see that it runs")
+        return address
+
     def brokers(self) -> dict[str, dict[int, str]]:
         """Return the brokers of all cached routes and of the cluster when it was loaded: name -> id -> address."""
         brokers: dict[str, dict[int, str]] = {}

@@ -387,6 +387,8 @@ class ListenerContainer:
     def _fetch(self, wait_ms: int) -> bool:
         """Fetch messages for the consume service. Return True if there may be more to fetch at once."""
         self._queues.refresh()
+        if resets := self._consumer.take_resets():
+            self._repositioning.by_administrator(resets)
         without = self._service.excluded()
         settings = self.endpoint.settings
         try:
@@ -397,7 +399,7 @@ class ListenerContainer:
             )
             return True
         if not messages:
-            self._queues.commit_positions()
+            self._queues.commit_positions(without)
             return False
         self._service.accept(messages)
         if settings.pull_interval:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from mqtemplate.clock import Clock
 from mqtemplate.message import MessageQueue
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.server.registration import answers
@@ -23,7 +24,8 @@ class QueueLocks:
     """Locks by group and queue, and the processors of lock requests.
 
     - A client renews its locks regularly. A lock that is not renewed expires.
-    - A lost connection releases no lock: the client may reconnect before another client may read the queue.
+    - The end of a client's connection releases its locks, so that the queues of a killed member stand for no minute as
+      with RocketMQ. A client that reconnects has to lock its queues again before it goes on.
     - Locks are not stored. After a restart of the broker most of them would have expired.
 
     Args:
@@ -35,6 +37,7 @@ class QueueLocks:
         self._max_live_ms = max_live_ms
         self._mutex = threading.Lock()
         self._groups: dict[str, _Locks] = {}
+        self._connections: dict[tuple[str, str], int] = {}  # (group, client ID) -> ID of the connection used last
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Lock *queues* for a client, and return those that it holds now, in the given order."""
@@ -48,6 +51,17 @@ class QueueLocks:
         with self._live_locks(group) as locks:
             for queue in queues:
                 if queue in locks and locks[queue][0] == client_id:
+                    del locks[queue]
+
+    def forget(self, connection: Connection) -> None:
+        """Release the locks of the clients that used a closed connection, unless they use another one now."""
+        with self._mutex:
+            ended = [client for client, used in self._connections.items() if used == connection.id]
+            for client in ended:
+                del self._connections[client]
+        for group, client_id in ended:
+            with self._live_locks(group) as locks:
+                for queue in [queue for queue, (owner, _) in locks.items() if owner == client_id]:
                     del locks[queue]
 
     def is_ordered(self, group: str) -> bool:
@@ -68,8 +82,14 @@ class QueueLocks:
     # --- requests ------------------------------------------------------------------------------
 
     @answers(RequestCode.LOCK_BATCH_MQ)
-    def _process_lock(self, body: LockBatchRequestBody) -> LockBatchResponseBody:
-        return LockBatchResponseBody(lock_ok_mq_set=self.lock(body.consumer_group, body.client_id, body.mq_set))
+    def _process_lock(self, body: LockBatchRequestBody, connection: Connection) -> LockBatchResponseBody:
+        locked = self.lock(body.consumer_group, body.client_id, body.mq_set)
+        if locked:
+            with self._mutex:
+                self._connections[body.consumer_group, body.client_id] = connection.id
+            if not connection.is_open:  # it was closed before it was noted: `forget` came too early
+                self.forget(connection)
+        return LockBatchResponseBody(lock_ok_mq_set=locked)
 
     @answers(RequestCode.UNLOCK_BATCH_MQ)
     def _process_unlock(self, body: LockBatchRequestBody) -> None:

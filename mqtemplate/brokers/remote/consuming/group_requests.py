@@ -6,6 +6,7 @@ Source: RocketMQ ``client: MQClientAPIImpl``.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mqtemplate.brokers.remote.client_context import ClientContext
@@ -88,26 +89,53 @@ class GroupRequests:
 
     # --- queue locks ---------------------------------------------------------------------------
 
-    def lock(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
-        """Lock queues; return those that this member has locked now."""
-        response = self._call(RequestCode.LOCK_BATCH_MQ, broker_name, queues, "lock")
-        locked = LockBatchResponseBody.decode(response.body).lock_ok_mq_set
-        return {self.context.namespace.unwrap_queue(queue) for queue in locked}
+    def lock(self, queues: Mapping[str, list[MessageQueue]]) -> dict[str, set[MessageQueue] | BrokerError]:
+        """Lock queues at all brokers at once.
 
-    def unlock(self, broker_name: str, queues: list[MessageQueue]) -> None:
-        """Unlock queues; a failure is logged."""
-        try:
-            self._call(RequestCode.UNLOCK_BATCH_MQ, broker_name, queues, "unlock")
-        except BrokerError as exc:
-            _log.info("remote.unlock_failed", group=self.group, broker=broker_name, reason=str(exc))
+        Args:
+            queues: Broker name -> its queues.
 
-    def _call(self, code: int, broker_name: str, queues: list[MessageQueue], verb: str) -> RemotingCommand:
+        Returns:
+            Broker name -> the queues that this member has locked now, or the error.
+        """
+        results: dict[str, set[MessageQueue] | BrokerError] = {}
+        for broker_name, response in self._call_masters(RequestCode.LOCK_BATCH_MQ, queues, "lock").items():
+            if isinstance(response, BrokerError):
+                results[broker_name] = response
+                continue
+            locked = LockBatchResponseBody.decode(response.body).lock_ok_mq_set
+            results[broker_name] = {self.context.namespace.unwrap_queue(queue) for queue in locked}
+        return results
+
+    def unlock(self, queues: Mapping[str, list[MessageQueue]]) -> None:
+        """Unlock queues at all brokers at once; a failure is logged."""
+        for broker_name, response in self._call_masters(RequestCode.UNLOCK_BATCH_MQ, queues, "unlock").items():
+            if isinstance(response, BrokerError):
+                _log.info("remote.unlock_failed", group=self.group, broker=broker_name, reason=str(response))
+
+    def _call_masters(
+        self, code: int, queues: Mapping[str, list[MessageQueue]], verb: str
+    ) -> dict[str, RemotingCommand | BrokerError]:
+        """Send a request to the master of each broker; a replica's locks would be unknown to the master."""
         context = self.context
-        body = LockBatchRequestBody(
-            consumer_group=self.wire_group,
-            client_id=context.instance.id,
-            mq_set=[context.namespace.wrap_queue(queue) for queue in queues],
-        )
-        request = RemotingCommand.request(code, body=body.encode())
-        operation = f"{verb} {len(queues)} queues of group {self.group!r}"
-        return context.call(context.routes.address(broker_name), request, operation, timeout_ms=_LOCK_TIMEOUT_MS)
+        results: dict[str, RemotingCommand | BrokerError] = {}
+        requests: dict[str, tuple[str, RemotingCommand]] = {}
+        for broker_name, wanted in queues.items():
+            body = LockBatchRequestBody(
+                consumer_group=self.wire_group,
+                client_id=context.instance.id,
+                mq_set=[context.namespace.wrap_queue(queue) for queue in wanted],
+            )
+            try:
+                address = context.routes.master(broker_name)
+                requests[broker_name] = address, RemotingCommand.request(code, body=body.encode())
+            except BrokerError as exc:
+                results[broker_name] = exc
+        responses = context.instance.invoke_all(requests.values(), _LOCK_TIMEOUT_MS)
+        for broker_name, (address, response) in zip(requests, responses, strict=True):
+            operation = f"{verb} {len(queues[broker_name])} queues of group {self.group!r}"
+            if isinstance(response, RemotingCommand) and response.code != ResponseCode.SUCCESS:
+                results[broker_name] = response_error(response, operation, address)
+            else:
+                results[broker_name] = response
+        return results

@@ -40,7 +40,7 @@ from mqtemplate.topics import RETRY_TOPIC_PREFIX
 _log = get_logger("mqtemplate.remote")
 
 _HALF_AN_HOUR_MS = 1_800_000
-_INCOMPLETE_REBALANCE_MS = 1_000
+_REPEAT_MS = 1_000
 _NO_RETRY_MS = 3_600_000  # without failed pulls; a failure triggers the service
 
 
@@ -56,7 +56,7 @@ class Members:
         on_heartbeat_due: Called when a broker has not registered a member.
 
     Attributes:
-        rebalances, commits, lock_renewals, pull_retries: The services with the members' periodic work.
+        rebalances, commits, lock_renewals, lock_changes, pull_retries: The services with the members' periodic work.
     """
 
     context: ClientContext
@@ -72,6 +72,7 @@ class Members:
             "remote.offsets", self._flush_offsets, clock, settings.persist_consumer_offset_interval_ms
         )
         self.lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
+        self.lock_changes = PeriodicService("remote.lock_changes", self._change_locks, clock, _NO_RETRY_MS)
         self.pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
         self._due_members: set[RemoteConsumer] = set()
         self._rebalanced_ms = clock.now_ms()
@@ -141,6 +142,7 @@ class Members:
             wake_event=wake_event,
             retry_sender=RetrySender(context, self.producer),
             start_offset=partial(_start_offset, spec, offsets, self.queries, clock),
+            on_locks_due=self.lock_changes.trigger,
             on_close=self._leave,
         )
 
@@ -236,7 +238,7 @@ class Members:
         for member in self.all():
             if all_members or member in due or member.needs_rebalance():
                 member.rebalance()
-        return _INCOMPLETE_REBALANCE_MS if any(member.is_incomplete for member in self.all()) else None
+        return _REPEAT_MS if any(member.is_incomplete for member in self.all()) else None
 
     def _retry_pulls(self) -> int | None:
         """Repeat the failed pulls that are due."""
@@ -245,10 +247,15 @@ class Members:
         return None if due_ms is None else max(0, due_ms - self.context.clock.now_ms())
 
     def _flush_offsets(self) -> None:
-        self._for_each(lambda member: member.offsets.flush(is_last=False), "remote.commit_failed")
+        self._for_each(RemoteConsumer.flush_offsets, "remote.commit_failed")
 
-    def _renew_locks(self) -> None:
-        self._for_each(RemoteConsumer.renew_locks, "remote.lock_renewal_failed")
+    def _renew_locks(self) -> int | None:
+        is_complete = [member.renew_locks() for member in self.all()]
+        return None if all(is_complete) else _REPEAT_MS
+
+    def _change_locks(self) -> int | None:
+        is_complete = [member.change_locks() for member in self.all()]
+        return None if all(is_complete) else _REPEAT_MS
 
     def _for_each(self, action: Callable[[RemoteConsumer], None], failure_event: str) -> None:
         for member in self.all():
