@@ -31,6 +31,7 @@ class ScriptedBroker:
         others: Further brokers of the cluster.
         version: Version in the responses.
         seen: The received requests, in order.
+        addresses: Broker name -> its addresses by broker id in routes; by default it is a master at its own address.
     """
 
     def __init__(self, name: str = "broker-a", version: int = Version.V5_3_3) -> None:
@@ -39,6 +40,7 @@ class ScriptedBroker:
         self.routes: dict[str, list[QueueData]] = {}
         self.others: list[ScriptedBroker] = []
         self.seen: list[RemotingCommand] = []
+        self.addresses: dict[str, dict[int, str]] = {}
         self._offsets: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._server = RemotingServer(HostAddress("127.0.0.1", 0), RemotingServerSettings(), SystemClock())
@@ -108,9 +110,27 @@ class ScriptedBroker:
 
     def _brokers(self) -> list[BrokerData]:
         return [
-            BrokerData(cluster="c", broker_name=broker.name, broker_addrs={0: broker.address})
+            BrokerData(
+                cluster="c",
+                broker_name=broker.name,
+                broker_addrs=self.addresses.get(broker.name, {0: broker.address}),
+            )
             for broker in (self, *self.others)
         ]
+
+    def move_to(self, other: ScriptedBroker) -> None:
+        """Give this broker the address of another one in all routes. The name server stays."""
+        self.addresses[self.name] = {0: other.address}
+
+    def refuse_route_of(self, topic: str) -> None:
+        """Refuse requests for the route of one topic."""
+
+        def route(request: RemotingCommand) -> RemotingCommand:
+            if request.header(GetRouteInfoRequestHeader).topic == topic:
+                return request.response(ResponseCode.NO_PERMISSION, remark="no")
+            return self._route(request)
+
+        self.script(RequestCode.GET_ROUTEINFO_BY_TOPIC, route)
 
     def _route(self, request: RemotingCommand) -> RemotingCommand:
         queues = self.routes.get(request.header(GetRouteInfoRequestHeader).topic)

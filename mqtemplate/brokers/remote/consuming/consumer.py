@@ -18,6 +18,7 @@ from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.consuming.start_offsets import StartOffsets
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.subscriptions import Subscription
 from mqtemplate.brokers.retry import send_back_of
@@ -47,7 +48,7 @@ class RemoteConsumer(Consumer):
         subscriptions: By topic; of a clustering member, its retry topic too.
         offsets: The member's committed offsets.
         wake_event: Set when *pulls* has messages.
-        start_offset: Returns the offset at which the group starts to read a queue.
+        starts: Offsets at which the member starts to read queues.
         on_locks_due: Called when `change_locks` has work.
         on_close: Called at the end of `Consumer.close`.
     """
@@ -61,7 +62,7 @@ class RemoteConsumer(Consumer):
     pulls: PullLoop
     wake_event: WakeEvent
     retry_sender: RetrySender
-    start_offset: Callable[[MessageQueue], int]
+    starts: StartOffsets
     on_locks_due: Callable[[], None]
     on_close: Callable[[RemoteConsumer], None]
 
@@ -75,6 +76,7 @@ class RemoteConsumer(Consumer):
         self._assigning = threading.RLock()  # held while the assignment changes; that may wait for brokers
         self._assignment: frozenset[MessageQueue] = frozenset()
         self._missing_topics: frozenset[str] = frozenset()
+        self._known_members: dict[str, frozenset[str]] = {}
         self._is_complete = False
 
     @property
@@ -152,12 +154,15 @@ class RemoteConsumer(Consumer):
                 return set()
             if not self.is_clustering:
                 return set(route.read_queues)
-            ids = self.requests.list_members(topic)
+            ids, is_settled = self.requests.list_members(topic)
         except BrokerError as exc:
             log_failure(_log, "remote.rebalance_failed", exc, group=self.spec.group, topic=topic)
             return None
         if self.context.instance.id not in ids:  # the broker has no heartbeat with this member yet
             return None
+        if not is_settled and self._known_members.get(topic, ids) - ids:
+            return None  # a restarted broker: the other members may be about to register there
+        self._known_members[topic] = ids
         return set(allocate_averagely(self.context.instance.id, sort_client_ids(ids), sorted(route.read_queues)))
 
     def _assign(self, share: set[MessageQueue]) -> bool:
@@ -173,7 +178,7 @@ class RemoteConsumer(Consumer):
                 is_complete = False
                 continue
             try:
-                queue_offset = self.start_offset(queue)
+                queue_offset = self.starts.of(queue)
             except BrokerError as exc:
                 log_failure(_log, "remote.queue_start_failed", exc, group=self.spec.group, queue=str(queue))
                 is_complete = False
@@ -187,6 +192,7 @@ class RemoteConsumer(Consumer):
             self.pulls.remove(queue)
         self._flush(queues)
         for queue in queues:
+            self.starts.remember(queue)
             self.offsets.forget(queue)
             self._resets.pop(queue, None)
 
@@ -222,7 +228,7 @@ class RemoteConsumer(Consumer):
 
     def position(self, queue: MessageQueue) -> int:
         position = self.pulls.position(queue)
-        return self.start_offset(queue) if position is None else position
+        return self.starts.of(queue) if position is None else position
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         self.pulls.seek(queue, queue_offset)
@@ -326,10 +332,11 @@ class RemoteConsumer(Consumer):
 
     def renew_locks(self) -> bool:
         """Renew the locks; return False if a broker did not answer."""
+        lost_before = self.locks.lost()
         regained, is_complete = self.locks.renew()
         self._position(regained)
-        if regained:
-            self.wake_event.set()
+        if regained or self.locks.lost() - lost_before:
+            self.wake()  # the caller of `poll` discards the messages of queues whose locks are lost
         return is_complete
 
     def _position(self, locked: Iterable[MessageQueue]) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -62,6 +62,11 @@ class OffsetStore(ABC):
         """Return the offset that this member has committed last; None if there is none."""
         return self._offsets.get(queue)
 
+    def repeat(self, broker_names: Container[str]) -> None:
+        """Have the next flush commit the offsets at these brokers again."""
+        with self._lock:
+            self._changed |= {queue for queue in self._offsets if queue.broker_name in broker_names}
+
     @abstractmethod
     def read_stored(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
         """Return the committed offsets as they are stored for all members; a failure is returned as well."""
@@ -94,9 +99,7 @@ class BrokerOffsets:
         response = self.context.instance.invoke(address, request, self.context.settings.request_timeout_ms)
         return self._offset_of(group, queue, address, response, young_is_zero=young_is_zero)
 
-    def read_all(
-        self, group: str, queues: Iterable[MessageQueue]
-    ) -> dict[MessageQueue, int | BrokerError | None]:
+    def read_all(self, group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
         """Return the committed offsets of several queues, which are requested at once; or the error of a queue."""
         results: dict[MessageQueue, int | BrokerError | None] = {}
         requests: dict[MessageQueue, tuple[str, RemotingCommand]] = {}

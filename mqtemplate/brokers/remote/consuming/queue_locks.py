@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests
@@ -66,12 +66,12 @@ class QueueLocks:
             held = frozenset(self._renewed_ms)
         return held - self.lost()
 
-    def lose(self, broker_names: Container[str]) -> None:
-        """Count the locks at these brokers as lost: their connection has ended, or they have restarted."""
+    def lose(self, broker_name: str) -> bool:
+        """Count the locks at a broker as lost; return True if there are some."""
         with self._lock:
-            for queue in self._renewed_ms:
-                if queue.broker_name in broker_names:
-                    self._renewed_ms[queue] = _NEVER_MS
+            lost = [queue for queue in self._renewed_ms if queue.broker_name == broker_name]
+            self._renewed_ms |= dict.fromkeys(lost, _NEVER_MS)
+            return bool(lost)
 
     # --- requests that are carried out in another thread ---------------------------------------
 

@@ -159,6 +159,7 @@ def test_a_queue_that_returns_while_its_messages_are_handled_repeats_none(tmp_pa
             share = set(member.assignment())
             member._assign(set())  # type: ignore[attr-defined]
             member._assign(share)  # type: ignore[attr-defined]
+            broker._client.members.rebalance_topic("orders")
             gate.set()
             eventually(lambda: "3" in received, "all messages are handled")
             wait_for_fetch(container)
@@ -184,6 +185,7 @@ def test_a_lost_lock_stops_the_handling_of_fetched_messages_until_it_is_regained
             locks.unlock("billing", member.context.instance.id, [queue])  # type: ignore[attr-defined]
             locks.lock("billing", "another member", [queue])
             eventually(lambda: queue in member.lost_locks(), "the lock is lost")
+            wait_for_fetch(container)
             gate.set()
             for _ in range(2):
                 wait_for_fetch(container)
