@@ -39,7 +39,7 @@ class TopicRoute:
         read_queues: Readable queues, in the order by which all members of a group allocate them.
         addresses: Broker name -> broker id -> ``host:port``.
         is_default: The topic is missing; these are the queues that its first message would create.
-        has_other_brokers: The writable queues are on several brokers.
+        write_brokers: Names of the brokers that have writable queues.
         next_turn: Returns 0, 1, 2, …, to choose queues in turn.
     """
 
@@ -48,7 +48,7 @@ class TopicRoute:
     read_queues: tuple[MessageQueue, ...]
     addresses: Mapping[str, Mapping[int, str]]
     is_default: bool = False
-    has_other_brokers: bool = False
+    write_brokers: tuple[str, ...] = ()
     next_turn: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__, compare=False, repr=False)
 
     def masters(self) -> list[str]:
@@ -388,5 +388,5 @@ def _route_of(topic: str, data: TopicRouteData, *, is_default: bool = False) -> 
             write_queues += [MessageQueue(topic, name, queue_id) for queue_id in range(each.write_queue_nums)]
         if each.perm & Perm.READ and by_id is not None:
             read_queues += [MessageQueue(topic, name, queue_id) for queue_id in range(each.read_queue_nums)]
-    has_other_brokers = len({queue.broker_name for queue in write_queues}) > 1
-    return TopicRoute(topic, tuple(write_queues), tuple(read_queues), addresses, is_default, has_other_brokers)
+    write_brokers = tuple(sorted({queue.broker_name for queue in write_queues}))
+    return TopicRoute(topic, tuple(write_queues), tuple(read_queues), addresses, is_default, write_brokers)

@@ -144,6 +144,10 @@ class ScriptedBroker:
             body=ClusterInfo(broker_addr_table=brokers, cluster_addr_table={"c": list(brokers)}).encode()
         )
 
+    def stop(self) -> None:
+        """Close the listener socket and all connections."""
+        self._server.stop()
+
     def __enter__(self) -> Self:
         self._server.start()
         return self

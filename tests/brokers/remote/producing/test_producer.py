@@ -209,6 +209,74 @@ def test_another_broker_is_preferred_when_one_is_unreachable() -> None:
         assert set(sync + later) == {"broker-a"}
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_broker_that_does_not_answer_leaves_time_for_another_one(kind: str) -> None:
+    """It gets a third of the timeout. A stopped process accepts connections and requests, too."""
+    with ScriptedBroker("broker-a") as answering, ScriptedBroker("broker-b") as silent:
+        answering.others = [silent]
+        answering.topic("orders", queues=1)
+        silent.script(SEND, lambda request: None)
+        with client_of(answering) as broker:
+            results = [send(broker, kind, None) for _ in range(4)]
+
+        assert {result.message_queue.broker_name for result in results} == {"broker-a"}
+        assert silent.count(SEND) == 1, "it is avoided afterwards"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("queue", [None, QUEUE])
+def test_without_another_broker_a_try_has_the_whole_timeout(
+    cluster: ScriptedBroker, queue: MessageQueue | None, kind: str
+) -> None:
+    """The broker may have stored the message: a second try would store it twice."""
+    cluster.script(SEND, lambda request: None)
+
+    with client_of(cluster) as broker, pytest.raises(SendTimeoutError):
+        send(broker, kind, queue, 700)
+
+    assert cluster.count(SEND) == 1
+
+
+@contextmanager
+def client_of_two(names: ScriptedBroker) -> Iterator[tuple[RemoteBroker, ScriptedBroker]]:
+    """Start a client of two brokers with one queue each, and the second broker, which the test stops."""
+    leaving = ScriptedBroker("broker-b")
+    with leaving:
+        names.others = [leaving]
+        names.topic("orders", queues=1)
+        with client_of(names) as broker:
+            assert len(broker.queues("orders")) == 2
+            broker.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
+            yield broker, leaving
+
+
+def stop(leaving: ScriptedBroker, names: ScriptedBroker) -> None:
+    """Stop a broker; the name server notices it at once."""
+    names.others = []
+    names.topic("orders", queues=1)
+    leaving.stop()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_queue_whose_broker_has_left_the_route_is_waited_for_until_the_timeout(kind: str) -> None:
+    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
+        stop(leaving, names)
+
+        with pytest.raises(SendError) as failed:
+            send(broker, kind, MessageQueue("orders", "broker-b", 0), 5_000)
+
+    assert "not in the route of its topic any more" in failed.value.tries[-1]
+    assert "next send by hash_key selects one of the other queues" in str(failed.value)
+
+
+def test_a_lost_broker_leaves_the_routes_at_once() -> None:
+    """So messages with a hash_key go to other queues, and not only after the next poll of the name server."""
+    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
+        stop(leaving, names)
+
+        eventually(lambda: len(broker.queues("orders")) == 1, "the queue of the lost broker is gone", timeout_s=20)
+
+
 def test_the_timeout_error_has_the_number_of_attempts(cluster: ScriptedBroker) -> None:
     cluster.script(SEND, lambda request: None)
 
