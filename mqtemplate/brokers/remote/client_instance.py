@@ -18,7 +18,7 @@ from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.outages import UNANSWERED, Outages, log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError, RemoteConnectError
+from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.connection import Connection
@@ -169,7 +169,8 @@ class ClientInstance:
                 future.set_result(exc)
         results = [(address, future.result()) for address, future in pending]  # each request ends by its time limit
         for address, result in results:
-            self.report(address, result)
+            if timeout_ms >= self._request_timeout_ms or not isinstance(result, RemoteTimeoutError):
+                self.report(address, result)
         return results
 
     def report(self, address: str, result: RemotingCommand | BrokerError) -> None:

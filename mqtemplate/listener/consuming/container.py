@@ -13,7 +13,7 @@ from mqtemplate.broker import Broker, Consumer
 from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError, ListenerError
+from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
@@ -409,7 +409,10 @@ class ListenerContainer:
     def _report(self, error: Exception) -> int | None:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
         if not isinstance(error, BrokerClosedError | ForkedError):
-            self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
+            if isinstance(error, BrokerError):
+                self._log.warning("listener.poll_failed", reason=str(error), retry_in_ms=_RETRY_POLL_MS)
+            else:
+                self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
             self._next_poll_ms = self._clock.now_ms() + _RETRY_POLL_MS
             return self._next_poll_ms
         if self.is_running:

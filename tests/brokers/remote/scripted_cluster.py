@@ -34,7 +34,7 @@ class ScriptedBroker:
         addresses: Broker name -> its addresses by broker id in routes; by default it is a master at its own address.
     """
 
-    def __init__(self, name: str = "broker-a", version: int = Version.V5_3_3) -> None:
+    def __init__(self, name: str = "broker-a", version: int = Version.V5_3_3, port: int = 0) -> None:
         self.name = name
         self.version = version
         self.routes: dict[str, list[QueueData]] = {}
@@ -43,7 +43,7 @@ class ScriptedBroker:
         self.addresses: dict[str, dict[int, str]] = {}
         self._offsets: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._server = RemotingServer(HostAddress("127.0.0.1", 0), RemotingServerSettings(), SystemClock())
+        self._server = RemotingServer(HostAddress("127.0.0.1", port), RemotingServerSettings(), SystemClock())
         self.script(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
         self.script(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
         self.script(RequestCode.HEART_BEAT, RemotingCommand.response)
@@ -90,6 +90,10 @@ class ScriptedBroker:
     @property
     def address(self) -> str:
         return str(self._server.address)
+
+    @property
+    def port(self) -> int:
+        return self._server.address.port
 
     def topic(self, name: str, queues: int = 4, perm: int = Perm.READ | Perm.WRITE) -> None:
         """Create a topic on this broker and the others."""
@@ -143,6 +147,11 @@ class ScriptedBroker:
         return request.response(
             body=ClusterInfo(broker_addr_table=brokers, cluster_addr_table={"c": list(brokers)}).encode()
         )
+
+    def lose_connections(self) -> None:
+        """Close all connections."""
+        for connection in self._server.connections():
+            connection.close("scripted")
 
     def stop(self) -> None:
         """Close the listener socket and all connections."""
