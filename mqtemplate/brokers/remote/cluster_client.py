@@ -34,6 +34,7 @@ _log = get_logger("mqtemplate.remote")
 _FAILED_REFRESH_MS = 5_000
 _REFUSED_HEARTBEAT_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
 _RECOVERY_MS = 1_000
+_SETTLE_MS = 10_000  # the first registration of a broker may lack topics; RocketMQ: registerNameServerPeriod
 _NO_RECOVERY_MS = 3_600_000  # without lost brokers; the loss of one triggers the service
 
 
@@ -48,6 +49,7 @@ class ClusterClient:
         self._is_closing = False
         self._refused_heartbeats = 0
         self._lost = LostBrokers(clock)
+        self._unsettled_until_ms = 0
         self._recovery = PeriodicService("remote.recovery", self._recover, clock, _NO_RECOVERY_MS)
         self._refreshes = PeriodicService("remote.routes", self._refresh, clock, settings.poll_name_server_interval_ms)
         self._heartbeats = PeriodicService(
@@ -181,14 +183,17 @@ class ClusterClient:
         """
         if self._is_closing:
             return None
-        if not self._lost.is_empty:
-            try:
-                self._routes.follow()
-            except RemoteConnectError as exc:
-                log_failure(_log, "remote.route_refresh_failed", exc)
+        now_ms = self._clock.now_ms()
+        try:
+            if now_ms < self._unsettled_until_ms:
+                self._routes.refresh()
+            if not self._lost.is_empty and self._routes.follow():
+                self._unsettled_until_ms = now_ms + _SETTLE_MS
+        except RemoteConnectError as exc:
+            log_failure(_log, "remote.route_refresh_failed", exc)
         self.members.register()
         self._lost.update(self._routes.brokers(), self.members.answered())
-        return None if self._lost.is_empty else _RECOVERY_MS
+        return None if self._lost.is_empty and now_ms >= self._unsettled_until_ms else _RECOVERY_MS
 
     # --- events --------------------------------------------------------------------------------
 

@@ -215,8 +215,11 @@ class RouteTable:
                 _log.warning("remote.route_refresh_failed", topic=topic, reason=str(exc))
         self._remove_unused_brokers()
 
-    def follow(self) -> None:
+    def follow(self) -> bool:
         """Look up all cached topics if the brokers of the cluster have changed: one request if they have not.
+
+        Returns:
+            True if the topics were looked up.
 
         Raises:
             RemoteConnectError: No name server answers.
@@ -228,9 +231,11 @@ class RouteTable:
             raise
         except BrokerError:  # access control may forbid this request
             self.refresh()
-            return
-        if self._cluster != before:
-            self.refresh()
+            return True
+        if self._cluster == before:
+            return False
+        self.refresh()
+        return True
 
     def _may_look_up(self, topic: str) -> bool:
         return self.clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
@@ -336,11 +341,11 @@ class RouteTable:
         """Return the address of a broker: that with *broker_id*, else the master's, else any.
 
         Raises:
-            BrokerError: No cached route contains the broker.
+            RemoteConnectError: No cached route contains the broker.
         """
         if by_id := self._brokers.get(broker_name):
             return by_id.get(broker_id) or by_id.get(MASTER_ID) or next(iter(by_id.values()))
-        raise BrokerError(
+        raise RemoteConnectError(
             f"broker {broker_name!r} is in no known route (known brokers: {', '.join(sorted(self._brokers)) or 'none'}"
             "); it was removed, or the queue belongs to another cluster"
         )

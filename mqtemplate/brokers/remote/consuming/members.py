@@ -29,7 +29,6 @@ from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.subscriptions import Subscription, subscription_data
 from mqtemplate.brokers.same_group import check_same_group
-from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue

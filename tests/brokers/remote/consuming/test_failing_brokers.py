@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,12 @@ from structlog.testing import capture_logs
 from mqtemplate.brokers import RemoteBroker
 from mqtemplate.brokers.remote.consuming import group_requests
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
+from mqtemplate.listener import ConsumeMode
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
 from tests.brokers.remote.clients import client, group_spec
+from tests.brokers.remote.consuming.test_orderly_listeners import listening
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.waiting import eventually
@@ -106,8 +108,8 @@ def test_a_restarted_broker_gets_the_members_within_seconds(tmp_path: Path) -> N
             names.topic("orders", 1)
             ScriptedGroups(names)
             ScriptedGroups(first)
-            remote = client(names.address, tmp_path)
-            broker = remote.__enter__()
+            stack = ExitStack()
+            broker = stack.enter_context(client(names.address, tmp_path))
             join(broker)
             port = first.port
         eventually(lambda: not broker._client._lost.is_empty, "the loss is noticed")
@@ -116,7 +118,7 @@ def test_a_restarted_broker_gets_the_members_within_seconds(tmp_path: Path) -> N
             groups = ScriptedGroups(restarted)
             eventually(lambda: groups.members.get(GROUP), "the member is registered", timeout_s=20)
             eventually(lambda: broker._client._lost.is_empty, "the broker is not looked for any more")
-            remote.__exit__(None, None, None)
+            stack.close()
 
 
 def test_a_broker_that_lost_commits_gets_them_again(tmp_path: Path) -> None:
@@ -133,6 +135,42 @@ def test_a_broker_that_lost_commits_gets_them_again(tmp_path: Path) -> None:
             only.lose_connections()
 
             eventually(lambda: groups.tables.get(KEY) == {0: 7}, "the offset is committed again")
+
+
+# --- log --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [ConsumeMode.CONCURRENTLY, ConsumeMode.ORDERLY])
+def test_the_log_of_an_outage_does_not_grow_with_the_queues(mode: ConsumeMode, tmp_path: Path) -> None:
+    """Twelve queues whose broker is away: one line at the start, one at the end, and those of the changed routes."""
+    with ScriptedBroker("broker-a") as names, capture_logs() as logs:
+        first = ScriptedBroker("broker-b")
+        with first:
+            names.others = [first]
+            names.topic("orders", 12)
+            ScriptedGroups(names)
+            ScriptedGroups(first)
+            stack = ExitStack()
+            broker = stack.enter_context(client(names.address, tmp_path, retry_after_error_ms=20))
+            stack.enter_context(listening(broker, [], mode))
+            eventually(lambda: first.count(RequestCode.PULL_MESSAGE) > 11, "all queues are read")
+            port = first.port
+        lost = broker._client._lost
+        eventually(lambda: not lost.is_empty, "the loss is noticed")
+        names.others = []
+        names.topic("orders", 12)
+        eventually(lambda: len(broker.queues("orders")) == 12, "the route drops the broker")
+        with ScriptedBroker("broker-b", port=port) as restarted:
+            names.others = [restarted]
+            names.topic("orders", 12)
+            ScriptedGroups(restarted)
+            eventually(lambda: restarted.count(RequestCode.PULL_MESSAGE) > 11, "all queues are read again")
+            stack.close()
+
+    shown = [log["event"] for log in logs if log["log_level"] != "debug" and not log["event"].startswith("broker.")]
+    assert shown.count("remote.outage_started") == shown.count("remote.reconnected") == 1
+    assert [event for event in shown if event.startswith("listener.poll")] == []
+    assert len(shown) <= 6, shown
 
 
 # --- replicas ---------------------------------------------------------------------------------------

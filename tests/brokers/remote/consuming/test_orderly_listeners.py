@@ -20,7 +20,6 @@ from tests.brokers.remote.clients import bodies, client, join, server
 from tests.brokers.remote.consuming.test_consumer import pulled
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
-from tests.remoting.protocol.other_side import encode_message
 from tests.waiting import eventually
 
 HOST = HostAddress("127.0.0.1", 10911)

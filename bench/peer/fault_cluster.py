@@ -1,0 +1,89 @@
+"""A cluster of RocketMQ whose parts fail: two name servers, two masters, and a replica of the first.
+
+All have fixed ports, so that a broker comes back at its address; `RocketMQCluster.move` gives it another one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from bench.peer.rocketmq import NameServer, RocketMQ, free_port
+
+
+class _Names(NamedTuple):
+    """The name servers, as `RocketMQ` needs them."""
+
+    address: str
+    version: str
+
+
+class RocketMQCluster:
+    """The cluster. Its brokers are "broker-a" and "broker-b"; the replica of "broker-a" has no name of its own.
+
+    Attributes:
+        name_servers: ``host:port;host:port``, once started.
+    """
+
+    brokers = ("broker-a", "broker-b")
+
+    def __init__(self, folder: Path, *, has_replica: bool = True) -> None:
+        self.name_servers = ""
+        self._folder = folder
+        self._has_replica = has_replica
+        self._stack = ExitStack()
+        self._ports = {name: free_port() for name in self.brokers}
+        self._running: dict[str, RocketMQ] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            names = [stack.enter_context(NameServer()) for _ in range(2)]
+            self.name_servers = ";".join(each.address for each in names)
+            self._names = _Names(self.name_servers, names[0].version)  # type: ignore[assignment]
+            self._stack = stack.pop_all()
+        for name in self.brokers:
+            self.start(name)
+        if self._has_replica:
+            options = {"brokerName": "broker-a", "brokerId": 1, "brokerRole": "SLAVE"}
+            self._stack.enter_context(RocketMQ(self._folder / "replica", self._names, options))  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for broker in self._running.values():
+            broker.__exit__(kind, error, tb)
+        self._stack.close()
+
+    # --- faults --------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a broker; return when it has registered at the name servers."""
+        options = {"brokerName": name, "listenPort": self._ports[name]}
+        broker = RocketMQ(self._folder / name, self._names, options)  # type: ignore[arg-type]
+        broker.__enter__()
+        self._running[name] = broker
+
+    def kill(self, name: str) -> None:
+        """Kill a master with SIGKILL."""
+        self._running.pop(name).__exit__(None, None, None)
+
+    def stop(self, name: str) -> None:
+        """Stop a master cleanly, as in a rolling restart."""
+        self._running[name].stop()
+        self.kill(name)
+
+    def move(self, name: str) -> None:
+        """Stop a master and start it at another port, as Kubernetes does with another address."""
+        self.stop(name)
+        self._ports[name] = free_port()
+        self.start(name)
+
+    def pause(self, name: str) -> None:
+        """Stop the process of a master with SIGSTOP: its connections stay open, and nothing answers."""
+        os.kill(self._running[name].pid, signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        os.kill(self._running[name].pid, signal.SIGCONT)
