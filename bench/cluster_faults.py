@@ -350,7 +350,6 @@ def running_clients(
 
     clients = [Client("python", start_python)] + ([Client("java", start_java)] if with_java else [])
     with ExitStack() as stack:
-        _await(lambda: _are_registered(cluster), "the masters are registered at the name servers", _READY_S)
         with our_client(cluster) as broker:
             for client in clients:
                 for kind in ("plain", "keys"):
@@ -365,12 +364,6 @@ def running_clients(
 
 def our_client(cluster: RocketMQCluster) -> RemoteBroker:
     return RemoteBroker(RemoteSettings(name_servers=tuple(cluster.name_servers.split(";"))))
-
-
-def _are_registered(cluster: RocketMQCluster) -> bool:
-    with our_client(cluster) as broker:
-        broker.create_topic("registered", 1)
-        return {queue.broker_name for queue in broker.queues("registered")} == set(cluster.brokers)
 
 
 def _is_running(client: Client) -> bool:

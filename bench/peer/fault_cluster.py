@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from bench.peer.jvm import PeerError
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
+from mqtemplate.clock import SystemClock
+from mqtemplate.remoting import RemotingClient, RemotingClientSettings
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
+
+_REGISTRATION_S = 60.0
 
 
 class _Names(NamedTuple):
@@ -65,6 +73,20 @@ class RocketMQCluster:
         broker = RocketMQ(self._folder / name, self._names, options)  # type: ignore[arg-type]
         broker.__enter__()
         self._running[name] = broker
+        self._await_registration(name)
+
+    def _await_registration(self, name: str) -> None:
+        """Wait until each name server has the broker: often that is not before 10 s after its start."""
+        address = f"127.0.0.1:{self._ports[name]}"
+        client = RemotingClient(RemotingClientSettings(), SystemClock())
+        try:
+            deadline = time.monotonic() + _REGISTRATION_S
+            while not all(_has_master(client, each, name, address) for each in self.name_servers.split(";")):
+                if time.monotonic() > deadline:
+                    raise PeerError(f"{name} is not registered at the name servers within {_REGISTRATION_S:.0f} s")
+                time.sleep(0.05)
+        finally:
+            client.close()
 
     def kill(self, name: str) -> None:
         """Kill a master with SIGKILL."""
@@ -87,3 +109,9 @@ class RocketMQCluster:
 
     def resume(self, name: str) -> None:
         os.kill(self._running[name].pid, signal.SIGCONT)
+
+
+def _has_master(client: RemotingClient, name_server: str, name: str, address: str) -> bool:
+    response = client.invoke(name_server, RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO), 10_000)
+    found = ClusterInfo.decode(response.body).broker_addr_table.get(name)
+    return found is not None and found.broker_addrs.get(0) == address

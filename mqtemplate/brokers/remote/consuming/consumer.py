@@ -173,8 +173,9 @@ class RemoteConsumer(Consumer):
             self._give_up(removed)
             self.wake()  # the caller of `poll` unlocks them when it has finished their messages
         is_complete = True
+        locked = self.locks.valid()
         for queue in sorted(share - self._assignment):
-            if self.locks.holds(queue):  # its messages of the assignment before are not finished yet
+            if queue in locked:  # its messages of the assignment before are not finished yet
                 is_complete = False
                 continue
             try:
@@ -185,6 +186,8 @@ class RemoteConsumer(Consumer):
                 continue
             self._assignment |= {queue}  # before its messages can be polled: commits of other queues are ignored
             self.pulls.add(queue, queue_offset)
+        if self._is_ordered:
+            self.wake()  # the caller of `poll` locks the new queues
         return is_complete
 
     def _give_up(self, queues: frozenset[MessageQueue]) -> None:
@@ -333,7 +336,7 @@ class RemoteConsumer(Consumer):
     def renew_locks(self) -> bool:
         """Renew the locks; return False if a broker did not answer."""
         lost_before = self.locks.lost()
-        regained, is_complete = self.locks.renew()
+        regained, is_complete = self.locks.renew(self._assignment)
         self._position(regained)
         if regained or self.locks.lost() - lost_before:
             self.wake()  # the caller of `poll` discards the messages of queues whose locks are lost

@@ -145,15 +145,18 @@ class QueueLocks:
             if queue in self._renewed_ms:
                 self._ready.add(queue)
 
-    def renew(self) -> tuple[set[MessageQueue], bool]:
-        """Renew the locks.
+    def renew(self, assignment: Collection[MessageQueue]) -> tuple[set[MessageQueue], bool]:
+        """Renew the locks. A lost lock is renewed for an assigned queue, and else forgotten.
 
         Returns:
             The queues whose lost locks were regained, and True if each broker has answered.
         """
-        with self._lock:
-            held = frozenset(self._renewed_ms)
         lost = self.lost()
+        with self._lock:
+            for queue in lost.difference(assignment):
+                self._renewed_ms.pop(queue, None)
+                self._ready.discard(queue)
+            held = frozenset(self._renewed_ms)
         locked = self.acquire(held)
         regained = locked & lost
         with self._lock:

@@ -25,6 +25,9 @@ _HALF_AN_HOUR_MS = 1_800_000
 class StartOffsets:
     """The start offsets of one member: the committed one, or without one what its spec defines.
 
+    A queue that the member gave up because its broker stopped continues after the member's last commit. The broker may
+    have stored an older one only: RocketMQ's stores them each five seconds.
+
     A replica copies the committed offsets every ten seconds. So while a master is away, its answer "no offset" does not
     mean that the group has read nothing: the member then starts at the last offset that it knows itself. If it knows
     none, and the group has offsets in other queues of the topic, the queue is not read until the master is back.
@@ -36,6 +39,7 @@ class StartOffsets:
     context: ClientContext
     queries: Queries
     _known: dict[MessageQueue, int] = field(default_factory=dict, init=False)
+    _stopped: set[MessageQueue] = field(default_factory=set, init=False)
     _waiting: set[MessageQueue] = field(default_factory=set, init=False)
 
     def remember(self, queue: MessageQueue) -> None:
@@ -43,6 +47,8 @@ class StartOffsets:
         own = self.offsets.own(queue)
         if own is not None:
             self._known[queue] = own
+            if queue.broker_name not in self.context.routes.brokers():
+                self._stopped.add(queue)
 
     def of(self, queue: MessageQueue) -> int:
         """Return the start offset of a queue.
@@ -56,9 +62,11 @@ class StartOffsets:
                 return self._at_replica(queue)
         known = self._known.get(queue)  # the broker may have been killed before it had stored the commit
         committed = self.offsets.read(queue, young_is_zero=self._starts_at_end and known is None)
-        if committed is None:
-            return self._without_commit(queue) if known is None else known
-        return committed
+        if known is not None and (committed is None or (queue in self._stopped and known > committed)):
+            self.offsets.commit(queue, known)
+            committed = known
+        self._stopped.discard(queue)
+        return self._without_commit(queue) if committed is None else committed
 
     @property
     def _starts_at_end(self) -> bool:

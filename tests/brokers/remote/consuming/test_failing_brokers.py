@@ -137,6 +137,46 @@ def test_a_broker_that_lost_commits_gets_them_again(tmp_path: Path) -> None:
             eventually(lambda: groups.tables.get(KEY) == {0: 7}, "the offset is committed again")
 
 
+def test_a_queue_whose_lock_was_lost_with_its_broker_is_taken_again(tmp_path: Path) -> None:
+    with ScriptedBroker() as only:
+        only.topic("orders", 1)
+        ScriptedGroups(only)
+        queue = MessageQueue("orders", "broker-a", 0)
+        with client(only.address, tmp_path) as broker:
+            member = join(broker)
+            assert member.lock(queue)
+            member.locks.lose("broker-a")
+            member._assign(set())
+
+            member._assign({queue})
+            member.lock_soon(queue)
+            eventually(lambda: member.lock_soon(queue), "the queue is locked again")
+
+            assert orders(member) == [queue]
+
+
+def test_a_queue_whose_broker_was_killed_continues_after_the_last_commit_of_its_member(tmp_path: Path) -> None:
+    """The broker comes back with the commits that it had stored before."""
+    queue = MessageQueue("orders", "broker-b", 0)
+    with master_and("broker-b", queues=1) as (one, other):
+        ScriptedGroups(one)
+        groups = ScriptedGroups(other)
+        with client(one.address, tmp_path) as broker:
+            member = join(broker)
+            member.commit(queue, 9)
+            one.others, of_both = [], one.routes["orders"]
+            one.topic("orders", 1)
+            broker._client._routes.follow()
+            eventually(lambda: queue not in member.assignment(), "the queue is given up")
+            groups.tables[KEY] = {0: 5}
+
+            one.others, one.routes["orders"] = [other], of_both
+            broker._client._routes.follow()
+            eventually(lambda: queue in member.assignment(), "the queue is taken again")
+
+            assert (member.position(queue), member.committed(queue)) == (9, 9)
+
+
 # --- log --------------------------------------------------------------------------------------------
 
 
