@@ -119,7 +119,7 @@ def consume(broker: RemoteBroker, prefix: str) -> None:
 
 
 def main(role: str, name_servers: str, prefix: str, pause_ms: str = "20") -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.DEBUG, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     with RemoteBroker(RemoteSettings(name_servers=tuple(name_servers.split(";")))) as broker:
         if role == "producer":
             Producer(RocketMQTemplate(broker), prefix, int(pause_ms)).start()
