@@ -1,4 +1,4 @@
-"""The short form of `bench.cluster_faults`: a RocketMQ cluster whose brokers are killed and stopped, with our client."""
+"""The short form of `bench.cluster_faults`: brokers of a RocketMQ cluster are killed and stopped, with our client."""
 
 from __future__ import annotations
 

@@ -128,10 +128,8 @@ class Producer:
                     return self.result(request, target, failure)
             except _UNANSWERED as exc:
                 failure = exc
-            except DestinationError:
-                if tries is None:
-                    raise
-                failure = _queue_is_away(queue)  # its broker has stopped; it may be back within the timeout
+            except DestinationError as exc:
+                raise exc if tries is None else tries.queue_is_away(queue) from exc
             if tries is None:
                 tries = self.tries(request, queue, timeout_ms, deadline, retries)
             pause_s = self.failed(tries, target, failure)
@@ -350,10 +348,7 @@ class _AsyncSend:
         except RemoteConnectError as exc:
             self._done(exc)
         except DestinationError as exc:
-            if self.tries is None:
-                self.future.set_exception(exc)
-            else:
-                self._done(_queue_is_away(self.queue))
+            self.future.set_exception(exc if self.tries is None else self.tries.queue_is_away(self.queue))
         except MQTemplateError as exc:
             self.future.set_exception(exc)
 
@@ -405,13 +400,6 @@ class _AsyncSend:
         except KeyError:
             return False
         return True
-
-
-def _queue_is_away(queue: MessageQueue | None) -> RemoteConnectError:
-    return RemoteConnectError(
-        f"{queue} is not in the route of its topic any more, since its broker has stopped; the next send by hash_key "
-        "selects one of the other queues"
-    )
 
 
 def _delayed_queue(request: SendRequest, result: SendResult) -> MessageQueue | None:

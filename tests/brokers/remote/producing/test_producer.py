@@ -17,6 +17,7 @@ from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseC
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.remoting.protocol.headers.delayed import HeartbeatResponseHeader
 from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 from tests.brokers.remote.scripted_cluster import Script, ScriptedBroker
 from tests.waiting import eventually
@@ -258,15 +259,32 @@ def stop(leaving: ScriptedBroker, names: ScriptedBroker) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_queue_whose_broker_has_left_the_route_is_waited_for_until_the_timeout(kind: str) -> None:
+def test_a_queue_whose_broker_has_left_the_route_is_an_error_before_the_timeout(kind: str) -> None:
     with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
         stop(leaving, names)
 
         with pytest.raises(SendError) as failed:
-            send(broker, kind, MessageQueue("orders", "broker-b", 0), 5_000)
+            send(broker, kind, MessageQueue("orders", "broker-b", 0), 600_000)
 
+    assert failed.value.queue_is_away
+    assert 0 < failed.value.left_ms < 600_000
     assert "not in the route of its topic any more" in failed.value.tries[-1]
-    assert "next send by hash_key selects one of the other queues" in str(failed.value)
+    assert "send again to another queue, or when the broker is back" in str(failed.value)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "batch"])
+def test_a_message_with_a_hash_key_goes_to_another_queue_when_its_broker_stops(kind: str) -> None:
+    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
+        names.script(RequestCode.SEND_BATCH_MESSAGE, names.accept)
+        template = RocketMQTemplate(broker, message_queue_selector=lambda queues, message, key: queues[-1])
+        stop(leaving, names)
+
+        if kind == "async":
+            result = template.async_send("orders", "x", "10m", hash_key="k").result(60)
+        else:
+            result = template.sync_send("orders", ["x", "y"] if kind == "batch" else "x", "10m", hash_key="k")
+
+    assert result.message_queue.broker_name == "broker-a"
 
 
 def test_a_lost_broker_leaves_the_routes_at_once() -> None:
