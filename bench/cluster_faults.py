@@ -1,12 +1,13 @@
 """A cluster of RocketMQ under faults: what our client and RocketMQ's Java client lose, repeat, and fail to send.
 
-    python -m bench.cluster_faults [--short] [--without-java] [--pause-ms 20]
+    python -m bench.cluster_faults [--short | --our-server] [--without-java] [--pause-ms 20]
 
 Two name servers, two masters and a replica of RocketMQ 5.5.0. Each client has a producer and two consumers, processes
 of their own with the default settings of their library: a synchronous stream, an asynchronous one, and one with hash
 keys, whose consumers are ORDERLY. Both clients run at the same time on the same cluster, with topics of their own, so
 that each fault hits both. The faults: masters killed, stopped for ten seconds (SIGSTOP), restarted one after the other,
-moved to another address; a consumer killed and replaced; queues added. Takes about ten minutes; ``--short`` about one.
+moved to another address; a consumer killed and replaced; queues added. It takes about twelve minutes; ``--short`` about
+one. With ``--our-server`` both clients use one server of this library, which is killed, stopped and restarted.
 
 The table: sends that failed and the longest time without a successful one; messages that were handled more than once;
 the time until the messages of a broker that is back, or of the queues of a killed consumer, were handled again. Then
@@ -25,13 +26,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.measure import quiet, scratch_folder
 from bench.peer.fault_client import now_ms
-from bench.peer.fault_cluster import RocketMQCluster
+from bench.peer.fault_cluster import FaultCluster, OurServer, RocketMQCluster
 from bench.peer.jvm import command_line, unavailable_reason
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.errors import MQTemplateError
@@ -120,6 +122,10 @@ class Client:
         parts = [line.split(" ") for each in self.consumers for line in each.lines() if line.startswith("got ")]
         return sorted((Got(int(at), queue, id_) for _, at, queue, id_ in parts), key=lambda got: got.at_ms)
 
+    def has_handled(self, text: str) -> bool:
+        """Return True if a recent line of a consumer contains *text*."""
+        return any(text in line for each in self.consumers for line in each.lines()[-2_000:])
+
     def kill(self) -> None:
         for each in (*self.producers, *self.consumers):
             each.kill()
@@ -138,33 +144,31 @@ class Fault(NamedTuple):
 class Trial:
     """The faults, one after the other, and what each client did meanwhile."""
 
-    def __init__(self, cluster: RocketMQCluster, clients: Sequence[Client], settle_s: float) -> None:
+    def __init__(self, cluster: FaultCluster, clients: Sequence[Client], settle_s: float) -> None:
         self.faults: list[Fault] = []
         self._cluster = cluster
         self._clients = clients
         self._settle_s = settle_s
-        self._probing: list[str] = []
 
     def run(self, away_s: float, *, is_short: bool) -> None:
         """Run all faults, or the four of the short form."""
         cluster = self._cluster
         with our_client(cluster) as broker:
             self._probe_broker = broker
-            self._broker_fault("kill broker-b", "broker-b", lambda: self._killed("broker-b", away_s))
-            self._broker_fault("SIGSTOP broker-b", "broker-b", lambda: self._stopped("broker-b", away_s))
+            last = cluster.brokers[-1]
+            self._fault(f"kill {last}", last, lambda: self._killed(last, away_s))
+            self._fault(f"SIGSTOP {last}", last, lambda: self._stopped(last, away_s))
             self._fault("queues added", None, lambda: self._add_queues(broker))
             if is_short:
                 self._fault("consumer added", None, self._add_consumers)
                 return
             self._fault("consumer killed", None, self._replace_consumers)
-            self._broker_fault("kill broker-a, replica stays", "broker-a", lambda: self._killed("broker-a", 2 * away_s))
-            self._broker_fault("SIGSTOP broker-a", "broker-a", lambda: self._stopped("broker-a", away_s))
             for name in cluster.brokers:
-                self._broker_fault(f"rolling restart: {name}", name, lambda name=name: self._restarted(name))
-            self._broker_fault("broker-b moved", "broker-b", lambda: cluster.move("broker-b"))
-
-    def _broker_fault(self, name: str, broker_name: str, cause: Callable[[], None]) -> None:
-        self._fault(name, broker_name, cause)
+                self._fault(f"rolling restart: {name}", name, partial(self._restarted, name))
+            if isinstance(cluster, RocketMQCluster):
+                self._fault("kill broker-a, replica stays", "broker-a", lambda: self._killed("broker-a", 2 * away_s))
+                self._fault("SIGSTOP broker-a", "broker-a", lambda: self._stopped("broker-a", away_s))
+                self._fault("broker-b moved", "broker-b", lambda: cluster.move("broker-b"))
 
     def _fault(self, name: str, broker_name: str | None, cause: Callable[[], None]) -> None:
         start_ms = now_ms()
@@ -195,7 +199,7 @@ class Trial:
                 (client.name, kind)
                 for client in self._clients
                 for kind in ("plain", "keys")
-                if any(got.id.startswith(f"probe/{kind}/{number}/") for got in client.deliveries()[-5_000:])
+                if client.has_handled(f" probe/{kind}/{number}/")
             }
 
     def _clients_by_name(self) -> list[str]:
@@ -332,9 +336,7 @@ def _out_of_order(deliveries: list[Got]) -> int:
 
 
 @contextmanager
-def running_clients(
-    cluster: RocketMQCluster, folder: Path, pause_ms: int, *, with_java: bool
-) -> Iterator[list[Client]]:
+def running_clients(cluster: FaultCluster, folder: Path, pause_ms: int, *, with_java: bool) -> Iterator[list[Client]]:
     """Start the producers and consumers, and wait until they handle messages."""
 
     def start_python(role: str, name: str) -> Participant:
@@ -362,7 +364,7 @@ def running_clients(
         yield clients
 
 
-def our_client(cluster: RocketMQCluster) -> RemoteBroker:
+def our_client(cluster: FaultCluster) -> RemoteBroker:
     return RemoteBroker(RemoteSettings(name_servers=tuple(cluster.name_servers.split(";"))))
 
 
@@ -385,12 +387,12 @@ def _await(is_done: Callable[[], bool], what: str, limit_s: float) -> bool:
 
 
 def run_trial(
-    folder: Path, *, is_short: bool, with_java: bool, pause_ms: int
+    folder: Path, *, is_short: bool, with_java: bool, pause_ms: int, on_our_server: bool = False
 ) -> Iterator[tuple[Client, list[Fault], list[Outcome], Totals]]:
     """Run the faults; yield each client with what it did."""
     settle_s, away_s = (10.0, 5.0) if is_short else (40.0, 10.0)
     with (
-        RocketMQCluster(folder, has_replica=not is_short) as cluster,
+        OurServer(folder) if on_our_server else RocketMQCluster(folder, has_replica=not is_short) as cluster,
         running_clients(cluster, folder, pause_ms, with_java=with_java) as clients,
     ):
         trial = Trial(cluster, clients, settle_s)
@@ -424,6 +426,7 @@ def print_results(client: Client, faults: list[Fault], outcomes: list[Outcome], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="four faults, a short time each, no replica")
+    parser.add_argument("--our-server", action="store_true", help="one server of this library instead of RocketMQ")
     parser.add_argument("--without-java", action="store_true", help="only our client")
     parser.add_argument("--pause-ms", type=int, default=20, help="pause between two sends of a stream")
     arguments = parser.parse_args()
@@ -436,6 +439,7 @@ def main() -> None:
             is_short=arguments.short,
             with_java=not arguments.without_java,
             pause_ms=arguments.pause_ms,
+            on_our_server=arguments.our_server,
         )
         for result in results:
             print_results(*result)

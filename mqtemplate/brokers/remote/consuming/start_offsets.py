@@ -11,6 +11,7 @@ from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.queries import Queries
+from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.errors import RemoteConnectError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
@@ -47,8 +48,12 @@ class StartOffsets:
         own = self.offsets.own(queue)
         if own is not None:
             self._known[queue] = own
-            if queue.broker_name not in self.context.routes.brokers():
+            if not self._has_connection(queue.broker_name):
                 self._stopped.add(queue)
+
+    def _has_connection(self, broker_name: str) -> bool:
+        master = self.context.routes.brokers().get(broker_name, {}).get(MASTER_ID)
+        return master is not None and self.context.instance.is_registered(master)
 
     def of(self, queue: MessageQueue) -> int:
         """Return the start offset of a queue.
