@@ -292,17 +292,21 @@ class RemoteConsumer(Consumer):
     # --- locks ---------------------------------------------------------------------------------
 
     def lock(self, queue: MessageQueue) -> bool:
-        self._is_ordered = True
+        self._set_ordered()
         if not self.locks.lock(queue):
             return False
         self._position([queue])
         return True
 
+    def _set_ordered(self) -> None:
+        self._is_ordered = True
+        self.offsets.may_carry = False
+
     def unlock(self, queue: MessageQueue) -> None:
         self._unlock([queue])
 
     def lock_soon(self, queue: MessageQueue) -> bool:
-        self._is_ordered = True
+        self._set_ordered()
         if not self.locks.is_ready(queue):
             if self.locks.request(queue):
                 self.on_locks_due()

@@ -127,7 +127,7 @@ class Members:
         settings, clock = context.settings, context.clock
         subscriptions, offsets, wake_event = self._subscriptions(spec), self._offset_store(spec), WakeEvent()
         requests = GroupRequests(context, spec.group)
-        client = PullClient(context, spec.group, subscriptions, self.on_heartbeat_due)
+        client = PullClient(context, spec.group, subscriptions, offsets.carried, self.on_heartbeat_due)
         limits = settings.pull_threshold_messages, settings.pull_threshold_bytes
         return RemoteConsumer(
             spec=spec,

@@ -35,11 +35,18 @@ _OFFSET_RESPONSES = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 
 
 class OffsetStore(ABC):
-    """Committed offsets of one member. Thread-safe."""
+    """Committed offsets of one member. Thread-safe.
+
+    Attributes:
+        may_carry: False for a member that locks its queues: a pull may reach the broker after the last commit of a
+            queue, and the next member would handle messages again.
+    """
 
     def __init__(self, offsets: dict[MessageQueue, int]) -> None:
+        self.may_carry = True
         self._offsets = offsets
         self._changed: set[MessageQueue] = set()
+        self._acknowledged: set[MessageQueue] = set()
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -65,7 +72,13 @@ class OffsetStore(ABC):
     def repeat(self, broker_names: Container[str]) -> None:
         """Have the next flush commit the offsets at these brokers again."""
         with self._lock:
-            self._changed |= {queue for queue in self._offsets if queue.broker_name in broker_names}
+            repeated = {queue for queue in self._offsets if queue.broker_name in broker_names}
+            self._changed |= repeated
+            self._acknowledged -= repeated
+
+    def carried(self, queue: MessageQueue) -> int:
+        """Return the offset that a pull may commit on its way; 0 if there is none."""
+        return 0
 
     @abstractmethod
     def read_stored(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
@@ -225,6 +238,10 @@ class RemoteBrokerOffsetStore(OffsetStore):
         own = self._offsets.get(queue)
         return self._brokers.read(self._group, queue, young_is_zero=young_is_zero) if own is None else own
 
+    def carried(self, queue: MessageQueue) -> int:
+        """See `OffsetStore.carried`. The first commit of a queue is never carried; see `BrokerOffsets.commit_all`."""
+        return self._offsets.get(queue, 0) if self.may_carry and queue in self._acknowledged else 0
+
     def read_stored(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
         return self._brokers.read_all(self._group, queues)
 
@@ -239,6 +256,7 @@ class RemoteBrokerOffsetStore(OffsetStore):
                 changed = {queue: self._offsets[queue] for queue in chosen}
             failed = self._brokers.commit_all(self._group, changed, is_last=is_last)
             with self._lock:
+                self._acknowledged |= self._offsets.keys() & changed.keys() - failed
                 self._changed -= {
                     queue
                     for queue, queue_offset in changed.items()
@@ -249,6 +267,7 @@ class RemoteBrokerOffsetStore(OffsetStore):
         with self._lock:
             self._offsets.pop(queue, None)
             self._changed.discard(queue)
+            self._acknowledged.discard(queue)
 
 
 class _OffsetFile(JsonBody):
