@@ -177,6 +177,37 @@ class Consumer(ABC):
     def unlock(self, queue: MessageQueue) -> None:
         """Release the lock of a queue."""
 
+    def lock_soon(self, queue: MessageQueue) -> bool:
+        """Return True if this member has the lock of a queue, and reads it from the committed offset on.
+
+        If this needs requests, they are sent in another thread, and repeated each second. The first return value is
+        then False, and ``poll`` returns early when the queue is locked.
+        """
+        if not self.lock(queue):
+            return False
+        # The previous member may have committed more since the queue was assigned to this one.
+        committed = self.committed(queue)
+        if committed is not None and committed > self.position(queue):
+            self.seek(queue, committed)
+        return True
+
+    def unlock_soon(self, queue: MessageQueue) -> None:
+        """Do `unlock` without waiting for its requests."""
+        self.unlock(queue)
+
+    def lost_locks(self) -> frozenset[MessageQueue]:
+        """Return the locked queues whose locks another member may have by now."""
+        return frozenset()
+
+    def take_resets(self) -> Mapping[MessageQueue, int]:
+        """Return the queues that an administrator has reset since the last call, and their new offsets.
+
+        A caller that keeps polled messages discards those of these queues, then calls `seek` and `commit`. From its
+        first call on, ``poll`` does not read a queue whose reset was not taken. Without a call, ``poll`` continues at
+        the new offsets by itself.
+        """
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """Leave the group. Its queues are assigned to the other members."""

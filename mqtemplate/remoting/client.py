@@ -157,6 +157,12 @@ class RemotingClient:
         """Call *callback* in the I/O thread with the address of each connection that has ended."""
         self._close_callbacks.append(callback)
 
+    def disconnect(self, address: str, reason: str) -> None:
+        """Close the connection to *address*, if there is one; its pending requests fail."""
+        connection = self._pool.find(address)
+        if connection is not None:
+            connection.close(reason)
+
     def close(self) -> None:
         """Close all connections, which fails their pending requests, and join the threads.
 

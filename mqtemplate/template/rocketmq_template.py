@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -11,11 +12,19 @@ from weakref import WeakSet
 from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.durations import Duration, duration_ms, format_ms
-from mqtemplate.errors import ConfigurationError, DestinationError, MessageError, MQTemplateError, SendTimeoutError
+from mqtemplate.errors import (
+    ConfigurationError,
+    DestinationError,
+    MessageError,
+    MQTemplateError,
+    SendError,
+    SendTimeoutError,
+)
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
+from mqtemplate.template import reselection
 from mqtemplate.template.background import Background, awaitable
 from mqtemplate.template.callbacks import add_callbacks
 from mqtemplate.template.destination import MessageQueueSelector, hash_key_text, select_queue_by_hash
@@ -130,10 +139,20 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         is_batch = isinstance(payload, list)
         if is_batch or not QUEUE_OPTIONS.isdisjoint(options):
             plan = self._prepared(destination, payload, extras, options, timeout_ms)
-            if is_batch:
-                return self.broker.send_batch(*plan)
-            return self.broker.send(plan.messages[0], plan.queue, plan.timeout_ms)
+            send = self._send_batch if is_batch else self._send_one
+            try:
+                return send(plan)
+            except SendError as exc:
+                if not exc.queue_is_away or "hash_key" not in options:
+                    raise
+                return reselection.send_again(plan, partial(self._selected_queue, options=options), send, exc)
         return self.broker.send(self._messages.one(destination, payload, extras), None, timeout_ms)
+
+    def _send_one(self, plan: SendPlan) -> SendResult:
+        return self.broker.send(plan.messages[0], plan.queue, plan.timeout_ms)
+
+    def _send_batch(self, plan: SendPlan) -> SendResult:
+        return self.broker.send_batch(*plan)
 
     def async_send(
         self,
@@ -157,7 +176,11 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         try:
             plan = self._plan("async_send", destination, payload, timeout, delay_level, options)
-            future = self.broker.send_async(*plan)
+            if "hash_key" in options:
+                select = partial(self._selected_queue, options=options)
+                future = reselection.send_async(plan, select, lambda plan: self.broker.send_async(*plan))
+            else:
+                future = self.broker.send_async(*plan)
         except MessageError:
             raise
         except MQTemplateError as exc:

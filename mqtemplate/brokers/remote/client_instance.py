@@ -18,7 +18,7 @@ from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.outages import UNANSWERED, Outages, log_failure
 from mqtemplate.brokers.remote.settings import RemoteSettings
 from mqtemplate.clock import Clock
-from mqtemplate.errors import BrokerError, RemoteConnectError
+from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.connection import Connection
@@ -76,7 +76,7 @@ class ClientInstance:
         settings: Among them the time limit of heartbeats and unregistrations, and the namespace of each request.
         members: Members by group as named on the wire; handlers may share this table.
         handlers: Request code -> handler of that request from a broker.
-        on_connection_lost: Called with the address when a connection has ended.
+        on_lost: Called with the address when a connection has ended, or could not be opened. It must not block.
 
     Attributes:
         producer_groups: Producer groups as named on the wire.
@@ -92,7 +92,7 @@ class ClientInstance:
         clock: Clock,
         members: dict[str, GroupMember],
         handlers: Mapping[int, Handler],
-        on_connection_lost: Callable[[str], None],
+        on_lost: Callable[[str], None],
         outages: Outages,
     ) -> None:
         self.id = create_client_id(settings.name_servers[0])
@@ -108,11 +108,15 @@ class ClientInstance:
         self._request_timeout_ms = settings.request_timeout_ms
         self._extra_fields = {"nsd": "true", "ns": settings.namespace_v2} if settings.namespace_v2 else {}
         self._registration_lock = threading.Lock()
+        self._clock = clock
+        self._on_lost = on_lost
+        self._registered_ms: dict[str, int] = {}
+        self._refused: set[str] = set()
         connections = RemotingClientSettings(
             connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
         )
         self._remoting = RemotingClient(connections, clock, self._on_request)
-        self._remoting.on_close(on_connection_lost)
+        self._remoting.on_close(self._on_connection_lost)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -165,7 +169,8 @@ class ClientInstance:
                 future.set_result(exc)
         results = [(address, future.result()) for address, future in pending]  # each request ends by its time limit
         for address, result in results:
-            self.report(address, result)
+            if timeout_ms >= self._request_timeout_ms or not isinstance(result, RemoteTimeoutError):
+                self.report(address, result)
         return results
 
     def report(self, address: str, result: RemotingCommand | BrokerError) -> None:
@@ -179,6 +184,22 @@ class ClientInstance:
         """Log the start of an outage, unless the request failed because this instance was closed."""
         if not self._is_closed:
             self.outages.failed(address, error)
+            if isinstance(error, RemoteConnectError):
+                self._forget_registration(address)
+                self._on_lost(address)
+
+    def _on_connection_lost(self, address: str) -> None:
+        self._forget_registration(address)
+        self._on_lost(address)
+
+    def _forget_registration(self, address: str) -> None:
+        """Note that a broker has forgotten this client, as brokers do when a connection ends."""
+        self._registered_ms.pop(address, None)
+        self._refused.discard(address)
+
+    def disconnect(self, address: str) -> None:
+        """Close the connection to an address at which there is no broker any more; its pending requests fail."""
+        self._remoting.disconnect(address, "the broker has another address now")
 
     def _with_extra_fields(self, request: RemotingCommand) -> RemotingCommand:
         if self._extra_fields:
@@ -207,8 +228,17 @@ class ClientInstance:
             ]
             self.refusal = None
             responses = self.invoke_all(requests, self._request_timeout_ms)
-        failed = [address for address, response in responses if not self._is_registered(address, response)]
+        failed = [address for address, response in responses if not self._note_registration(address, response)]
         return not failed
+
+    def is_registered(self, address: str, for_ms: int = 0) -> bool:
+        """Return True if the broker at *address* has this client's groups, and has had them for *for_ms* or longer."""
+        since_ms = self._registered_ms.get(address)
+        return since_ms is not None and self._clock.now_ms() - since_ms >= for_ms
+
+    def has_answer(self, address: str) -> bool:
+        """Return True if the broker at *address* has answered a heartbeat, even by a refusal, since the last loss."""
+        return address in self._registered_ms or address in self._refused
 
     def register_at(self, addresses: Iterable[str]) -> None:
         """Send a heartbeat to those brokers that have answered none yet, so that `announced` has their capabilities."""
@@ -216,15 +246,19 @@ class ClientInstance:
         if missing:
             self.heartbeat(missing)
 
-    def _is_registered(self, address: str, response: RemotingCommand | BrokerError) -> bool:
+    def _note_registration(self, address: str, response: RemotingCommand | BrokerError) -> bool:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
+            self._registered_ms.setdefault(address, self._clock.now_ms())
+            self._refused.discard(address)
             self.versions[address] = response.version
             header = response.header(HeartbeatResponseHeader)
             self.announced[address] = _capabilities(header.capabilities)
             self._log_warnings(address, header.warnings)
             return True
-        if isinstance(response, RemotingCommand) and response.code == ResponseCode.ILLEGAL_OPERATION:
-            self.refusal = response.remark
+        if isinstance(response, RemotingCommand):
+            self._refused.add(address)
+            if response.code == ResponseCode.ILLEGAL_OPERATION:
+                self.refusal = response.remark
         log_failure(_log, "remote.heartbeat_failed", response, address=address, client_id=self.id)
         return False
 

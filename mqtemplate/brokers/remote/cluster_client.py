@@ -9,6 +9,7 @@ from mqtemplate.brokers.remote.consuming.admin_requests import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.delayed.rocketmq_cluster import RocketMQCluster
+from mqtemplate.brokers.remote.lost_brokers import LostBrokers
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.outages import Outages, log_failure
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
@@ -32,7 +33,10 @@ from mqtemplate.topics import AUTO_CREATE_TOPIC
 _log = get_logger("mqtemplate.remote")
 
 _FAILED_REFRESH_MS = 5_000
-_FAILED_HEARTBEAT_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
+_REFUSED_HEARTBEAT_MS = (1_000, 2_000, 4_000, 8_000, 16_000)
+_RECOVERY_MS = 1_000
+_SETTLE_MS = 10_000  # the first registration of a broker may lack topics; RocketMQ: registerNameServerPeriod
+_NO_RECOVERY_MS = 3_600_000  # without lost brokers; the loss of one triggers the service
 
 
 class ClusterClient:
@@ -44,7 +48,10 @@ class ClusterClient:
         self._clock = clock
         self._namespace = Namespace(settings.namespace)
         self._is_closing = False
-        self._failed_heartbeats = 0
+        self._refused_heartbeats = 0
+        self._lost = LostBrokers(clock)
+        self._unsettled_until_ms = 0
+        self._recovery = PeriodicService("remote.recovery", self._recover, clock, _NO_RECOVERY_MS)
         self._refreshes = PeriodicService("remote.routes", self._refresh, clock, settings.poll_name_server_interval_ms)
         self._heartbeats = PeriodicService(
             "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
@@ -54,7 +61,14 @@ class ClusterClient:
         first = self._first = self._new_instance()
         names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
         unknown = UnknownTopics(_log, auto_create=settings.auto_create_topic_enable, known=settings.topics)
-        self._routes = RouteTable(names, clock, settings.default_topic_queue_nums, self._on_route_changed, unknown)
+        self._routes = RouteTable(
+            names,
+            clock,
+            settings.default_topic_queue_nums,
+            self._on_route_changed,
+            unknown,
+            on_moved=self._on_broker_moved,
+        )
         self.context = context = ClientContext(
             settings, clock, self._namespace, first, self._routes, SentOffsets(clock)
         )
@@ -75,7 +89,7 @@ class ClusterClient:
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: lambda channel, request: self.requests.on_reply(request),
             **AdminRequests(members, self._namespace, self._settings.name_servers).handlers(),
         }
-        return ClientInstance(self._settings, self._clock, members, handlers, self._on_connection_lost, self._outages)
+        return ClientInstance(self._settings, self._clock, members, handlers, self._on_lost, self._outages)
 
     # --- start and close -----------------------------------------------------------------------
 
@@ -136,8 +150,9 @@ class ClusterClient:
     def service_groups(self) -> dict[str, list[Service]]:
         """Return the services by thread: one that waits for a broker delays only those of its thread."""
         return {
-            "remote": [self._refreshes, self._heartbeats],
-            "remote-groups": [self.members.rebalances, self.members.lock_renewals],
+            "remote": [self._refreshes, self._heartbeats, self._recovery],
+            "remote-groups": [self.members.rebalances],
+            "remote-locks": [self.members.lock_renewals, self.members.lock_changes],
             "remote-offsets": [self.members.commits],
             "remote-timers": [self.members.pull_retries, self.requests.pending, self._outages],
         }
@@ -146,22 +161,46 @@ class ClusterClient:
 
     def _refresh(self) -> int | None:
         try:
-            self._routes.load_cluster()
+            try:
+                self._routes.load_cluster()
+            except RemoteConnectError:
+                raise
+            except BrokerError:
+                pass  # access control may forbid this request; the routes contain the brokers in use
+            self._routes.refresh()
         except RemoteConnectError as exc:
             log_failure(_log, "remote.route_refresh_failed", exc)
             return _FAILED_REFRESH_MS
-        except BrokerError:
-            pass  # access control may forbid this request; the routes contain the brokers in use
-        self._routes.refresh()
         return None
 
     def _heartbeat(self) -> int | None:
         if self.members.heartbeat():
-            self._failed_heartbeats = 0
+            self._refused_heartbeats = 0
             return None
-        pause_ms = _FAILED_HEARTBEAT_MS[min(self._failed_heartbeats, len(_FAILED_HEARTBEAT_MS) - 1)]
-        self._failed_heartbeats += 1
+        if not self._lost.is_empty:
+            return None  # `_recover` repeats it
+        pause_ms = _REFUSED_HEARTBEAT_MS[min(self._refused_heartbeats, len(_REFUSED_HEARTBEAT_MS) - 1)]
+        self._refused_heartbeats += 1
         return pause_ms
+
+    def _recover(self) -> int | None:
+        """Follow changes of the cluster while a broker is away, and register at brokers that do not know this client.
+
+        So a restarted broker has all members within about a second, and the routes have its queues again.
+        """
+        if self._is_closing:
+            return None
+        now_ms = self._clock.now_ms()
+        try:
+            if now_ms < self._unsettled_until_ms:
+                self._routes.refresh()
+            if not self._lost.is_empty and self._routes.follow():
+                self._unsettled_until_ms = now_ms + _SETTLE_MS
+        except RemoteConnectError as exc:
+            log_failure(_log, "remote.route_refresh_failed", exc)
+        self.members.register()
+        self._lost.update(self._routes.brokers(), self.members.answered())
+        return None if self._lost.is_empty and now_ms >= self._unsettled_until_ms else _RECOVERY_MS
 
     # --- events --------------------------------------------------------------------------------
 
@@ -174,14 +213,21 @@ class ClusterClient:
         self.transactions.on_check(channel, request)
 
     def _on_route_changed(self, topic: str) -> None:
-        route = self._routes.cached(topic)
-        if route is not None and not self._first.versions.keys() >= set(route.masters()):
-            self._heartbeats.trigger()  # the route has a broker at which this client is not registered
+        self._recovery.trigger()  # the route may have a broker at which this client is not registered
         self.members.rebalance_topic(topic)
 
-    def _on_connection_lost(self, address: str) -> None:
-        if not self._is_closing:
-            self._heartbeats.trigger()
+    def _on_broker_moved(self, address: str) -> None:
+        for instance in self.members.instances():
+            instance.disconnect(address)
+
+    def _on_lost(self, address: str) -> None:
+        if self._is_closing:
+            return
+        broker_name = self._lost.add(address, self._routes.brokers())
+        if broker_name is not None:
+            if not self._routes.is_replica(broker_name, address):
+                self.members.lose_locks(broker_name)
+            self._recovery.trigger()
 
 
 def _rocketmq_capabilities(version: int, *, can_recall: bool) -> frozenset[Capability]:

@@ -28,6 +28,7 @@ _log = get_logger("mqtemplate.remote")
 
 MASTER_ID = 0
 _REPEAT_AFTER_MS = 1_000  # a missing topic is looked up again after this time
+_REMOVE_AFTER_MS = 30_000  # brokers register at their name servers each 30 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class TopicRoute:
         read_queues: Readable queues, in the order by which all members of a group allocate them.
         addresses: Broker name -> broker id -> ``host:port``.
         is_default: The topic is missing; these are the queues that its first message would create.
+        write_brokers: Names of the brokers that have writable queues.
         next_turn: Returns 0, 1, 2, …, to choose queues in turn.
     """
 
@@ -47,6 +49,7 @@ class TopicRoute:
     read_queues: tuple[MessageQueue, ...]
     addresses: Mapping[str, Mapping[int, str]]
     is_default: bool = False
+    write_brokers: tuple[str, ...] = ()
     next_turn: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__, compare=False, repr=False)
 
     def masters(self) -> list[str]:
@@ -71,11 +74,19 @@ class NameServers:
         self._namespace = namespace
         self._current = 0
 
-    def topic_route(self, topic: str, *, in_namespace: bool = True) -> TopicRouteData | None:
-        """Return the route of a topic; None if the cluster does not have it."""
+    def topic_route(self, topic: str, *, in_namespace: bool = True, ask_all: bool = False) -> TopicRouteData | None:
+        """Return the route of a topic; None if the cluster does not have it.
+
+        Args:
+            ask_all: If the first name server does not have it, ask the others: a restarted one has no routes until the
+                brokers have registered again.
+        """
         wire_topic = self._namespace.wrap(topic) if in_namespace else topic
         header = GetRouteInfoRequestHeader(topic=wire_topic, accept_standard_json_only=True)
-        response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header))
+        accepts = (lambda response: response.code != ResponseCode.TOPIC_NOT_EXIST) if ask_all else None
+        response, address = self._invoke(
+            lambda: RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), accepts
+        )
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         return TopicRouteData.decode(check_response(response, f"get the route of topic {wire_topic!r}", address).body)
@@ -94,16 +105,22 @@ class NameServers:
         response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
         return ClusterInfo.decode(check_response(response, "get the brokers of the cluster", address).body)
 
-    def _invoke(self, create_request: Callable[[], RemotingCommand]) -> tuple[RemotingCommand, str]:
+    def _invoke(
+        self,
+        create_request: Callable[[], RemotingCommand],
+        accepts: Callable[[RemotingCommand], bool] | None = None,
+    ) -> tuple[RemotingCommand, str]:
         """Return the first response, and the address of the server.
 
         Args:
             create_request: Returns the request; a request object belongs to one attempt.
+            accepts: False for a response that counts only if no other name server has a better one.
 
         Raises:
             RemoteConnectError: No name server answers.
         """
         problems: list[str] = []
+        refused: tuple[RemotingCommand, str] | None = None
         for step in range(len(self._addresses)):
             index = (self._current + step) % len(self._addresses)
             address = self._addresses[index]
@@ -112,8 +129,13 @@ class NameServers:
             except (RemoteConnectError, RemoteTimeoutError) as exc:
                 problems.append(str(exc))
                 continue
+            if accepts is not None and not accepts(response):
+                refused = refused or (response, address)
+                continue
             self._current = index
             return response, address
+        if refused is not None:
+            return refused
         raise RemoteConnectError(
             f"no name server answers ({'; '.join(problems)}); see that one is running at "
             f"{', '.join(sorted(self._addresses))}, and that rocketmq.name-server names it"
@@ -122,16 +144,19 @@ class NameServers:
 
 @dataclass(slots=True, eq=False)
 class RouteTable:
-    """Cache of the routes in use. Thread-safe.
+    """Cache of the routes in use, and of the brokers' addresses. Thread-safe.
 
-    A cached route is returned without a request; `refresh` updates all of them. A missing topic is looked up again at
-    its next use, at most once a second.
+    - A cached route is returned without a request; `refresh` updates all of them. A missing topic is looked up again
+      at its next use, at most once a second.
+    - The address of a broker is that of the newest response which contains the broker.
+    - A topic that no name server has for half a minute is removed. Until then a name server may just have restarted.
 
     Args:
         default_queue_count: Number of queues for a topic that its first message creates, unless the default topic has
             fewer.
-        on_change: Called with the topic when its route is new or has changed.
+        on_change: Called with the topic when its route is new, has changed, or was removed.
         unknown: Check of topics that are not in the cluster.
+        on_moved: Called with an address where no broker is any more, since it has another one now.
     """
 
     name_servers: NameServers
@@ -139,10 +164,13 @@ class RouteTable:
     default_queue_count: int
     on_change: Callable[[str], None]
     unknown: UnknownTopics
+    on_moved: Callable[[str], None] = lambda address: None
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _routes: dict[str, TopicRoute] = field(default_factory=dict, init=False)
     _looked_up_ms: dict[str, int] = field(default_factory=dict, init=False)
+    _missing_since_ms: dict[str, int] = field(default_factory=dict, init=False)
     _cluster: dict[str, Mapping[int, str]] = field(default_factory=dict, init=False)
+    _brokers: dict[str, Mapping[int, str]] = field(default_factory=dict, init=False)
     _cluster_topics: set[str] = field(default_factory=set, init=False)
 
     # --- topics --------------------------------------------------------------------------------
@@ -186,9 +214,41 @@ class RouteTable:
         self._cluster_topics.add(topic)
 
     def refresh(self) -> None:
-        """Look up all cached topics; a missing topic keeps its cached route."""
+        """Look up all cached topics.
+
+        Raises:
+            RemoteConnectError: No name server answers.
+        """
         for topic in list(self._routes):
-            self._fetch(topic)
+            try:
+                self._fetch(topic)
+            except RemoteConnectError:
+                raise
+            except BrokerError as exc:
+                _log.warning("remote.route_refresh_failed", topic=topic, reason=str(exc))
+        self._remove_unused_brokers()
+
+    def follow(self) -> bool:
+        """Look up all cached topics if the brokers of the cluster have changed: one request if they have not.
+
+        Returns:
+            True if the topics were looked up.
+
+        Raises:
+            RemoteConnectError: No name server answers.
+        """
+        before = self._cluster
+        try:
+            self.load_cluster()
+        except RemoteConnectError:
+            raise
+        except BrokerError:  # access control may forbid this request
+            self.refresh()
+            return True
+        if self._cluster == before:
+            return False
+        self.refresh()
+        return True
 
     def _may_look_up(self, topic: str) -> bool:
         return self.clock.now_ms() - self._looked_up_ms.get(topic, -_REPEAT_AFTER_MS) >= _REPEAT_AFTER_MS
@@ -197,14 +257,19 @@ class RouteTable:
         looked_up_ms = self._looked_up_ms
         looked_up_ms[topic] = self.clock.now_ms()  # before the request: `look_up_missing` may be called while it runs
         try:
-            data = self.name_servers.topic_route(topic, in_namespace=topic not in self._cluster_topics)
+            data = self.name_servers.topic_route(
+                topic, in_namespace=topic not in self._cluster_topics, ask_all=topic in self._routes
+            )
         except BrokerError:
             looked_up_ms.pop(topic, None)
             raise
         if data is None:
+            self._remove_missing(topic)
             return None
         route = _route_of(topic, data)
+        self._note_brokers(route.addresses)
         with self._lock:
+            self._missing_since_ms.pop(topic, None)
             before = self._routes.get(topic)
             if before == route:
                 return before
@@ -215,6 +280,19 @@ class RouteTable:
             )
         self.on_change(topic)
         return route
+
+    def _remove_missing(self, topic: str) -> None:
+        """Remove the cached route of a topic that has been missing for half a minute."""
+        now_ms = self.clock.now_ms()
+        with self._lock:
+            route = self._routes.get(topic)
+            if route is None or route.is_default:
+                return
+            if now_ms - self._missing_since_ms.setdefault(topic, now_ms) < _REMOVE_AFTER_MS:
+                return
+            del self._routes[topic], self._missing_since_ms[topic]
+        _log.info("remote.route_removed", topic=topic, reason="no name server has the topic any more")
+        self.on_change(topic)
 
     def _default(self, topic: str) -> TopicRoute:
         """Return the route that a missing topic gets: that of RocketMQ's default topic, with a limited queue count."""
@@ -234,6 +312,7 @@ class RouteTable:
             if each.perm & Perm.INHERIT
         ]
         route = _route_of(topic, TopicRouteData(queue_datas=limited, broker_datas=data.broker_datas), is_default=True)
+        self._note_brokers(route.addresses)
         with self._lock:
             return self._routes.setdefault(topic, route)
 
@@ -254,30 +333,59 @@ class RouteTable:
         """
         cluster = self.name_servers.cluster_info()
         self._cluster = {name: dict(data.broker_addrs) for name, data in cluster.broker_addr_table.items()}
+        self._note_brokers(self._cluster)
+        self._remove_unused_brokers()
         return cluster
+
+    def _note_brokers(self, brokers: Mapping[str, Mapping[int, str]]) -> None:
+        """Take the addresses of a response, and report the addresses from which brokers have moved."""
+        with self._lock:
+            before = {name: self._brokers.get(name, {}) for name in brokers}
+            self._brokers = {**self._brokers, **brokers}
+            used = {address for by_id in self._brokers.values() for address in by_id.values()}
+        for name, by_id in brokers.items():
+            for broker_id, address in before[name].items():
+                if by_id.get(broker_id, address) != address and address not in used:
+                    _log.info("remote.broker_moved", broker=name, address=by_id[broker_id], before=address)
+                    self.on_moved(address)
+
+    def _remove_unused_brokers(self) -> None:
+        """Remove the brokers that are neither in the cluster nor in a cached route any more."""
+        with self._lock:
+            used = set(self._cluster).union(*(route.addresses for route in self._routes.values()))
+            self._brokers = {name: by_id for name, by_id in self._brokers.items() if name in used}
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str:
         """Return the address of a broker: that with *broker_id*, else the master's, else any.
 
         Raises:
-            BrokerError: No cached route contains the broker.
+            RemoteConnectError: No cached route contains the broker.
         """
-        routes = [route.addresses for route in list(self._routes.values())]
-        for addresses in (*routes, self._cluster):
-            if by_id := addresses.get(broker_name):
-                return by_id.get(broker_id) or by_id.get(MASTER_ID) or next(iter(by_id.values()))
-        raise BrokerError(
-            f"broker {broker_name!r} is in no known route (known brokers: {', '.join(sorted(self.brokers())) or 'none'}"
+        if by_id := self._brokers.get(broker_name):
+            return by_id.get(broker_id) or by_id.get(MASTER_ID) or next(iter(by_id.values()))
+        raise RemoteConnectError(
+            f"broker {broker_name!r} is in no known route (known brokers: {', '.join(sorted(self._brokers)) or 'none'}"
             "); it was removed, or the queue belongs to another cluster"
         )
 
-    def brokers(self) -> dict[str, dict[int, str]]:
-        """Return the brokers of all cached routes and of the cluster when it was loaded: name -> id -> address."""
-        brokers: dict[str, dict[int, str]] = {}
-        for route in list(self._routes.values()):
-            for name, by_id in route.addresses.items():
-                brokers.setdefault(name, {}).update(by_id)
-        return {name: dict(by_id) for name, by_id in self._cluster.items()} | brokers
+    def master(self, broker_name: str) -> str:
+        """Return the address of a broker's master.
+
+        Raises:
+            RemoteConnectError: The broker has no master now.
+        """
+        address = self._brokers.get(broker_name, {}).get(MASTER_ID)
+        if address is None:
+            raise RemoteConnectError(f"broker {broker_name!r} has no master now; see that it runs")
+        return address
+
+    def is_replica(self, broker_name: str, address: str) -> bool:
+        """Return True if *address* is not that of the broker's master."""
+        return self._brokers.get(broker_name, {}).get(MASTER_ID) != address
+
+    def brokers(self) -> Mapping[str, Mapping[int, str]]:
+        """Return the brokers of the cached routes and of the cluster: name -> id -> address."""
+        return self._brokers
 
     def masters(self) -> list[str]:
         """Return the addresses of all masters, sorted."""
@@ -303,4 +411,5 @@ def _route_of(topic: str, data: TopicRouteData, *, is_default: bool = False) -> 
             write_queues += [MessageQueue(topic, name, queue_id) for queue_id in range(each.write_queue_nums)]
         if each.perm & Perm.READ and by_id is not None:
             read_queues += [MessageQueue(topic, name, queue_id) for queue_id in range(each.read_queue_nums)]
-    return TopicRoute(topic, tuple(write_queues), tuple(read_queues), addresses, is_default)
+    write_brokers = tuple(sorted({queue.broker_name for queue in write_queues}))
+    return TopicRoute(topic, tuple(write_queues), tuple(read_queues), addresses, is_default, write_brokers)

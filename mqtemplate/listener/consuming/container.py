@@ -13,7 +13,7 @@ from mqtemplate.broker import Broker, Consumer
 from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import MessageConverter
 from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError, ListenerError
+from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.async_loop import choose_loop
 from mqtemplate.listener.consuming.concurrently import ConcurrentConsumeService
@@ -387,6 +387,8 @@ class ListenerContainer:
     def _fetch(self, wait_ms: int) -> bool:
         """Fetch messages for the consume service. Return True if there may be more to fetch at once."""
         self._queues.refresh()
+        if resets := self._consumer.take_resets():
+            self._repositioning.by_administrator(resets)
         without = self._service.excluded()
         settings = self.endpoint.settings
         try:
@@ -397,7 +399,7 @@ class ListenerContainer:
             )
             return True
         if not messages:
-            self._queues.commit_positions()
+            self._queues.commit_positions(without)
             return False
         self._service.accept(messages)
         if settings.pull_interval:
@@ -407,7 +409,10 @@ class ListenerContainer:
     def _report(self, error: Exception) -> int | None:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
         if not isinstance(error, BrokerClosedError | ForkedError):
-            self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
+            if isinstance(error, BrokerError):
+                self._log.warning("listener.poll_failed", reason=str(error), retry_in_ms=_RETRY_POLL_MS)
+            else:
+                self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
             self._next_poll_ms = self._clock.now_ms() + _RETRY_POLL_MS
             return self._next_poll_ms
         if self.is_running:

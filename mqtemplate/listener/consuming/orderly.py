@@ -58,6 +58,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
 
     def excluded(self) -> frozenset[MessageQueue]:
         """Return the queues that are full, and those that another member or a thread of this one has not finished."""
+        self._drop_lost()
         assignment = self._consumer.assignment()
         if self._locked - assignment:
             self.discard_dropped()
@@ -67,28 +68,36 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             del self._lock_retries[queue]
         return self._queues.full().union([queue for queue in assignment if not self._may_read(queue)])
 
+    def _drop_lost(self) -> None:
+        """Drop the queues whose locks another member may have by now; they are locked again before they are read."""
+        lost = self._locked & self._consumer.lost_locks()
+        if lost:
+            for queue in lost:
+                self._queues.drop(queue)
+            self._locked -= lost
+            self.discard_dropped()
+
     def _may_read(self, queue: MessageQueue) -> bool:
         ordered = self._ordered.get(queue)
         if ordered is not None and ordered.process.dropped:
             if ordered.busy:
-                return False  # the queue was reassigned to this member while a thread still handles its old messages
-            del self._ordered[queue]
+                return False  # a thread still handles messages that were fetched before the queue was dropped
+            self._finish_dropped(ordered)
         return queue in self._locked or self._lock(queue)
 
+    def _finish_dropped(self, ordered: _OrderedQueue) -> None:
+        ordered.process.commit_dropped(self._consumer)
+        del self._ordered[ordered.process.queue]
+
     def _lock(self, queue: MessageQueue) -> bool:
+        if self._consumer.lock_soon(queue):
+            self._lock_retries.pop(queue, None)
+            self._locked.add(queue)
+            return True
         now_ms = self._clock.now_ms()
-        if self._lock_retries.get(queue, 0) > now_ms:
-            return False
-        self._lock_retries[queue] = now_ms + _LOCK_RETRY_MS
-        if not self._consumer.lock(queue):
-            return False
-        # The previous member may have committed more since the queue was assigned to this one.
-        committed = self._consumer.committed(queue)
-        if committed is not None and committed > self._consumer.position(queue):
-            self._consumer.seek(queue, committed)
-        del self._lock_retries[queue]
-        self._locked.add(queue)
-        return True
+        if self._lock_retries.get(queue, 0) <= now_ms:
+            self._lock_retries[queue] = now_ms + _LOCK_RETRY_MS
+        return False
 
     def _unlock_when_idle(self, queue: MessageQueue) -> None:
         """Commit and unlock a queue that was assigned to another member, unless a thread still handles it."""
@@ -96,20 +105,24 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         if ordered is not None:
             if ordered.busy:
                 return
-            ordered.process.commit_dropped(self._consumer)
-            del self._ordered[queue]
+            self._finish_dropped(ordered)
         self._locked.remove(queue)
-        self._consumer.unlock(queue)
+        self._consumer.unlock_soon(queue)
 
     def accept(self, messages: Sequence[MessageExt]) -> None:
+        refused: set[MessageQueue] = set()
         for message in messages:
             process = self._queues.of(message)
             queue = process.queue
-            if not self._may_read(queue):
-                # The queue was assigned after `excluded` and before the fetch. Fetch this message again later.
-                self._consumer.seek(queue, min(message.queue_offset, self._consumer.position(queue)))
+            ordered = self._ordered.get(queue)
+            if queue not in self._locked or (ordered is not None and ordered.process.dropped):
+                # The queue was assigned after `excluded` and before the fetch. Fetch its messages again later.
+                if queue not in refused:
+                    refused.add(queue)
+                    self._consumer.seek(queue, message.queue_offset)
             elif process.add(message):
-                ordered = self._ordered.get(queue) or self._ordered.setdefault(queue, _OrderedQueue(process))
+                if ordered is None:
+                    ordered = self._ordered[queue] = _OrderedQueue(process)
                 with ordered.lock:
                     ordered.messages.append(message)
                     if not ordered.busy:

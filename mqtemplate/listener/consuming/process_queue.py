@@ -152,21 +152,34 @@ class ProcessQueues:
             self._queues.pop(queue).dropped = True
         self._by_message = {key: process for key, process in self._by_message.items() if not process.dropped}
 
+    def drop(self, queue: MessageQueue) -> None:
+        """Drop a queue that another member may have by now, although it is assigned to this one."""
+        if (process := self._remove(queue)) is not None:
+            process.dropped = True
+
     def supersede(self, queue: MessageQueue) -> None:
         """Forget the messages of a queue, since the listener continues at another position of it."""
-        if (process := self._queues.pop(queue, None)) is not None:
+        if (process := self._remove(queue)) is not None:
             process.supersede()
+
+    def _remove(self, queue: MessageQueue) -> ProcessQueue | None:
+        process = self._queues.pop(queue, None)
+        if process is not None:
             self._by_message = {key: other for key, other in self._by_message.items() if other is not process}
+        return process
 
     def commit(self) -> None:
         """Commit the finished messages of every queue."""
         for process in list(self._queues.values()):
             process.commit(self._consumer)
 
-    def commit_positions(self) -> None:
+    def commit_positions(self, without: frozenset[MessageQueue] = frozenset()) -> None:
         """Commit, and count messages that the selector left out as finished.
 
         Only the polling thread may call it, between two fetches: the read position must not be ahead of `add`.
+
+        Args:
+            without: Queues that were not fetched. Another member may have them, and its commits must stay.
         """
-        for queue in self._assignment:
+        for queue in self._assignment.intersection(self._consumer.assignment()) - without:
             self._of_queue(queue).commit(self._consumer, self._consumer.position(queue))

@@ -52,13 +52,21 @@ class Repositioning:
         self._queues.refresh()
         for queue, queue_offset in offsets.items():
             low, high = self._broker.min_offset(queue), self._broker.max_offset(queue)
-            target = min(max(queue_offset, low), high)
-            self._queues.supersede(queue)
-            self._consumer.seek(queue, target)
-            self._consumer.commit(queue, target)
-            group = self._consumer.spec.group
-            _log.info("listener.repositioned", group=group, topic=queue.topic, queue=queue.queue_id, next_offset=target)
+            self._move(queue, min(max(queue_offset, low), high))
         self._discard_dropped()
+
+    def by_administrator(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Continue at the offsets that an administrator has set at the broker."""
+        for queue, queue_offset in offsets.items():
+            self._move(queue, queue_offset)
+        self._discard_dropped()
+
+    def _move(self, queue: MessageQueue, target: int) -> None:
+        self._queues.supersede(queue)
+        self._consumer.seek(queue, target)
+        self._consumer.commit(queue, target)
+        group = self._consumer.spec.group
+        _log.info("listener.repositioned", group=group, topic=queue.topic, queue=queue.queue_id, next_offset=target)
 
     def to_time(self, time_ms: int) -> None:
         """Continue with the first message of each queue that was stored at this time (epoch ms) or later.

@@ -31,17 +31,19 @@ class ScriptedBroker:
         others: Further brokers of the cluster.
         version: Version in the responses.
         seen: The received requests, in order.
+        addresses: Broker name -> its addresses by broker id in routes; by default it is a master at its own address.
     """
 
-    def __init__(self, name: str = "broker-a", version: int = Version.V5_3_3) -> None:
+    def __init__(self, name: str = "broker-a", version: int = Version.V5_3_3, port: int = 0) -> None:
         self.name = name
         self.version = version
         self.routes: dict[str, list[QueueData]] = {}
         self.others: list[ScriptedBroker] = []
         self.seen: list[RemotingCommand] = []
+        self.addresses: dict[str, dict[int, str]] = {}
         self._offsets: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._server = RemotingServer(HostAddress("127.0.0.1", 0), RemotingServerSettings(), SystemClock())
+        self._server = RemotingServer(HostAddress("127.0.0.1", port), RemotingServerSettings(), SystemClock())
         self.script(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
         self.script(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster)
         self.script(RequestCode.HEART_BEAT, RemotingCommand.response)
@@ -89,6 +91,10 @@ class ScriptedBroker:
     def address(self) -> str:
         return str(self._server.address)
 
+    @property
+    def port(self) -> int:
+        return self._server.address.port
+
     def topic(self, name: str, queues: int = 4, perm: int = Perm.READ | Perm.WRITE) -> None:
         """Create a topic on this broker and the others."""
         self.routes[name] = [
@@ -108,9 +114,27 @@ class ScriptedBroker:
 
     def _brokers(self) -> list[BrokerData]:
         return [
-            BrokerData(cluster="c", broker_name=broker.name, broker_addrs={0: broker.address})
+            BrokerData(
+                cluster="c",
+                broker_name=broker.name,
+                broker_addrs=self.addresses.get(broker.name, {0: broker.address}),
+            )
             for broker in (self, *self.others)
         ]
+
+    def move_to(self, other: ScriptedBroker) -> None:
+        """Give this broker the address of another one in all routes. The name server stays."""
+        self.addresses[self.name] = {0: other.address}
+
+    def refuse_route_of(self, topic: str) -> None:
+        """Refuse requests for the route of one topic."""
+
+        def route(request: RemotingCommand) -> RemotingCommand:
+            if request.header(GetRouteInfoRequestHeader).topic == topic:
+                return request.response(ResponseCode.NO_PERMISSION, remark="no")
+            return self._route(request)
+
+        self.script(RequestCode.GET_ROUTEINFO_BY_TOPIC, route)
 
     def _route(self, request: RemotingCommand) -> RemotingCommand:
         queues = self.routes.get(request.header(GetRouteInfoRequestHeader).topic)
@@ -123,6 +147,15 @@ class ScriptedBroker:
         return request.response(
             body=ClusterInfo(broker_addr_table=brokers, cluster_addr_table={"c": list(brokers)}).encode()
         )
+
+    def lose_connections(self) -> None:
+        """Close all connections."""
+        for connection in self._server.connections():
+            connection.close("scripted")
+
+    def stop(self) -> None:
+        """Close the listener socket and all connections."""
+        self._server.stop()
 
     def __enter__(self) -> Self:
         self._server.start()

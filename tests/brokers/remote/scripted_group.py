@@ -79,7 +79,8 @@ class ScriptedGroups:
         header = request.header(UnregisterClientRequestHeader)
         if header.consumer_group is not None:
             self.unapplied_at["unregistration"] = self._unapplied
-            self.members[header.consumer_group].remove(header.client_id)
+            ids = self.members.get(header.consumer_group, [])
+            self.members[header.consumer_group] = [each for each in ids if each != header.client_id]
         return request.response()
 
     def list_members(self, request: RemotingCommand) -> RemotingCommand:

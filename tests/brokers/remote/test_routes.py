@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.brokers.remote.namespace import Namespace
 from mqtemplate.brokers.remote.routes import NameServers, RouteTable
@@ -41,10 +42,18 @@ def table(
     clock: VirtualClock | None = None,
     namespace: str = "",
     on_change: Callable[[str], None] = lambda topic: None,
+    on_moved: Callable[[str], None] = lambda address: None,
 ) -> RouteTable:
     names = NameServers(addresses, client.invoke, 3_000, Namespace(namespace))
     unknown = UnknownTopics(get_logger("mqtemplate.remote"), auto_create=True)
-    return RouteTable(names, clock or VirtualClock(), default_queue_count=4, on_change=on_change, unknown=unknown)
+    return RouteTable(
+        names,
+        clock or VirtualClock(),
+        default_queue_count=4,
+        on_change=on_change,
+        unknown=unknown,
+        on_moved=on_moved,
+    )
 
 
 def test_the_queues_of_a_topic_are_sorted_by_broker(client: RemotingClient) -> None:
@@ -116,6 +125,103 @@ def test_a_route_is_cached_until_it_is_refreshed(client: RemotingClient, cluster
 
     assert (before, len(routes.publish_route("orders").write_queues)) == (2, 6)
     assert changed == ["orders", "orders"], "new, then changed; an equal route is no change"
+
+
+def test_a_broker_that_has_moved_is_found_at_its_new_address_by_all_routes(client: RemotingClient) -> None:
+    """Kubernetes moves brokers. The route of a topic that was deleted keeps the address that it had."""
+    with ScriptedBroker("broker-a") as before, ScriptedBroker("broker-a") as after:
+        moved: list[str] = []
+        routes = table(client, before.address, on_moved=moved.append)
+        before.topic("deleted")
+        before.topic("orders")
+        routes.existing("deleted")
+        routes.existing("orders")
+        del before.routes["deleted"]
+        before.move_to(after)
+
+        routes.refresh()
+
+        assert (routes.address("broker-a"), routes.masters()) == (after.address, [after.address])
+        assert moved == [before.address]
+
+
+def test_a_topic_that_no_name_server_has_any_more_is_removed_after_half_a_minute(
+    client: RemotingClient, cluster: ScriptedBroker
+) -> None:
+    """A name server that has restarted has no topic, until its brokers have registered again."""
+    clock, changed = VirtualClock(), list[str]()
+    routes = table(client, cluster.address, clock=clock, on_change=changed.append)
+    cluster.topic("orders")
+    routes.existing("orders")
+    del cluster.routes["orders"]
+    routes.refresh()
+    clock.move_ms(29_999)
+    routes.refresh()
+    kept = routes.existing("orders")
+    clock.move_ms(1)
+
+    routes.refresh()
+
+    assert kept is not None
+    assert routes.existing("orders") is None
+    assert changed == ["orders", "orders"]
+    with pytest.raises(BrokerError, match="in no known route"):
+        routes.address("broker-a")
+
+
+def test_a_topic_that_one_name_server_lost_is_looked_up_at_the_others(client: RemotingClient) -> None:
+    with ScriptedBroker("broker-a") as one, ScriptedBroker("broker-a") as other:
+        one.topic("orders")
+        other.topic("orders")
+        routes = table(client, one.address, other.address)
+        routes.existing("orders")
+        used, unused = (one, other) if one.seen else (other, one)
+        unused.topic("orders", queues=8)
+        del used.routes["orders"]
+
+        routes.refresh()
+
+        route = routes.existing("orders")
+        assert route is not None
+        assert len(route.write_queues) == 8
+
+
+def test_a_change_of_the_cluster_is_found_by_one_request(client: RemotingClient, cluster: ScriptedBroker) -> None:
+    with ScriptedBroker("broker-b") as joining:
+        for number in range(3):
+            cluster.topic(f"topic-{number}")
+        routes = table(client, cluster.address)
+        routes.load_cluster()
+        for number in range(3):
+            routes.existing(f"topic-{number}")
+
+        routes.follow()
+        without_change = cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        cluster.others = [joining]
+        cluster.topic("topic-0")
+        routes.follow()
+
+        assert (without_change, cluster.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)) == (3, 6)
+        assert routes.address("broker-b") == joining.address
+
+
+def test_a_topic_whose_look_up_is_refused_stops_no_refresh(client: RemotingClient, cluster: ScriptedBroker) -> None:
+    routes = table(client, cluster.address)
+    for topic in ("secret", "orders"):
+        cluster.topic(topic, queues=2)
+        routes.existing(topic)
+    cluster.topic("orders", queues=6)
+    cluster.refuse_route_of("secret")
+
+    with capture_logs() as logs:
+        routes.refresh()
+
+    route = routes.cached("orders")
+    assert route is not None
+    assert len(route.write_queues) == 6
+    assert [(log["event"], log["topic"]) for log in logs if log["log_level"] == "warning"] == [
+        ("remote.route_refresh_failed", "secret")
+    ]
 
 
 def test_the_next_name_server_is_used_when_one_fails(client: RemotingClient, cluster: ScriptedBroker) -> None:

@@ -9,7 +9,7 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import LockBatchRequestBody, LockBatchResponseBody
 from mqtemplate.server.processors.queue_locks import QueueLocks
-from tests.server.serving import Serving
+from tests.server.serving import RecordingConnection, Serving
 
 QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(3)]
 
@@ -78,3 +78,42 @@ def test_clients_lock_and_unlock_queues_by_requests() -> None:
     assert LockBatchResponseBody.decode(refused.body).lock_ok_mq_set == []
     assert (unlocked.code, unlocked.body) == (ResponseCode.SUCCESS, b"")
     assert LockBatchResponseBody.decode(taken.body).lock_ok_mq_set == [foreign]
+
+
+def test_the_locks_of_a_client_end_with_its_connection() -> None:
+    """So the queues of a killed member are handled by the others at once."""
+    body = LockBatchRequestBody(consumer_group="billing", client_id="a", mq_set=QUEUES).encode()
+    connection = RecordingConnection()
+    with Serving() as serving:
+        locks = serving.server.locks
+        serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=connection)
+        before = locks.lock("billing", "b", QUEUES)
+
+        locks.forget(connection)  # type: ignore[arg-type]
+
+        assert (before, locks.lock("billing", "b", QUEUES)) == ([], QUEUES)
+
+
+def test_a_client_that_has_locked_its_queues_over_another_connection_keeps_them() -> None:
+    """The server may notice the end of the older connection late."""
+    body = LockBatchRequestBody(consumer_group="billing", client_id="a", mq_set=QUEUES).encode()
+    older, newer = RecordingConnection(), RecordingConnection()
+    with Serving() as serving:
+        locks = serving.server.locks
+        for connection in (older, newer):
+            serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=connection)
+
+        locks.forget(older)  # type: ignore[arg-type]
+
+        assert locks.lock("billing", "b", QUEUES) == []
+
+
+def test_a_connection_that_closed_while_its_request_was_processed_keeps_no_lock() -> None:
+    body = LockBatchRequestBody(consumer_group="billing", client_id="a", mq_set=QUEUES).encode()
+    connection = RecordingConnection()
+    connection.close("gone")
+    with Serving() as serving:
+        serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=connection)
+
+        assert serving.server.locks.lock("billing", "b", QUEUES) == QUEUES
+        assert serving.server.locks._connections == {}

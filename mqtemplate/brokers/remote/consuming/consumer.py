@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from mqtemplate.broker import Consumer, ConsumerSpec, MessageModel
@@ -18,6 +18,7 @@ from mqtemplate.brokers.remote.consuming.offset_store import OffsetStore
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.consuming.start_offsets import StartOffsets
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.subscriptions import Subscription
 from mqtemplate.brokers.retry import send_back_of
@@ -30,6 +31,7 @@ from mqtemplate.services import WakeEvent
 _log = get_logger("mqtemplate.remote")
 
 _SETTLE_S = 1.0
+_NO_RESETS: Mapping[MessageQueue, int] = {}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -46,7 +48,8 @@ class RemoteConsumer(Consumer):
         subscriptions: By topic; of a clustering member, its retry topic too.
         offsets: The member's committed offsets.
         wake_event: Set when *pulls* has messages.
-        start_offset: Returns the offset at which the group starts to read a queue.
+        starts: Offsets at which the member starts to read queues.
+        on_locks_due: Called when `change_locks` has work.
         on_close: Called at the end of `Consumer.close`.
     """
 
@@ -59,16 +62,21 @@ class RemoteConsumer(Consumer):
     pulls: PullLoop
     wake_event: WakeEvent
     retry_sender: RetrySender
-    start_offset: Callable[[MessageQueue], int]
+    starts: StartOffsets
+    on_locks_due: Callable[[], None]
     on_close: Callable[[RemoteConsumer], None]
 
     def __post_init__(self) -> None:
         self._has_joined = False
         self._is_closed = False
         self._is_woken = False
+        self._is_ordered = False  # from the first lock on
+        self._takes_resets = False
+        self._resets: dict[MessageQueue, int] = {}
         self._assigning = threading.RLock()  # held while the assignment changes; that may wait for brokers
         self._assignment: frozenset[MessageQueue] = frozenset()
         self._missing_topics: frozenset[str] = frozenset()
+        self._known_members: dict[str, frozenset[str]] = {}
         self._is_complete = False
 
     @property
@@ -146,12 +154,15 @@ class RemoteConsumer(Consumer):
                 return set()
             if not self.is_clustering:
                 return set(route.read_queues)
-            ids = self.requests.list_members(topic)
+            ids, is_settled = self.requests.list_members(topic)
         except BrokerError as exc:
             log_failure(_log, "remote.rebalance_failed", exc, group=self.spec.group, topic=topic)
             return None
         if self.context.instance.id not in ids:  # the broker has no heartbeat with this member yet
             return None
+        if not is_settled and self._known_members.get(topic, ids) - ids:
+            return None  # a restarted broker: the other members may be about to register there
+        self._known_members[topic] = ids
         return set(allocate_averagely(self.context.instance.id, sort_client_ids(ids), sorted(route.read_queues)))
 
     def _assign(self, share: set[MessageQueue]) -> bool:
@@ -160,24 +171,33 @@ class RemoteConsumer(Consumer):
         if removed:
             self._assignment -= removed
             self._give_up(removed)
+            self.wake()  # the caller of `poll` unlocks them when it has finished their messages
         is_complete = True
+        locked = self.locks.valid()
         for queue in sorted(share - self._assignment):
+            if queue in locked:  # its messages of the assignment before are not finished yet
+                is_complete = False
+                continue
             try:
-                queue_offset = self.start_offset(queue)
+                queue_offset = self.starts.of(queue)
             except BrokerError as exc:
                 log_failure(_log, "remote.queue_start_failed", exc, group=self.spec.group, queue=str(queue))
                 is_complete = False
                 continue
             self._assignment |= {queue}  # before its messages can be polled: commits of other queues are ignored
             self.pulls.add(queue, queue_offset)
+        if self._is_ordered:
+            self.wake()  # the caller of `poll` locks the new queues
         return is_complete
 
     def _give_up(self, queues: frozenset[MessageQueue]) -> None:
         for queue in queues:
             self.pulls.remove(queue)
-        self.offsets.flush(queues)
+        self._flush(queues)
         for queue in queues:
+            self.starts.remember(queue)
             self.offsets.forget(queue)
+            self._resets.pop(queue, None)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -193,7 +213,7 @@ class RemoteConsumer(Consumer):
         while True:
             if self._is_closed:
                 raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
-            messages = self.pulls.take(max_count, without | self.locks.lost())
+            messages = self.pulls.take(max_count, without.union(self.locks.lost(), self._resets))
             left_s = deadline - time.monotonic()
             if messages or left_s <= 0 or self._is_woken or self.context.clock.is_virtual:
                 self._is_woken = False
@@ -211,7 +231,7 @@ class RemoteConsumer(Consumer):
 
     def position(self, queue: MessageQueue) -> int:
         position = self.pulls.position(queue)
-        return self.start_offset(queue) if position is None else position
+        return self.starts.of(queue) if position is None else position
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         self.pulls.seek(queue, queue_offset)
@@ -222,10 +242,21 @@ class RemoteConsumer(Consumer):
         return self.offsets.read(queue)
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        if queue in self._assignment:
+        """See `Consumer.commit`. Ignored for queues that another member may have, so that its offset stays.
+
+        A locked queue that was reassigned still counts: its new owner cannot lock it yet.
+        """
+        may_commit = self.locks.holds(queue) if self._is_ordered else queue in self._assignment
+        if may_commit and queue not in self._resets:
             self.offsets.commit(queue, queue_offset)
-        elif self.is_clustering and self.locks.holds(queue):  # reassigned, but its new owner cannot lock it yet
-            self.offsets.commit_now(queue, queue_offset)
+
+    def flush_offsets(self) -> None:
+        """Send the commits that were collected; the next call repeats those that fail."""
+        self.offsets.flush(self.locks.valid() if self._is_ordered else None, is_last=False)
+
+    def _flush(self, queues: Iterable[MessageQueue]) -> None:
+        """Send the commits of *queues* for the last time, unless another member may have locked them."""
+        self.offsets.flush(self.locks.valid().intersection(queues) if self._is_ordered else queues)
 
     def send_back(
         self,
@@ -237,32 +268,102 @@ class RemoteConsumer(Consumer):
     ) -> None:
         self.retry_sender.send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))
 
-    def reset(self, offsets: dict[MessageQueue, int]) -> None:
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Continue at other offsets, by request of an administrator."""
         with self._assigning:
-            for queue, queue_offset in offsets.items():
-                if queue in self._assignment:
-                    self.pulls.seek(queue, queue_offset)
-                    self.offsets.commit(queue, queue_offset)
-            self.offsets.flush()
+            mine = {queue: offsets[queue] for queue in self._assignment.intersection(offsets)}
+            if self._takes_resets:
+                self._resets |= mine
+                self.wake()
+                return
+            for queue, queue_offset in mine.items():
+                self.pulls.seek(queue, queue_offset)
+                self.offsets.commit(queue, queue_offset)
+            self._flush(mine)
+
+    def take_resets(self) -> Mapping[MessageQueue, int]:
+        self._takes_resets = True
+        if not self._resets:
+            return _NO_RESETS
+        with self._assigning:
+            resets, self._resets = self._resets, {}
+        return resets
 
     # --- locks ---------------------------------------------------------------------------------
 
     def lock(self, queue: MessageQueue) -> bool:
-        return self.locks.lock(queue)
+        self._set_ordered()
+        if not self.locks.lock(queue):
+            return False
+        self._position([queue])
+        return True
+
+    def _set_ordered(self) -> None:
+        self._is_ordered = True
+        self.offsets.may_carry = False
 
     def unlock(self, queue: MessageQueue) -> None:
-        self.offsets.flush([queue])
-        self.locks.unlock(queue)
+        self._unlock([queue])
 
-    def renew_locks(self) -> None:
-        """Renew the locks. A queue whose lock was lost continues at the offset that is committed now."""
-        for queue in self.locks.renew(self._assignment):
-            self.offsets.forget(queue)
-            committed = self.offsets.read(queue)
-            if committed is not None:
+    def lock_soon(self, queue: MessageQueue) -> bool:
+        self._set_ordered()
+        if not self.locks.is_ready(queue):
+            if self.locks.request(queue):
+                self.on_locks_due()
+            return False
+        own = self.offsets.own(queue)
+        if own is not None:
+            self.pulls.seek(queue, own)  # messages after it were polled and discarded when the lock was lost
+        return True
+
+    def unlock_soon(self, queue: MessageQueue) -> None:
+        self.locks.release(queue)
+        self.on_locks_due()
+
+    def lost_locks(self) -> frozenset[MessageQueue]:
+        return self.locks.lost()
+
+    def change_locks(self) -> bool:
+        """Lock and unlock the queues for which that was requested; return False if some are still to be locked."""
+        released = self.locks.take_released()
+        if released:
+            self._unlock(released)
+        requested = self.locks.take_requested(self._assignment)
+        if not requested:
+            return True
+        locked = self.locks.acquire(requested)
+        self._position(locked)
+        if locked:
+            self.wake()
+        return not self.locks.take_requested(self._assignment)
+
+    def renew_locks(self) -> bool:
+        """Renew the locks; return False if a broker did not answer."""
+        lost_before = self.locks.lost()
+        regained, is_complete = self.locks.renew(self._assignment)
+        self._position(regained)
+        if regained or self.locks.lost() - lost_before:
+            self.wake()  # the caller of `poll` discards the messages of queues whose locks are lost
+        return is_complete
+
+    def _position(self, locked: Iterable[MessageQueue]) -> None:
+        """Continue queues that were locked just now after the last commit of any member."""
+        for queue, committed in self.offsets.read_stored(locked).items():
+            if isinstance(committed, BrokerError):
+                log_failure(_log, "remote.queue_start_failed", committed, group=self.spec.group, queue=str(queue))
+                continue
+            own = self.offsets.own(queue)
+            if committed is not None and (own is None or committed > own):
+                self.offsets.forget(queue)
                 self.pulls.seek(queue, committed)
-            self.wake_event.set()
+            self.locks.set_ready(queue)
+
+    def _unlock(self, queues: Collection[MessageQueue]) -> None:
+        self._flush(queues)
+        for queue in queues:
+            if queue not in self._assignment:
+                self.offsets.forget(queue)
+        self.locks.unlock(queues)
 
     # --- close ---------------------------------------------------------------------------------
 
@@ -276,6 +377,6 @@ class RemoteConsumer(Consumer):
             for queue in queues:
                 self.pulls.remove(queue)
             # Before the locks and the membership end: then other members read the queues from these offsets on.
-            self.offsets.flush()
+            self._flush(queues | self.locks.valid())
             self.locks.close()
             self.on_close(self)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
-from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
+from mqtemplate.broker import ConsumerSpec, MessageModel
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.client_instance import ClientInstance
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
@@ -23,13 +22,13 @@ from mqtemplate.brokers.remote.consuming.pull_client import PullClient
 from mqtemplate.brokers.remote.consuming.pull_loop import PullLoop
 from mqtemplate.brokers.remote.consuming.queue_locks import QueueLocks
 from mqtemplate.brokers.remote.consuming.send_back import RetrySender
+from mqtemplate.brokers.remote.consuming.start_offsets import StartOffsets
 from mqtemplate.brokers.remote.outages import log_failure
 from mqtemplate.brokers.remote.periodic_service import PeriodicService
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.brokers.remote.queries import Queries
 from mqtemplate.brokers.remote.subscriptions import Subscription, subscription_data
 from mqtemplate.brokers.same_group import check_same_group
-from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
@@ -39,8 +38,7 @@ from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.remote")
 
-_HALF_AN_HOUR_MS = 1_800_000
-_INCOMPLETE_REBALANCE_MS = 1_000
+_REPEAT_MS = 1_000
 _NO_RETRY_MS = 3_600_000  # without failed pulls; a failure triggers the service
 
 
@@ -56,7 +54,7 @@ class Members:
         on_heartbeat_due: Called when a broker has not registered a member.
 
     Attributes:
-        rebalances, commits, lock_renewals, pull_retries: The services with the members' periodic work.
+        rebalances, commits, lock_renewals, lock_changes, pull_retries: The services with the members' periodic work.
     """
 
     context: ClientContext
@@ -72,6 +70,7 @@ class Members:
             "remote.offsets", self._flush_offsets, clock, settings.persist_consumer_offset_interval_ms
         )
         self.lock_renewals = PeriodicService("remote.locks", self._renew_locks, clock, settings.lock_interval_ms)
+        self.lock_changes = PeriodicService("remote.lock_changes", self._change_locks, clock, _NO_RETRY_MS)
         self.pull_retries = PeriodicService("remote.pull", self._retry_pulls, clock, _NO_RETRY_MS)
         self._due_members: set[RemoteConsumer] = set()
         self._rebalanced_ms = clock.now_ms()
@@ -128,7 +127,7 @@ class Members:
         settings, clock = context.settings, context.clock
         subscriptions, offsets, wake_event = self._subscriptions(spec), self._offset_store(spec), WakeEvent()
         requests = GroupRequests(context, spec.group)
-        client = PullClient(context, spec.group, subscriptions, self.on_heartbeat_due)
+        client = PullClient(context, spec.group, subscriptions, offsets.carried, self.on_heartbeat_due)
         limits = settings.pull_threshold_messages, settings.pull_threshold_bytes
         return RemoteConsumer(
             spec=spec,
@@ -140,7 +139,8 @@ class Members:
             pulls=PullLoop(client.pull, clock, *limits, wake_event.set, self.pull_retries.trigger),
             wake_event=wake_event,
             retry_sender=RetrySender(context, self.producer),
-            start_offset=partial(_start_offset, spec, offsets, self.queries, clock),
+            starts=StartOffsets(spec, offsets, context, self.queries),
+            on_locks_due=self.lock_changes.trigger,
             on_close=self._leave,
         )
 
@@ -204,21 +204,62 @@ class Members:
     # --- periodic work -------------------------------------------------------------------------
 
     def heartbeat(self) -> bool:
-        """Send heartbeats; replicas get those with consumers only. Return False if one failed."""
-        masters, addresses = self.context.routes.masters(), self.context.routes.addresses()
-        failed = [each for each in self.instances() if not each.heartbeat(addresses if each.members else masters)]
+        """Send heartbeats. Return False if one failed."""
+        failed = [each for each in self.instances() if not each.heartbeat(self._addresses(each))]
         return not failed
+
+    def register(self) -> None:
+        """Send heartbeats to the brokers at which an instance is not registered; rebalance the members there."""
+        for instance in self.instances():
+            missing = [address for address in self._addresses(instance) if not instance.has_answer(address)]
+            if not missing:
+                continue
+            instance.heartbeat(missing)
+            if any(instance.has_answer(address) and not instance.is_registered(address) for address in missing):
+                self.on_heartbeat_due()  # refused: that one is repeated with growing pauses
+            if reached := {address for address in missing if instance.is_registered(address)}:
+                self._rejoin({member for member in self.all() if member.context.instance is instance}, reached)
+
+    def _rejoin(self, members: set[RemoteConsumer], addresses: set[str]) -> None:
+        """Rebalance members at brokers that have registered them, and repeat their commits there.
+
+        A broker that was killed may have lost the last commits, and a master does not get those that its replica got.
+        """
+        brokers = {
+            name for name, by_id in self.context.routes.brokers().items() if addresses.intersection(by_id.values())
+        }
+        for member in members:
+            member.offsets.repeat(brokers)
+        self.commits.trigger()
+        self._rebalance_members(members)
+
+    def answered(self) -> frozenset[str]:
+        """Return the addresses that have answered a heartbeat of each instance that sends heartbeats there."""
+        due = [(each, address) for each in self.instances() for address in self._addresses(each)]
+        failed = {address for each, address in due if not each.has_answer(address)}
+        return frozenset(self.context.routes.addresses()) - failed
+
+    def _addresses(self, instance: ClientInstance) -> list[str]:
+        """Return the addresses for the heartbeats of an instance: replicas get those with consumers only."""
+        if instance.members:
+            return self.context.routes.addresses()
+        return self.context.routes.masters() if instance.producer_groups else []
+
+    def lose_locks(self, broker_name: str) -> None:
+        """Count the locks at a broker as lost: it forgets them when it restarts, and ours when a connection ends."""
+        for member in self.all():
+            if member.locks.lose(broker_name):
+                member.wake()
 
     def rebalance_group(self, wire_group: str) -> None:
         """Have the members of a group rebalanced at once."""
-        self._rebalance_soon(lambda member: member.requests.wire_group == wire_group)
+        self._rebalance_members({member for member in self.all() if member.requests.wire_group == wire_group})
 
     def rebalance_topic(self, topic: str) -> None:
         """Have the members that subscribe to *topic* rebalanced at once."""
-        self._rebalance_soon(lambda member: topic in member.subscriptions)
+        self._rebalance_members({member for member in self.all() if topic in member.subscriptions})
 
-    def _rebalance_soon(self, is_concerned: Callable[[RemoteConsumer], bool]) -> None:
-        concerned = {member for member in self.all() if is_concerned(member)}
+    def _rebalance_members(self, concerned: set[RemoteConsumer]) -> None:
         if concerned:
             with self._lock:
                 self._due_members |= concerned
@@ -236,7 +277,7 @@ class Members:
         for member in self.all():
             if all_members or member in due or member.needs_rebalance():
                 member.rebalance()
-        return _INCOMPLETE_REBALANCE_MS if any(member.is_incomplete for member in self.all()) else None
+        return _REPEAT_MS if any(member.is_incomplete for member in self.all()) else None
 
     def _retry_pulls(self) -> int | None:
         """Repeat the failed pulls that are due."""
@@ -245,10 +286,15 @@ class Members:
         return None if due_ms is None else max(0, due_ms - self.context.clock.now_ms())
 
     def _flush_offsets(self) -> None:
-        self._for_each(lambda member: member.offsets.flush(is_last=False), "remote.commit_failed")
+        self._for_each(RemoteConsumer.flush_offsets, "remote.commit_failed")
 
-    def _renew_locks(self) -> None:
-        self._for_each(RemoteConsumer.renew_locks, "remote.lock_renewal_failed")
+    def _renew_locks(self) -> int | None:
+        is_complete = [member.renew_locks() for member in self.all()]
+        return None if all(is_complete) else _REPEAT_MS
+
+    def _change_locks(self) -> int | None:
+        is_complete = [member.change_locks() for member in self.all()]
+        return None if all(is_complete) else _REPEAT_MS
 
     def _for_each(self, action: Callable[[RemoteConsumer], None], failure_event: str) -> None:
         for member in self.all():
@@ -256,21 +302,3 @@ class Members:
                 action(member)
             except MQTemplateError as exc:
                 log_failure(_log, failure_event, exc, group=member.spec.group)
-
-
-def _start_offset(spec: ConsumerSpec, offsets: OffsetStore, queries: Queries, clock: Clock, queue: MessageQueue) -> int:
-    """Return the committed offset of a queue; without one, the offset that the spec defines.
-
-    Source: RocketMQ ``client: RebalancePushImpl``.
-    """
-    where = spec.consume_from_where
-    at_end = where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-    committed = offsets.read(queue, young_is_zero=at_end)
-    if committed is not None:
-        return committed
-    if queue.topic == RETRY_TOPIC_PREFIX + spec.group or where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
-        return queries.min_offset(queue)
-    if at_end:
-        return queries.max_offset(queue)
-    since = spec.consume_timestamp
-    return queries.search_offset(queue, clock.now_ms() - _HALF_AN_HOUR_MS if since is None else since)

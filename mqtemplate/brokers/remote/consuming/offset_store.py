@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -35,11 +35,18 @@ _OFFSET_RESPONSES = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
 
 
 class OffsetStore(ABC):
-    """Committed offsets of one member. Thread-safe."""
+    """Committed offsets of one member. Thread-safe.
+
+    Attributes:
+        may_carry: False for a member that locks its queues: a pull may reach the broker after the last commit of a
+            queue, and the next member would handle messages again.
+    """
 
     def __init__(self, offsets: dict[MessageQueue, int]) -> None:
+        self.may_carry = True
         self._offsets = offsets
         self._changed: set[MessageQueue] = set()
+        self._acknowledged: set[MessageQueue] = set()
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -58,9 +65,24 @@ class OffsetStore(ABC):
                 self._offsets[queue] = queue_offset
                 self._changed.add(queue)
 
+    def own(self, queue: MessageQueue) -> int | None:
+        """Return the offset that this member has committed last; None if there is none."""
+        return self._offsets.get(queue)
+
+    def repeat(self, broker_names: Container[str]) -> None:
+        """Have the next flush commit the offsets at these brokers again."""
+        with self._lock:
+            repeated = {queue for queue in self._offsets if queue.broker_name in broker_names}
+            self._changed |= repeated
+            self._acknowledged -= repeated
+
+    def carried(self, queue: MessageQueue) -> int:
+        """Return the offset that a pull may commit on its way; 0 if there is none."""
+        return 0
+
     @abstractmethod
-    def commit_now(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Store the offset of a queue, which need not be assigned to this member."""
+    def read_stored(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
+        """Return the committed offsets as they are stored for all members; a failure is returned as well."""
 
     @abstractmethod
     def flush(self, queues: Iterable[MessageQueue] | None = None, *, is_last: bool = True) -> None:
@@ -86,6 +108,29 @@ class BrokerOffsets:
 
         Brokers of 4.x behave as if *young_is_zero* were always set. If it is not, their 0 counts as no offset.
         """
+        address, request = self._query(group, queue, young_is_zero=young_is_zero)
+        response = self.context.instance.invoke(address, request, self.context.settings.request_timeout_ms)
+        return self._offset_of(group, queue, address, response, young_is_zero=young_is_zero)
+
+    def read_all(self, group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
+        """Return the committed offsets of several queues, which are requested at once; or the error of a queue."""
+        results: dict[MessageQueue, int | BrokerError | None] = {}
+        requests: dict[MessageQueue, tuple[str, RemotingCommand]] = {}
+        for queue in queues:
+            try:
+                requests[queue] = self._query(group, queue, young_is_zero=False)
+            except BrokerError as exc:  # no route contains its broker any more
+                results[queue] = exc
+        responses = self.context.instance.invoke_all(requests.values(), self.context.settings.request_timeout_ms)
+        for queue, (address, response) in zip(requests, responses, strict=True):
+            try:
+                results[queue] = self._offset_of(group, queue, address, response, young_is_zero=False)
+            except BrokerError as exc:
+                results[queue] = exc
+        return results
+
+    def _query(self, group: str, queue: MessageQueue, *, young_is_zero: bool) -> tuple[str, RemotingCommand]:
+        """Return the address and the request for a committed offset."""
         context = self.context
         header = QueryConsumerOffsetRequestHeader(
             **context.namespace.queue_fields(queue),
@@ -93,13 +138,24 @@ class BrokerOffsets:
             set_zero_if_not_found=None if young_is_zero else False,
         )
         address = context.routes.address(queue.broker_name)
-        request = RemotingCommand.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
-        operation = f"get the committed offset of group {group!r} in {queue}"
-        response = context.call(address, request, operation, accept=_OFFSET_RESPONSES)
+        return address, RemotingCommand.request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+
+    def _offset_of(
+        self,
+        group: str,
+        queue: MessageQueue,
+        address: str,
+        response: RemotingCommand | BrokerError,
+        *,
+        young_is_zero: bool,
+    ) -> int | None:
+        if isinstance(response, BrokerError):
+            raise response
+        check_response(response, f"get the committed offset of group {group!r} in {queue}", address, _OFFSET_RESPONSES)
         if response.code == ResponseCode.QUERY_NOT_FOUND:
             return None
         offset = response.header(OffsetResponseHeader).offset
-        return None if offset == 0 and not young_is_zero and context.instance.is_before_5(address) else offset
+        return None if offset == 0 and not young_is_zero and self.context.instance.is_before_5(address) else offset
 
     def commit(
         self, group: str, queue: MessageQueue, queue_offset: int, create_group: Callable[[], None] | None = None
@@ -182,8 +238,12 @@ class RemoteBrokerOffsetStore(OffsetStore):
         own = self._offsets.get(queue)
         return self._brokers.read(self._group, queue, young_is_zero=young_is_zero) if own is None else own
 
-    def commit_now(self, queue: MessageQueue, queue_offset: int) -> None:
-        self._brokers.commit(self._group, queue, queue_offset)
+    def carried(self, queue: MessageQueue) -> int:
+        """See `OffsetStore.carried`. The first commit of a queue is never carried; see `BrokerOffsets.commit_all`."""
+        return self._offsets.get(queue, 0) if self.may_carry and queue in self._acknowledged else 0
+
+    def read_stored(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
+        return self._brokers.read_all(self._group, queues)
 
     def flush(self, queues: Iterable[MessageQueue] | None = None, *, is_last: bool = True) -> None:
         """Commit the changed offsets of *queues*, or of all, and wait until the brokers have them.
@@ -196,6 +256,7 @@ class RemoteBrokerOffsetStore(OffsetStore):
                 changed = {queue: self._offsets[queue] for queue in chosen}
             failed = self._brokers.commit_all(self._group, changed, is_last=is_last)
             with self._lock:
+                self._acknowledged |= self._offsets.keys() & changed.keys() - failed
                 self._changed -= {
                     queue
                     for queue, queue_offset in changed.items()
@@ -206,6 +267,7 @@ class RemoteBrokerOffsetStore(OffsetStore):
         with self._lock:
             self._offsets.pop(queue, None)
             self._changed.discard(queue)
+            self._acknowledged.discard(queue)
 
 
 class _OffsetFile(JsonBody):
@@ -244,9 +306,8 @@ class LocalFileOffsetStore(OffsetStore):
     def read(self, queue: MessageQueue, *, young_is_zero: bool = False) -> int | None:
         return self._offsets.get(queue)
 
-    def commit_now(self, queue: MessageQueue, queue_offset: int) -> None:
-        self.commit(queue, queue_offset)
-        self.flush()
+    def read_stored(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
+        return {queue: self._offsets.get(queue) for queue in queues}
 
     def flush(self, queues: Iterable[MessageQueue] | None = None, *, is_last: bool = True) -> None:
         with self._lock:

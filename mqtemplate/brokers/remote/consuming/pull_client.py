@@ -34,12 +34,14 @@ class PullClient:
 
     Args:
         subscriptions: By topic, as in the heartbeats of the context's instance.
+        carried: Returns the offset that a pull of a queue commits on its way; 0 for none.
         on_unknown_member: Called when a broker does not have the member's subscription: it needs a heartbeat.
     """
 
     context: ClientContext
     group: str
     subscriptions: Mapping[str, Subscription]
+    carried: Callable[[MessageQueue], int]
     on_unknown_member: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -53,13 +55,15 @@ class PullClient:
         """Send one pull; see `pull_loop.Pull`."""
         address = self.context.routes.address(queue.broker_name, broker_id)
         subscription = self.subscriptions[queue.topic].data
+        carried = self.carried(queue)
+        suspend = PullSysFlag.SUSPEND if may_wait and self._settings.suspend_ms else 0
         header = PullMessageRequestHeader(
             **self.context.namespace.queue_fields(queue),
             consumer_group=self._wire_group,
             queue_offset=queue_offset,
             max_msg_nums=self._settings.pull_batch_size,
-            sys_flag=PullSysFlag.SUSPEND if may_wait and self._settings.suspend_ms else 0,
-            commit_offset=0,
+            sys_flag=suspend | PullSysFlag.COMMIT_OFFSET if carried else suspend,
+            commit_offset=carried,
             suspend_timeout_millis=self._settings.suspend_ms if may_wait else 0,
             sub_version=subscription.sub_version,  # the broker has the subscription from a heartbeat
             expression_type=subscription.expression_type,

@@ -211,6 +211,7 @@ class PullLoop:
                 state.is_settled = True  # poll() must not wait for a broker that fails
                 state.retry_ms = self.clock.now_ms() + outcome.retry_ms
                 state.needs_heartbeat = outcome.needs_heartbeat
+                state.broker_id = 0  # a replica that the broker suggested may be away now
             else:
                 state.is_settled = was_settled or not outcome.lags
                 state.next_offset = outcome.next_offset

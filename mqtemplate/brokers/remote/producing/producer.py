@@ -46,6 +46,7 @@ _WITHOUT = {
     Capability.BATCH_DELAY: "send the messages one by one",
     Capability.TRANSACTION_DELAY: "send it without a delay",
 }
+_SHORTEST_TRY_MS = 500
 _UNANSWERED = (RemoteConnectError, RemoteTimeoutError)
 _NOT_RETRIED = (BrokerClosedError, ForkedError, UnsupportedError)
 
@@ -110,26 +111,50 @@ class Producer:
             MessageError, UnsupportedError: A broker refused it for good.
         """
         deadline = time.monotonic() + timeout_ms / 1_000
+        retries = self._settings.retry_times_when_send_failed
         tries: Tries | None = None
         last_broker: str | None = None
         while True:
             target: _Target | None = None
             failure: BrokerError | RemotingCommand
             try:
-                target = self.target(request, self.route_of(request), queue, last_broker)
+                route = self.route_of(request)
+                target = self.target(request, route, queue, last_broker)
                 left_ms = max(1, int((deadline - time.monotonic()) * 1_000))
+                if queue is None and len(route.write_brokers) > 1:
+                    left_ms = min(left_ms, self.try_ms(route, target, timeout_ms, retries))
                 failure = self._instance.invoke(target.address, request.command(target.queue), left_ms)
                 if not self.may_retry(failure):
                     return self.result(request, target, failure)
             except _UNANSWERED as exc:
                 failure = exc
+            except DestinationError as exc:
+                raise exc if tries is None else tries.queue_is_away(queue) from exc
             if tries is None:
-                tries = self.tries(request, queue, timeout_ms, deadline, self._settings.retry_times_when_send_failed)
+                tries = self.tries(request, queue, timeout_ms, deadline, retries)
             pause_s = self.failed(tries, target, failure)
             if pause_s is None:
                 return self.end(tries, target, failure)
             last_broker = target.queue.broker_name if target is not None else last_broker
             threading.Event().wait(pause_s)
+
+    def try_ms(self, route: TopicRoute, target: _Target, timeout_ms: int, retries: int) -> int:
+        """Return the time limit of one try: a part of the timeout if another broker may accept the message.
+
+        Otherwise a broker that does not answer would use up the timeout.
+        """
+        if retries == 0 or not self._has_other_broker(route, target):
+            return timeout_ms
+        return max(_SHORTEST_TRY_MS, timeout_ms // (retries + 1))
+
+    def _has_other_broker(self, route: TopicRoute, target: _Target) -> bool:
+        if not self._avoid_until:
+            return True
+        now_ms = self._clock.now_ms()
+        return any(
+            name != target.queue.broker_name and self._avoid_until.get(name, 0) <= now_ms
+            for name in route.write_brokers
+        )
 
     def tries(
         self, request: SendRequest, queue: MessageQueue | None, timeout_ms: int, deadline: float, retries: int
@@ -305,6 +330,7 @@ class _AsyncSend:
     future: AwaitableFuture[SendResult]
     target: _Target | None = None
     tries: Tries | None = None
+    try_ms: int = 0
 
     def attempt(self) -> None:
         """Send the request. This may block while the topic has no route."""
@@ -313,10 +339,16 @@ class _AsyncSend:
             route = self.producer.route_of(self.request)
             self.target = self.producer.target(self.request, route, self.queue, last_broker)
             left_ms = max(1, int((self.deadline - time.monotonic()) * 1_000))
+            if self.queue is None and len(route.write_brokers) > 1:
+                retries = self.producer._settings.retry_times_when_send_async_failed
+                left_ms = min(left_ms, self.producer.try_ms(route, self.target, self.timeout_ms, retries))
             command = self.request.command(self.target.queue)
+            self.try_ms = left_ms
             self.producer._instance.invoke_async(self.target.address, command, left_ms, self._done)
         except RemoteConnectError as exc:
             self._done(exc)
+        except DestinationError as exc:
+            self.future.set_exception(exc if self.tries is None else self.tries.queue_is_away(self.queue))
         except MQTemplateError as exc:
             self.future.set_exception(exc)
 
@@ -329,7 +361,7 @@ class _AsyncSend:
     def _finish_or_retry(self, response: RemotingCommand | BrokerError) -> None:
         producer, target = self.producer, self.target
         if target is not None and (producer._instance.outages.is_open or not isinstance(response, RemotingCommand)):
-            producer._instance.report(target.address, response)
+            self._report(target, response)
         if isinstance(response, RemotingCommand):
             if target is not None and not producer.may_retry(response):
                 self.future.set_result(producer.result(self.request, target, response))
@@ -344,6 +376,12 @@ class _AsyncSend:
             self.future.set_result(producer.end(self.tries, target, response))
         else:
             producer.try_later(self, pause_s)
+
+    def _report(self, target: _Target, response: RemotingCommand | BrokerError) -> None:
+        """Report an outage, unless the broker had less than the time of a request, which proves none."""
+        is_short = self.try_ms < self.producer._settings.request_timeout_ms
+        if not (is_short and isinstance(response, RemoteTimeoutError)):
+            self.producer._instance.report(target.address, response)
 
     def resume(self) -> None:
         """Try again, unless the producer was closed."""

@@ -13,6 +13,7 @@ from mqtemplate.brokers.remote.errors import refusal_text, send_error
 from mqtemplate.brokers.remote.producing.send_request import SendRequest
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerError, MQTemplateError, RemoteConnectError, SendError, SendTimeoutError
+from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 
@@ -85,6 +86,26 @@ class Tries:
         else:
             self._failures.append(_Failure(reason, self._number, self._number, now_ms, now_ms))
 
+    def queue_is_away(self, queue: MessageQueue | None) -> SendError:
+        """Return the error for a queue that left the route while the send was tried; these tries stored nothing."""
+        self._add(
+            "",
+            RemoteConnectError(
+                f"{queue} is not in the route of its topic any more, since its broker has stopped; send again to "
+                "another queue, or when the broker is back"
+            ),
+        )
+        error = SendError(self._text())
+        error.tries, error.queue_is_away = tuple(map(str, self._failures)), True
+        error.left_ms = max(0, round((self.deadline - time.monotonic()) * 1_000))
+        return error
+
+    def _text(self) -> str:
+        times = "once" if self._number == 1 else f"{self._number} times"
+        return (
+            f"{self.request}: tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(map(str, self._failures))}"
+        )
+
     def error(self, address: str, failure: BrokerError | RemotingCommand) -> MQTemplateError:
         """Return the error of the send after its last try, *failure*."""
         if isinstance(failure, RemotingCommand):
@@ -94,11 +115,9 @@ class Tries:
             kind = type(refused)
         else:
             kind = SendTimeoutError if self._has_timed_out else SendError
-        times = "once" if self._number == 1 else f"{self._number} times"
-        tries = tuple(map(str, self._failures))
-        error = kind(f"{self.request}: tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(tries)}")
+        error = kind(self._text())
         if isinstance(error, SendError):
-            error.tries = tries
+            error.tries = tuple(map(str, self._failures))
         return error
 
 

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.broker import Consumer
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from tests.brokers.remote.clients import client, join
+from tests.brokers.remote.clients import client, join, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.waiting import eventually
@@ -175,3 +175,45 @@ def test_a_heartbeat_under_way_does_not_register_a_member_that_leaves_again(
 
         eventually(lambda: not groups.unapplied_heartbeats, "the heartbeat is handled")
         assert groups.members[GROUP] == []
+
+
+def test_a_pull_carries_the_last_commit(tmp_path: Path) -> None:
+    """So the queue of a killed member is read from there, and not from the last periodic commit."""
+    with (
+        server() as cluster,
+        client(cluster.address, tmp_path, persist_consumer_offset_interval_ms=3_600_000) as broker,
+    ):
+        broker.create_topic("orders", 1)
+        [queue] = broker.queues("orders")
+        member = join(broker, "orders", GROUP)
+        broker.send(Message("orders", b"first"))
+        take(member, 1)
+        member.commit(queue, 1)
+        broker.committed_offset(GROUP, queue)  # sends the first commit, which no pull carries
+        for number in range(2, 4):
+            broker.send(Message("orders", b"x"))
+            take(member, 1)
+            member.commit(queue, number)
+
+        broker.send(Message("orders", b"last"))
+        take(member, 1)
+
+        eventually(lambda: cluster.engine.committed_offset(GROUP, queue) == 3, "the pull has committed the offset")
+
+
+def test_a_pull_of_a_member_that_locks_its_queues_carries_no_commit(tmp_path: Path) -> None:
+    """It could arrive after the last commit of the queue, and the next member would handle messages again."""
+    with (
+        server() as cluster,
+        client(cluster.address, tmp_path, persist_consumer_offset_interval_ms=3_600_000) as broker,
+    ):
+        broker.create_topic("orders", 1)
+        [queue] = broker.queues("orders")
+        member = join(broker, "orders", GROUP)
+        assert member.lock(queue)
+        member.commit(queue, 1)
+        broker.committed_offset(GROUP, queue)
+
+        member.commit(queue, 2)
+
+        assert member.offsets.carried(queue) == 0  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseC
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.remoting.protocol.headers.delayed import HeartbeatResponseHeader
 from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 from tests.brokers.remote.scripted_cluster import Script, ScriptedBroker
 from tests.waiting import eventually
@@ -207,6 +208,91 @@ def test_another_broker_is_preferred_when_one_is_unreachable() -> None:
             later = [broker.send_async([MESSAGE]).result(10).message_queue.broker_name for _ in range(10)]
 
         assert set(sync + later) == {"broker-a"}
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_broker_that_does_not_answer_leaves_time_for_another_one(kind: str) -> None:
+    """It gets a third of the timeout. A stopped process accepts connections and requests, too."""
+    with ScriptedBroker("broker-a") as answering, ScriptedBroker("broker-b") as silent:
+        answering.others = [silent]
+        answering.topic("orders", queues=1)
+        silent.script(SEND, lambda request: None)
+        with client_of(answering) as broker:
+            results = [send(broker, kind, None) for _ in range(4)]
+
+        assert {result.message_queue.broker_name for result in results} == {"broker-a"}
+        assert silent.count(SEND) == 1, "it is avoided afterwards"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("queue", [None, QUEUE])
+def test_without_another_broker_a_try_has_the_whole_timeout(
+    cluster: ScriptedBroker, queue: MessageQueue | None, kind: str
+) -> None:
+    """The broker may have stored the message: a second try would store it twice."""
+    cluster.script(SEND, lambda request: None)
+
+    with client_of(cluster) as broker, pytest.raises(SendTimeoutError):
+        send(broker, kind, queue, 700)
+
+    assert cluster.count(SEND) == 1
+
+
+@contextmanager
+def client_of_two(names: ScriptedBroker) -> Iterator[tuple[RemoteBroker, ScriptedBroker]]:
+    """Start a client of two brokers with one queue each, and the second broker, which the test stops."""
+    leaving = ScriptedBroker("broker-b")
+    with leaving:
+        names.others = [leaving]
+        names.topic("orders", queues=1)
+        with client_of(names) as broker:
+            assert len(broker.queues("orders")) == 2
+            broker.send(MESSAGE, MessageQueue("orders", "broker-b", 0))
+            yield broker, leaving
+
+
+def stop(leaving: ScriptedBroker, names: ScriptedBroker) -> None:
+    """Stop a broker; the name server notices it at once."""
+    names.others = []
+    names.topic("orders", queues=1)
+    leaving.stop()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_queue_whose_broker_has_left_the_route_is_an_error_before_the_timeout(kind: str) -> None:
+    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
+        stop(leaving, names)
+
+        with pytest.raises(SendError) as failed:
+            send(broker, kind, MessageQueue("orders", "broker-b", 0), 600_000)
+
+    assert failed.value.queue_is_away
+    assert 0 < failed.value.left_ms < 600_000
+    assert "not in the route of its topic any more" in failed.value.tries[-1]
+    assert "send again to another queue, or when the broker is back" in str(failed.value)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "batch"])
+def test_a_message_with_a_hash_key_goes_to_another_queue_when_its_broker_stops(kind: str) -> None:
+    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
+        names.script(RequestCode.SEND_BATCH_MESSAGE, names.accept)
+        template = RocketMQTemplate(broker, message_queue_selector=lambda queues, message, key: queues[-1])
+        stop(leaving, names)
+
+        if kind == "async":
+            result = template.async_send("orders", "x", "10m", hash_key="k").result(60)
+        else:
+            result = template.sync_send("orders", ["x", "y"] if kind == "batch" else "x", "10m", hash_key="k")
+
+    assert result.message_queue.broker_name == "broker-a"
+
+
+def test_a_lost_broker_leaves_the_routes_at_once() -> None:
+    """So messages with a hash_key go to other queues, and not only after the next poll of the name server."""
+    with ScriptedBroker("broker-a") as names, client_of_two(names) as (broker, leaving):
+        stop(leaving, names)
+
+        eventually(lambda: len(broker.queues("orders")) == 1, "the queue of the lost broker is gone", timeout_s=20)
 
 
 def test_the_timeout_error_has_the_number_of_attempts(cluster: ScriptedBroker) -> None:

@@ -1,0 +1,235 @@
+"""ORDERLY listeners on a cluster: hand-over of queues between members, and brokers that do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+from structlog.testing import capture_logs
+
+from mqtemplate.broker import Consumer
+from mqtemplate.brokers import RemoteBroker
+from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.listener import ConsumeMode, ListenerContainer, ListenerRegistry, message_listener
+from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
+from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
+from tests.brokers.remote.clients import bodies, client, join, server
+from tests.brokers.remote.consuming.test_consumer import pulled
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
+from tests.brokers.remote.scripted_group import ScriptedGroups
+from tests.waiting import eventually
+
+HOST = HostAddress("127.0.0.1", 10911)
+
+
+@contextmanager
+def listening(
+    broker: RemoteBroker, received: list[str], mode: ConsumeMode = ConsumeMode.ORDERLY, gate: Event | None = None
+) -> Iterator[ListenerContainer]:
+    """Run a listener of group "billing"; it waits for *gate* at the message "1"."""
+
+    @message_listener(
+        topic="orders",
+        consumer_group="billing",
+        consume_mode=mode,
+        consume_from_where="CONSUME_FROM_FIRST_OFFSET",
+        consume_thread_number=1,
+    )
+    def bill(body: str) -> None:
+        received.append(body)
+        if body == "1" and gate is not None:
+            gate.wait()
+
+    registry = ListenerRegistry(broker, JsonMessageConverter())
+    [container] = registry.register(bill)
+    registry.start()
+    try:
+        yield container
+    finally:
+        if gate is not None:
+            gate.set()
+        registry.stop()
+
+
+def wait_for_fetch(container: ListenerContainer) -> None:
+    """Return when the listener has fetched once more."""
+    for _ in range(2):
+        container._reposition(lambda: None)  # runs between two fetches
+
+
+def messages_queue(member: Consumer) -> list[MessageQueue]:
+    return sorted(queue for queue in member.assignment() if queue.topic == "orders")
+
+
+def test_a_new_member_starts_after_what_the_previous_one_has_committed(tmp_path: Path) -> None:
+    """It takes a queue over: it must not commit the position that it had before it got the lock."""
+    received: list[str] = []
+    with server() as cluster, client(cluster.address, tmp_path) as one, client(cluster.address, tmp_path) as other:
+        one.create_topic("orders", 2)
+        before = join(one, "orders")
+        both = one.queues("orders")
+        for queue in both:
+            assert before.lock(queue)
+            for number in range(4):
+                one.send(Message("orders", b"%d of %d" % (number, queue.queue_id)), queue)
+        with listening(other, received) as container:
+            [kept] = eventually(lambda: len(messages_queue(before)) == 1 and messages_queue(before), "it gave one up")
+            [given_up] = [queue for queue in both if queue != kept]
+            wait_for_fetch(container)
+
+            before.commit(given_up, 3)
+            before.unlock(given_up)
+            eventually(lambda: received, "the new member handles the queue")
+
+    assert received == [f"3 of {given_up.queue_id}"]
+
+
+def test_a_member_does_not_commit_a_queue_that_another_one_has_locked(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as one, client(cluster.address, tmp_path) as other:
+        one.create_topic("orders", 1)
+        [queue] = one.queues("orders")
+        owner = join(one, "orders")
+        assert owner.lock(queue)
+        owner.close()
+        cluster.broker.locks.lock("billing", "another member", [queue])
+        member = join(other, "orders")
+        assert not member.lock_soon(queue)
+
+        member.commit(queue, 5)
+        member.close()
+
+        assert cluster.engine.committed_offset("billing", queue) is None
+
+
+def test_a_broker_that_does_not_answer_locks_delays_no_other_broker(tmp_path: Path) -> None:
+    received: list[str] = []
+    with ScriptedBroker("broker-a") as answering, ScriptedBroker("broker-b") as silent:
+        answering.others = [silent]
+        answering.topic("orders", queues=1)
+        answering.topic("%RETRY%billing", queues=1)
+        ScriptedGroups(answering)
+        ScriptedGroups(silent)
+        silent.script(RequestCode.LOCK_BATCH_MQ, lambda request: None)
+        answering.script(RequestCode.PULL_MESSAGE, one_message)
+
+        with (
+            client(answering.address, tmp_path) as broker,
+            capture_logs() as logs,
+            listening(broker, received) as container,
+        ):
+            eventually(lambda: received, "the message of the broker that answers is handled")
+            eventually(lambda: silent.count(RequestCode.LOCK_BATCH_MQ) > 1, "the other broker is asked again")
+            wait_for_fetch(container)
+
+    assert received == ["a"]
+    assert [log["event"] for log in logs if log["event"].startswith("listener.poll")] == []
+
+
+def one_message(request: RemotingCommand) -> RemotingCommand | None:
+    """Respond to a pull of a queue with one message."""
+    header = request.header(PullMessageRequestHeader)
+    if header.topic == "orders" and header.queue_offset == 0:
+        return pulled(request, message_at(0, b"a"))
+    return None if header.suspend_timeout_millis else pulled(request)
+
+
+def message_at(queue_offset: int, body: bytes) -> MessageExt:
+    return MessageExt(
+        topic="orders", body=body, broker_name="broker-a", queue_id=0, queue_offset=queue_offset, physical_offset=0,
+        store_size=1, sys_flag=0, body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST,
+        reconsume_times=0, prepared_transaction_offset=0,
+    )  # fmt: skip
+
+
+def test_a_queue_that_returns_while_its_messages_are_handled_repeats_none(tmp_path: Path) -> None:
+    """The assignment may change twice within a moment, while members join. The handler finishes the queue meanwhile."""
+    received: list[str] = []
+    gate = Event()
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        broker.create_topic("orders", 1)
+        for number in range(4):
+            broker.send(Message("orders", b"%d" % number))
+        with listening(broker, received, gate=gate) as container:
+            eventually(lambda: "1" in received, "the handler has the second message")
+            member = container._consumer
+            share = set(member.assignment())
+            member._assign(set())  # type: ignore[attr-defined]
+            member._assign(share)  # type: ignore[attr-defined]
+            broker._client.members.rebalance_topic("orders")
+            gate.set()
+            eventually(lambda: "3" in received, "all messages are handled")
+            wait_for_fetch(container)
+
+    assert received == ["0", "1", "2", "3"]
+
+
+def test_a_lost_lock_stops_the_handling_of_fetched_messages_until_it_is_regained(tmp_path: Path) -> None:
+    received: list[str] = []
+    gate = Event()
+    with (
+        server() as cluster,
+        client(cluster.address, tmp_path, lock_live_ms=300, lock_interval_ms=50) as broker,
+    ):
+        broker.create_topic("orders", 1)
+        [queue] = broker.queues("orders")
+        for number in range(4):
+            broker.send(Message("orders", b"%d" % number))
+        locks = cluster.broker.locks
+        with listening(broker, received, gate=gate) as container:
+            eventually(lambda: "1" in received, "the handler has the second message")
+            member = container._consumer
+            locks.unlock("billing", member.context.instance.id, [queue])  # type: ignore[attr-defined]
+            locks.lock("billing", "another member", [queue])
+            eventually(lambda: queue in member.lost_locks(), "the lock is lost")
+            wait_for_fetch(container)
+            gate.set()
+            for _ in range(2):
+                wait_for_fetch(container)
+            after_loss = list(received)
+            cluster.engine.commit_offset("billing", queue, 3)  # the other member has handled one message more
+            locks.unlock("billing", "another member", [queue])
+            eventually(lambda: "3" in received, "the last message is handled")
+
+    assert after_loss == ["0", "1"]
+    assert received == ["0", "1", "3"]
+
+
+def test_a_reset_by_an_administrator_discards_the_messages_that_were_fetched(tmp_path: Path) -> None:
+    """Otherwise the commit of one of them would be past messages that are to be handled again."""
+    received: list[str] = []
+    gate = Event()
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        broker.create_topic("orders", 1)
+        [queue] = broker.queues("orders")
+        for number in range(3):
+            broker.send(Message("orders", b"%d" % number))
+        with listening(broker, received, ConsumeMode.CONCURRENTLY, gate) as container:
+            eventually(lambda: "1" in received, "the handler has the second message")
+
+            container._consumer.reset({queue: 0})  # type: ignore[attr-defined]
+            wait_for_fetch(container)
+            gate.set()
+            eventually(lambda: len(received) >= 5, "all messages are handled again")
+            wait_for_fetch(container)
+
+    assert received == ["0", "1", "0", "1", "2"]
+
+
+def test_messages_polled_after_a_reset_start_at_its_offset(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        broker.create_topic("orders", 1)
+        [queue] = broker.queues("orders")
+        for number in range(3):
+            broker.send(Message("orders", b"%d" % number))
+        member = join(broker, "orders")
+        assert member.take_resets() == {}
+
+        member.reset({queue: 2})  # type: ignore[attr-defined]
+        unread, resets = member.poll(8), member.take_resets()
+        member.seek(queue, resets[queue])
+
+        assert (unread, resets) == ([], {queue: 2})
+        assert bodies(member.poll(8)) == [b"2"]
