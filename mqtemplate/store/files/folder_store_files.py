@@ -101,10 +101,8 @@ class FolderStoreFiles(StoreFiles):
         return DiskFile(self.root / name, size, self._disk, first_step=0 if sparse else None)
 
     def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
-        if rebuildable:  # the folders below become durable with the first flush, this one must be durable before
-            make_folder(self.root / Path(folder).parts[0], self._disk)
         try:
-            return DiskFileQueue(self.root / folder, size, self._disk, rebuildable=rebuildable)
+            return self._open_queue(folder, size, rebuildable=rebuildable)
         except StoreFormatError as exc:
             hint = ", or delete the folder consumequeue, which is rebuilt from the commit log" if rebuildable else ""
             lengths = Counter(length for length in self.file_sizes(folder).values() if length)
@@ -118,6 +116,11 @@ class FolderStoreFiles(StoreFiles):
                 f"was created with, so leave {setting} out, or set it to {found}. If {size} is right, a file was cut: "
                 f"restore it{hint}"
             ) from exc
+
+    def _open_queue(self, folder: str, size: int, *, rebuildable: bool) -> MappedFileQueue:
+        if rebuildable:  # the folders below become durable with the first flush, this one must be durable before
+            make_folder(self.root / Path(folder).parts[0], self._disk)
+        return DiskFileQueue(self.root / folder, size, self._disk, rebuildable=rebuildable)
 
     # --- small files ---------------------------------------------------------------------------
 
