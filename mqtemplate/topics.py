@@ -19,6 +19,7 @@ __all__ = [
     "RETRY_TOPIC_PREFIX",
     "SCHEDULE_TOPIC",
     "SELF_TEST_TOPIC",
+    "SYSTEM_GROUPS",
     "SYSTEM_TOPICS",
     "SYSTEM_TOPIC_PREFIX",
     "TIMER_TOPIC",
@@ -26,6 +27,7 @@ __all__ = [
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "check_send_topic",
     "check_topic",
+    "is_system_group",
     "nearest_topic",
     "reply_topic",
 ]
@@ -74,6 +76,26 @@ SYSTEM_TOPICS = frozenset(
 Source: ``TopicValidator.SYSTEM_TOPIC_SET``.
 """
 
+SYSTEM_GROUPS = frozenset(
+    {
+        "DEFAULT_CONSUMER",
+        "DEFAULT_PRODUCER",
+        "TOOLS_CONSUMER",
+        "SCHEDULE_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "CLIENT_INNER_PRODUCER",
+        "SELF_TEST_P_GROUP",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PULL",
+    }
+)
+"""Groups of RocketMQ itself. Source: ``MixAll``."""
+
+_SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 _BROKERS_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _MAX_LENGTH = 127
@@ -111,6 +133,11 @@ def check_send_topic(topic: str) -> str:
             f"topic {topic!r} belongs to the broker; send to the topic the message is for, with a delay option"
         )
     return topic
+
+
+def is_system_group(group: str) -> bool:
+    """Return True for a group of RocketMQ itself."""
+    return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
 
 
 def nearest_topic(topic: str, known: Iterable[str]) -> str | None:

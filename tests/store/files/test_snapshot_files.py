@@ -31,7 +31,9 @@ def snapshot_of(folder: Path, clock: VirtualClock) -> EmbeddedBroker:
 
 def fill(broker: EmbeddedBroker) -> None:
     for number in range(5):
-        broker.send(Message("orders", b"%d" % number, {Property.KEYS: f"key-{number}"}), MessageQueue("orders", "broker-a", 0))
+        broker.send(
+            Message("orders", b"%d" % number, {Property.KEYS: f"key-{number}"}), MessageQueue("orders", "broker-a", 0)
+        )
     broker.send(Message("orders", b"later", {Property.TIMER_DELAY_MS: str(HOUR_MS)}))
     broker.send(Message("orders", b"level", {Property.DELAY: "3"}))
 
@@ -81,7 +83,9 @@ def test_what_happens_on_a_snapshot_stays_in_memory(tmp_path: Path) -> None:
             for service in broker.services():
                 service.step()
         bodies = {
-            message.body for queue in broker.queues("orders") for message in broker.pull(queue, 0, max_count=32).messages
+            message.body
+            for queue in broker.queues("orders")
+            for message in broker.pull(queue, 0, max_count=32).messages
         }
         broker.commit_offset("billing", MessageQueue("orders", broker.name, 0), 3)
 
