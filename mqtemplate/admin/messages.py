@@ -149,6 +149,10 @@ class Tail:
             admin, topic, selector, {span.queue: search(span.queue, time_ms) for span in admin.queue_spans(topic)}
         )
 
+    def end_of(self, message: MessageExt) -> int:
+        """Return the position of the queue of *message*: later messages come from `poll`."""
+        return self.positions.get(message.message_queue, 0)
+
     def poll(self) -> list[MessageExt]:
         """Return the messages that were stored since the last call, by store time. It does not wait."""
         self.admin.refresh()

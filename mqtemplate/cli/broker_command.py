@@ -1,12 +1,12 @@
-"""``python -m mqtemplate broker``: run a broker and its name server in this process."""
+"""Run a broker and its name server in this process: ``mqtemplate broker``."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import ipaddress
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
@@ -25,46 +25,20 @@ from mqtemplate.server.acl_settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
 
-HELP = "run a broker and its name server"
-DESCRIPTION = """\
-Run a broker and its name server in one process, for RocketMQ's clients of every language and for
-applications of mqtemplate (rocketmq.name-server: 127.0.0.1:9876).
 
-All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
-and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
-"""
-_OPTIONS = {
-    # option -> key, metavar, help
-    "store": ("mqtemplate.broker.store-path", "DIR", "the store directory; one process owns it"),
-    "listen": ("mqtemplate.server.listen", "IP:PORT", "address of the broker (default 127.0.0.1:10911)"),
-    "name-server": (
-        "mqtemplate.server.name-server",
-        "IP:PORT",
-        "address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
-    ),
-    "advertise": ("mqtemplate.server.advertise", "IP:PORT", "address that clients connect to (default: --listen)"),
-    "cluster-name": ("mqtemplate.server.cluster-name", "NAME", "the cluster's name (default DefaultCluster)"),
-    "broker-name": ("mqtemplate.broker.broker-name", "NAME", "the broker's name (default broker-a)"),
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own options to its parser."""
-    for option, (_, metavar, text) in _OPTIONS.items():
-        parser.add_argument(f"--{option}", metavar=metavar, help=text)
-
-
-def run(options: argparse.Namespace) -> None:
+def run(config: str | None, profiles: Sequence[str], given: Mapping[str, object]) -> None:
     """Start the cluster, print its addresses, and stop it after a signal.
+
+    Args:
+        config: Folder of ``application.yml``; None for the current folder.
+        given: Keys that win over the configuration.
 
     Raises:
         MQTemplateError: It cannot start.
     """
-    given = {key: getattr(options, option.replace("-", "_")) for option, (key, _, _) in _OPTIONS.items()}
-    arguments: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     # The name server of the applications in the same file is not the one of this broker.
-    arguments["rocketmq.name-server"] = "embedded"
-    settings = load_settings(options.config, options.profile, arguments=arguments)
+    arguments = {**given, "rocketmq.name-server": "embedded"}
+    settings = load_settings(config, profiles, arguments=arguments)
     logging = settings.mqtemplate.logging
     restore_logging = show_events(logging) if logging.enabled and not has_handlers() else lambda: None
     try:

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
-from mqtemplate.cli.output import print_line
-from mqtemplate.context.config.source import load_settings
+from mqtemplate.cli.invocation import Invocation
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.context.settings.remote_settings import remote_settings
 
-HELP = "print the capabilities of brokers, and their differences"
-DESCRIPTION = """\
-Print the capabilities of the broker of each name server, and their differences. All brokers guarantee what
-the Broker interface specifies; a capability is what only some brokers have. A name server is a value of
-rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are read from
-application.yml.
-"""
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments to its parser."""
-    help_text = "name server of a broker (default: rocketmq.name-server)"
-    parser.add_argument("name_servers", metavar="NAME-SERVER", nargs="*", help=help_text)
-
-
-def run(options: argparse.Namespace) -> None:
-    """Print the capabilities of the brokers that the options name.
+def capabilities_of(call: Invocation, name_servers: Sequence[str]) -> dict[str, frozenset[Capability]]:
+    """Return the capabilities of the broker of each name server; of the configured one if none is given.
 
     Raises:
         MQTemplateError: The settings are invalid, or a broker does not answer.
     """
-    found = dict(_capabilities(name_server, options) for name_server in options.name_servers or [None])
-    print_line(capability_report(found))
+    return dict(_capabilities(name_server, call) for name_server in name_servers or [None])
 
 
-def _capabilities(name_server: str | None, options: argparse.Namespace) -> tuple[str, frozenset[Capability]]:
-    arguments = {} if name_server is None else {"rocketmq.name-server": name_server}
-    settings = load_settings(options.config, options.profile, arguments=arguments)
+def _capabilities(name_server: str | None, call: Invocation) -> tuple[str, frozenset[Capability]]:
+    settings = dataclasses.replace(call, name_server=name_server).settings()
     name = settings.rocketmq.name_server
     if not isinstance(settings.broker_choice, RemoteCluster):
         return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store

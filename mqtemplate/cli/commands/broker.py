@@ -1,0 +1,96 @@
+"""``broker`` and ``capabilities``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mqtemplate.cli import exit_codes
+from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.output import print_line
+from mqtemplate.errors import MQTemplateError
+
+_KEYS = {
+    # option -> key
+    "store": "mqtemplate.broker.store-path",
+    "listen": "mqtemplate.server.listen",
+    "name_server": "mqtemplate.server.name-server",
+    "advertise": "mqtemplate.server.advertise",
+    "cluster_name": "mqtemplate.server.cluster-name",
+    "broker_name": "mqtemplate.broker.broker-name",
+}
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    examples = ("broker --store ./data", "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876")
+    command(app, "broker", *examples, without=("name_server", "as_json"))(broker)
+    examples = ("capabilities", "capabilities embedded:./data 127.0.0.1:9876 --json")
+    command(app, "capabilities", *examples, without=("name_server",))(capabilities)
+
+
+def broker(
+    call: Invocation,
+    store: Annotated[str | None, typer.Option(metavar="DIR", help="the store directory; one process owns it")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="IP:PORT", help="address of the broker (default 127.0.0.1:10911)")
+    ] = None,
+    name_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT",
+            help="address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="IP:PORT", help="address that clients connect to (default: --listen)")
+    ] = None,
+    cluster_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the cluster's name (default DefaultCluster)")
+    ] = None,
+    broker_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the broker's name (default broker-a)")
+    ] = None,
+) -> None:
+    """Run a broker and its name server.
+
+    Both run in this process, for RocketMQ's clients of every language and for applications of mqtemplate
+    (rocketmq.name-server: 127.0.0.1:9876).
+
+    All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
+    and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
+    """
+    from mqtemplate.cli.broker_command import run
+    from mqtemplate.context.failure_report import failure_report, is_debug
+
+    given = (store, listen, name_server, advertise, cluster_name, broker_name)
+    arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
+    try:
+        run(call.config, call.profile, arguments)
+    except MQTemplateError as exc:
+        if call.debug or is_debug():
+            raise
+        print_line(failure_report(exc), sys.stderr)
+        raise typer.Exit(exit_codes.FAILED) from exc
+
+
+def capabilities(
+    call: Invocation,
+    name_servers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME-SERVER]...", help="name server of a broker (default: rocketmq.name-server)"),
+    ] = None,
+) -> None:
+    """Show the capabilities of brokers, and their differences.
+
+    All brokers guarantee what the Broker interface specifies; a capability is what only some brokers have. A name
+    server is a value of rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are
+    read from application.yml.
+    """
+    from mqtemplate.cli.capabilities_command import capabilities_of, capability_report
+
+    found = capabilities_of(call, name_servers or [])
+    call.output.document({name: sorted(each.value for each in given) for name, given in found.items()})
+    call.output.line(capability_report(found))
