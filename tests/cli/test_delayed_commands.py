@@ -16,9 +16,7 @@ def keys(records: list[dict[str, object]]) -> list[object]:
 def test_pending_messages_are_listed_by_deliver_time(run: CommandLine) -> None:
     text = run.ok("delayed", "ls").output.splitlines()
 
-    assert keys(run.json("delayed", "ls")) == ["due-1", "due-level", "due-2", "due-30"] or keys(
-        run.json("delayed", "ls")
-    ) == ["due-1", "due-2", "due-level", "due-30"]
+    assert keys(run.json("delayed", "ls")) == ["due-1", "due-2", "due-level", "due-30"]
     assert text[0].split() == ["DUE", "IN", "TOPIC", "TAG", "KEYS", "LEVEL", "SIZE", "ID"]
     assert len(text) == 5
 
@@ -80,8 +78,6 @@ def test_a_message_is_rescheduled(run: CommandLine) -> None:
 def test_a_message_is_delivered_now(run: CommandLine) -> None:
     run.ok("delayed", "reschedule", "due-30", "--now")
 
-    # A folder is opened by the next change only, so its owner delivers then.
-    run.ok("tail", "reminders", "--last", "5", "--max-count", "1") if "embedded" not in run.name_server else None
     assert "due-30" not in keys(run.json("delayed", "ls", "--after", "1m"))
 
 

@@ -62,6 +62,24 @@ class FolderStoreFiles(StoreFiles):
         self._owner = OwnerProcess(f"the broker of store directory {self.root}")
         call_after_fork(self)
 
+    def locked_by(self) -> str | None:
+        """Return the id of the process that owns the folder, or "another process"; None if none does."""
+        path = (self.root / "lock").resolve()
+        if path in _locked_here:
+            return str(os.getpid())
+        if not path.exists():
+            return None
+        import fcntl
+
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 0)  # a shared lock needs no write permission
+        except OSError:
+            return process_with_lock(fd) or "another process"
+        finally:
+            os.close(fd)  # this releases the lock
+        return None
+
     def _locked(self, process_id: str = "") -> StoreLockedError:
         process_id = process_id or self.owner()[0]
         if process_id == str(os.getpid()):
