@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mqtemplate.cli.commands import application, bench, broker, dead_letters, delayed, messages, topics
+from mqtemplate.cli.commands import application, bench, broker, dead_letters, delayed, folder, messages, topics
 from mqtemplate.cli.output import print_line
 
 _EPILOG = "docs/cli.md has all commands and exit codes."
@@ -23,7 +23,7 @@ def command() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_program)
-    for module in (broker, messages, topics, delayed, dead_letters, application, bench):
+    for module in (broker, messages, topics, delayed, dead_letters, application, bench, folder):
         module.add_commands(app)
     return typer.main.get_command(app)
 
