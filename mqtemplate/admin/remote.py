@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from mqtemplate.admin.broker_admin import BrokerAdmin, unknown
 from mqtemplate.admin.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan
-from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.broker import Broker
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.routes import MASTER_ID
 from mqtemplate.errors import UnsupportedError
@@ -42,14 +42,16 @@ class RemoteAdmin(BrokerAdmin):
     With access control the account needs the rights of an administrator.
 
     Args:
-        broker: A started client of the cluster. `close` closes it.
+        broker: A started client of the cluster, a `mqtemplate.brokers.RemoteBroker`. `close` closes it.
+        context: Its ``client_context``.
     """
 
-    def __init__(self, broker: RemoteBroker) -> None:
+    def __init__(self, broker: Broker, context: ClientContext) -> None:
         self._broker = broker
+        self._context = context
 
     @property
-    def broker(self) -> RemoteBroker:
+    def broker(self) -> Broker:
         return self._broker
 
     def close(self) -> None:
@@ -176,10 +178,6 @@ class RemoteAdmin(BrokerAdmin):
         self._context.call(address, request, f"set the offset of group {group!r} in {queue}")
 
     # --- requests ------------------------------------------------------------------------------
-
-    @property
-    def _context(self) -> ClientContext:
-        return self._broker.client_context
 
     def _wrap(self, name: str) -> str:
         return self._context.namespace.wrap(name)

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
-from mqtemplate.cli.invocation import Invocation
+from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.context.settings.remote_settings import remote_settings
 
 
-def capabilities_of(call: Invocation, name_servers: Sequence[str]) -> dict[str, frozenset[Capability]]:
-    """Return the capabilities of the broker of each name server; of the configured one if none is given.
+def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:
+    """Return name server and capabilities of the broker that the settings choose.
 
     Raises:
-        MQTemplateError: The settings are invalid, or a broker does not answer.
+        MQTemplateError: The settings are invalid, or the broker does not answer.
     """
-    return dict(_capabilities(name_server, call) for name_server in name_servers or [None])
-
-
-def _capabilities(name_server: str | None, call: Invocation) -> tuple[str, frozenset[Capability]]:
-    settings = dataclasses.replace(call, name_server=name_server).settings()
     name = settings.rocketmq.name_server
     if not isinstance(settings.broker_choice, RemoteCluster):
         return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store

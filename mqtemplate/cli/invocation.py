@@ -80,7 +80,7 @@ class Invocation:
         settings = self.settings()
         if isinstance(settings.broker_choice, RemoteCluster):
             broker = RemoteBroker(remote_settings(settings))
-            with broker, RemoteAdmin(broker) as remote:
+            with broker, RemoteAdmin(broker, broker.client_context) as remote:
                 yield remote
             return
         if settings.store_path is None:
@@ -109,6 +109,9 @@ class Invocation:
             self.output.note("nothing was changed")
             raise typer.Exit(1)
 
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show the changes, and change nothing")]
 
 _NAME_SERVER = typer.Option(
     "--name-server",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 from mqtemplate.cli import exit_codes
 from mqtemplate.cli.output import print_line
@@ -25,11 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:  # needs none of the imports below
         print_line(f"{PROGRAM} {version(PROGRAM)}")
         return exit_codes.SUCCESS
-    from mqtemplate.cli.app import command
     from mqtemplate.context.failure_report import is_debug
 
     try:
-        command().main(words, prog_name=PROGRAM)
+        _program().main(words, prog_name=PROGRAM)
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else exit_codes.SUCCESS
     except MQTemplateError as exc:
@@ -38,3 +38,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_line(f"error: {exc}", sys.stderr)
         return next((code for kind, code in _CODES.items() if isinstance(exc, kind)), exit_codes.FAILED)
     return exit_codes.SUCCESS
+
+
+def _program() -> Any:
+    """Return the program with all commands, as typer's command."""
+    from typer.main import get_command
+
+    from mqtemplate.cli.commands import (
+        application,
+        bench,
+        broker,
+        dead_letters,
+        delayed,
+        folder,
+        messages,
+        topics,
+    )
+    from mqtemplate.cli.program import new_program
+
+    program = new_program()
+    for module in (broker, messages, topics, delayed, dead_letters, application, bench, folder):
+        module.add_commands(program)
+    return get_command(program)

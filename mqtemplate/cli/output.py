@@ -15,6 +15,9 @@ Record: TypeAlias = Mapping[str, Any]
 Column: TypeAlias = str | Callable[[Record], object]
 """Key of a record, or function that returns the text of a cell."""
 
+Columns: TypeAlias = Mapping[str, Column]
+"""Title of a column -> its cells."""
+
 _PIPE_WIDTH = 10_000
 
 
@@ -65,7 +68,7 @@ class Output:
         """Write one line of a stream of JSON documents."""
         self._print(json.dumps(value, ensure_ascii=False))
 
-    def table(self, records: Sequence[Record], columns: Mapping[str, Column], empty: str) -> None:
+    def table(self, records: Sequence[Record], columns: Columns, empty: str) -> None:
         """Write records as a table, or as a JSON list.
 
         Args:
@@ -80,7 +83,7 @@ class Output:
             return
         self._print(_table_text(records, columns))
 
-    def fields(self, record: Record, titles: Mapping[str, Column]) -> None:
+    def fields(self, record: Record, titles: Columns) -> None:
         """Write one record as lines ``title  value``, or as a JSON object. Empty values are left out."""
         self.document(record)
         cells = {title: _cell(record, column) for title, column in titles.items()}
@@ -120,7 +123,7 @@ class Output:
             yield lambda count: progress.advance(task, count)
 
 
-def _table_text(records: Sequence[Record], columns: Mapping[str, Column]) -> str:
+def _table_text(records: Sequence[Record], columns: Columns) -> str:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

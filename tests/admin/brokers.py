@@ -77,7 +77,7 @@ def admin_of(kind: str, folder: Path) -> Iterator[BrokerAdmin]:
             client = stack.enter_context(RemoteBroker(stack.enter_context(server(folder))))
             fill(client)
             create_dead_letters(client)
-            admin = RemoteAdmin(client)
+            admin = RemoteAdmin(client, client.client_context)
         with admin:
             yield admin
 

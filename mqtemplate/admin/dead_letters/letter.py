@@ -52,7 +52,7 @@ _NOT_SENT_AGAIN = BROKER_PROPERTIES.union(
 
 
 class LetterState(Enum):
-    """What an administrator has done with a dead letter."""
+    """State of a dead letter: the last action of an administrator."""
 
     OPEN = "open"
     RESENT = "resent"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -91,6 +92,7 @@ def capabilities(
     """
     from mqtemplate.cli.capabilities_command import capabilities_of, capability_report
 
-    found = capabilities_of(call, name_servers or [])
+    calls = [replace(call, name_server=name_server) for name_server in name_servers or (None,)]
+    found = dict(capabilities_of(each.settings()) for each in calls)
     call.output.document({name: sorted(each.value for each in given) for name, given in found.items()})
     call.output.line(capability_report(found))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.commands.topics import DryRun, Yes
 from mqtemplate.cli.formats import (
     body_fields,
     body_text,
@@ -24,13 +23,14 @@ from mqtemplate.cli.formats import (
     properties_text,
     time_text,
 )
-from mqtemplate.cli.invocation import Invocation, command, existing_file
+from mqtemplate.cli.invocation import DryRun, Invocation, Yes, command, existing_file
+from mqtemplate.cli.output import Columns
 
 if TYPE_CHECKING:
     from mqtemplate.admin import BrokerAdmin, DeadLetter, LetterEdit, LetterFilter
 
-_GROUP_COLUMNS = {"GROUP": "group", "DEAD LETTERS": "count"}
-_COLUMNS = {
+_GROUP_COLUMNS: Columns = {"GROUP": "group", "DEAD LETTERS": "count"}
+_COLUMNS: Columns = {
     "STORED": lambda record: time_text(record["store_timestamp"]),
     "STATE": "state",
     "TOPIC": "origin_topic",
@@ -39,7 +39,7 @@ _COLUMNS = {
     "CAUSE": "cause",
     "ID": "id",
 }
-_FIELDS = {
+_FIELDS: Columns = {
     "id": "id",
     "message id": "msg_id",
     "group": "group",

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.commands.topics import DryRun, Yes
 from mqtemplate.cli.formats import (
     body_fields,
     duration,
@@ -17,14 +16,15 @@ from mqtemplate.cli.formats import (
     span_text,
     time_text,
 )
-from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.invocation import DryRun, Invocation, Yes, command
+from mqtemplate.cli.output import Columns
 
 if TYPE_CHECKING:
     from mqtemplate.admin import BulkChange
     from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
 
 _BAR = 40
-_COLUMNS = {
+_COLUMNS: Columns = {
     "DUE": lambda record: time_text(record["deliver_ms"]),
     "IN": lambda record: span_text(record["in_ms"]),
     "TOPIC": "topic",
@@ -34,7 +34,7 @@ _COLUMNS = {
     "SIZE": lambda record: size_text(record["body_size"]),
     "ID": "msg_id",
 }
-_FIELDS = {
+_FIELDS: Columns = {
     "id": "msg_id",
     "topic": "topic",
     "tag": "tags",
@@ -151,7 +151,7 @@ def histogram(
     if call.as_json:
         call.output.document({"total": counts.total, "bucket_ms": bucket_ms, "buckets": records})
         return
-    columns = {
+    columns: Columns = {
         "FROM": lambda record: time_text(record["start_ms"]),
         "MESSAGES": "count",
         "": lambda record: "#" * max(1, round(record["count"] * _BAR / top)),

@@ -149,8 +149,8 @@ def _print_findings(call: Invocation, report: FolderReport) -> None:
         out.line(f"{kind}: {each.file} from byte {each.file_offset} on, {each.size} bytes: {each.reason}")
     for warning in report.warnings:
         out.line(f"warning of a start: {warning}")
-    for each in report.start:
-        out.line(f"a start would {each}")
+    for action in report.start:
+        out.line(f"a start would {action}")
     if report.problem is not None:
         out.line(f"DAMAGE: no broker can open it: {report.problem}")
     elif not report.is_damaged:

@@ -23,6 +23,7 @@ from mqtemplate.cli.formats import (
     time_text,
 )
 from mqtemplate.cli.invocation import Invocation, command, existing_file
+from mqtemplate.cli.output import Columns
 
 if TYPE_CHECKING:
     from mqtemplate.admin import BrokerAdmin, Tail
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.3
 _SHOWN = 20
-_MESSAGE_COLUMNS = {
+_MESSAGE_COLUMNS: Columns = {
     "STORED": lambda record: time_text(record["store_timestamp"]),
     "QUEUE": "queue_id",
     "OFFSET": "queue_offset",
@@ -41,7 +42,7 @@ _MESSAGE_COLUMNS = {
     "ID": "msg_id",
     "BODY": lambda record: short_body(_body(record)),
 }
-_FIELDS = {
+_FIELDS: Columns = {
     "id": "msg_id",
     "offset id": "offset_msg_id",
     "topic": "topic",

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqtemplate.cli.formats import past_time, time_text
-from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.invocation import DryRun, Invocation, Yes, command
+from mqtemplate.cli.output import Columns
 
 if TYPE_CHECKING:
     from mqtemplate.admin import GroupInfo, OffsetTarget, QueueProgress, TopicInfo
 
-_TOPIC_COLUMNS = {
+_TOPIC_COLUMNS: Columns = {
     "TOPIC": "name",
     "KIND": "kind",
     "QUEUES": "queue_count",
     "MESSAGES": "message_count",
     "LAST STORED": lambda record: time_text(record["last_stored_ms"]),
 }
-_QUEUE_COLUMNS = {
+_QUEUE_COLUMNS: Columns = {
     "BROKER": "broker_name",
     "QUEUE": "queue_id",
     "FIRST": "min_offset",
@@ -27,14 +28,14 @@ _QUEUE_COLUMNS = {
     "MESSAGES": "message_count",
     "LAST STORED": lambda record: time_text(record["last_stored_ms"]),
 }
-_GROUP_COLUMNS = {
+_GROUP_COLUMNS: Columns = {
     "GROUP": "name",
     "MEMBERS": lambda record: len(record["members"]),
     "LAG": "lag",
     "MODEL": "message_model",
     "TOPICS": lambda record: ", ".join(record["topics"]),
 }
-_PROGRESS_COLUMNS = {
+_PROGRESS_COLUMNS: Columns = {
     "TOPIC": "topic",
     "BROKER": "broker_name",
     "QUEUE": "queue_id",
@@ -43,10 +44,13 @@ _PROGRESS_COLUMNS = {
     "LAG": "lag",
     "LAST CONSUMED": lambda record: time_text(record["last_consumed_ms"]),
 }
-_CHANGE_COLUMNS = {"TOPIC": "topic", "BROKER": "broker_name", "QUEUE": "queue_id", "BEFORE": "before", "AFTER": "after"}
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show the changes, and change nothing")]
+_CHANGE_COLUMNS: Columns = {
+    "TOPIC": "topic",
+    "BROKER": "broker_name",
+    "QUEUE": "queue_id",
+    "BEFORE": "before",
+    "AFTER": "after",
+}
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -145,7 +149,7 @@ def _show_group(call: Invocation, group: GroupInfo) -> None:
     out = call.output
     out.line(f"{group.name}: lag {group.lag}, {len(group.members)} members, {group.message_model or 'not connected'}")
     if group.members:
-        columns = {"MEMBER": "client_id", "ADDRESS": "address", "LANGUAGE": "language"}
+        columns: Columns = {"MEMBER": "client_id", "ADDRESS": "address", "LANGUAGE": "language"}
         out.table(record["members"], columns, "no members")
     if group.subscriptions:
         columns = {"SUBSCRIPTION": "topic", "TYPE": "expression_type", "EXPRESSION": "expression"}
@@ -213,7 +217,7 @@ def reset_offsets(
 ) -> None:
     """Set the committed offsets of a group in a topic. Connected members continue at the new offsets.
 
-    Offsets that a queue does not have become the nearest that it has. The changes are shown before they are made.
+    Offsets that a queue does not have become the nearest that it has. The command shows the changes first.
     """
     from mqtemplate.admin import apply_reset, plan_reset
 

@@ -1,31 +1,28 @@
-"""The program with all its commands."""
+"""The program: its name, its help, and its options without a command."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from mqtemplate.cli.commands import application, bench, broker, dead_letters, delayed, folder, messages, topics
 from mqtemplate.cli.output import print_line
 
 _EPILOG = "docs/cli.md has all commands and exit codes."
 
 
-def command() -> Any:
-    """Return the program as a command of typer."""
-    # Plain help: with rich each call for help would cost another tenth of a second.
-    app = typer.Typer(
+def new_program() -> typer.Typer:
+    """Return the program without commands."""
+    # Plain help: with rich each call for help would take another tenth of a second.
+    program = typer.Typer(
         epilog=_EPILOG,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_program)
-    for module in (broker, messages, topics, delayed, dead_letters, application, bench, folder):
-        module.add_commands(app)
-    return typer.main.get_command(app)
+    program.callback()(_program)
+    return program
 
 
 def _show_version(is_given: bool) -> None:
