@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated
+
+import typer
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
+from mqtemplate.cli.invocation import Invocation, command
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.context.settings.remote_settings import remote_settings
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    examples = ("capabilities", "capabilities embedded:./data 127.0.0.1:9876 --json")
+    command(app, "capabilities", *examples, without=("name_server",))(capabilities)
+
+
+def capabilities(
+    call: Invocation,
+    name_servers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME-SERVER]...", help="name server of a broker (default: rocketmq.name-server)"),
+    ] = None,
+) -> None:
+    """Show the capabilities of brokers, and their differences.
+
+    All brokers guarantee what the Broker interface specifies; a capability is what only some brokers have. A name
+    server is a value of rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are
+    read from application.yml.
+    """
+    calls = [replace(call, name_server=name_server) for name_server in name_servers or (None,)]
+    found = dict(capabilities_of(each.settings()) for each in calls)
+    call.output.document({name: sorted(each.value for each in given) for name, given in found.items()})
+    call.output.line(capability_report(found))
 
 
 def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:

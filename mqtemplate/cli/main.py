@@ -44,10 +44,10 @@ def _program() -> Any:
     """Return the program with all commands, as typer's command."""
     from typer.main import get_command
 
+    from mqtemplate.cli import broker_command, capabilities_command
     from mqtemplate.cli.commands import (
         application,
         bench,
-        broker,
         dead_letters,
         delayed,
         folder,
@@ -57,6 +57,16 @@ def _program() -> Any:
     from mqtemplate.cli.program import new_program
 
     program = new_program()
-    for module in (broker, messages, topics, delayed, dead_letters, application, bench, folder):
+    for module in (
+        broker_command,
+        capabilities_command,
+        messages,
+        topics,
+        delayed,
+        dead_letters,
+        application,
+        bench,
+        folder,
+    ):
         module.add_commands(program)
     return get_command(program)
