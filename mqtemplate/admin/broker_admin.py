@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from mqtemplate.admin.values import GroupInfo, QueueProgress, QueueSpan, TopicInfo
+from mqtemplate.admin.values import GroupInfo, QueueProgress, QueueSpan, TopicInfo, TopicKind
 from mqtemplate.broker import Broker
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.message import MessageQueue
@@ -50,8 +50,12 @@ class BrokerAdmin(ABC):
     # --- topics --------------------------------------------------------------------------------
 
     @abstractmethod
+    def topic_kinds(self) -> dict[str, TopicKind]:
+        """Return the kind of each topic, sorted by name."""
+
     def topic_names(self) -> list[str]:
         """Return the names of all topics, system topics included, sorted."""
+        return list(self.topic_kinds())
 
     @abstractmethod
     def queue_spans(self, topic: str) -> list[QueueSpan]:
@@ -71,14 +75,15 @@ class BrokerAdmin(ABC):
         Raises:
             UnknownNameError: There is no such topic.
         """
-        return TopicInfo(name, tuple(self.queue_spans(name)), tuple(self.groups_of(name)))
+        spans = tuple(self.queue_spans(name))
+        return TopicInfo(name, self.topic_kinds()[name], spans, tuple(self.groups_of(name)))
 
     def topics(self) -> list[TopicInfo]:
         """Return all topics, sorted by name, without their groups."""
         found = []
-        for name in self.topic_names():
+        for name, kind in self.topic_kinds().items():
             try:
-                found.append(TopicInfo(name, tuple(self.queue_spans(name))))
+                found.append(TopicInfo(name, kind, tuple(self.queue_spans(name))))
             except UnknownNameError:  # it was deleted meanwhile
                 continue
         return found

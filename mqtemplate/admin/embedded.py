@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mqtemplate.admin.broker_admin import BrokerAdmin, unknown
-from mqtemplate.admin.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan
+from mqtemplate.admin.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan, TopicKind
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.errors import CorruptRecordError, UnsupportedError
@@ -38,8 +38,10 @@ class EmbeddedAdmin(BrokerAdmin):
 
     # --- topics --------------------------------------------------------------------------------
 
-    def topic_names(self) -> list[str]:
-        return sorted(self._broker.topics.names())
+    def topic_kinds(self) -> dict[str, TopicKind]:
+        table = self._broker.topics
+        configs = {name: table.config(name) or {} for name in sorted(table.names())}
+        return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         return [

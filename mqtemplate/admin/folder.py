@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.embedded import EmbeddedAdmin
-from mqtemplate.admin.values import GroupInfo, QueueSpan
+from mqtemplate.admin.values import GroupInfo, QueueSpan, TopicKind
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.embedded.settings import EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
@@ -75,8 +75,8 @@ class FolderAdmin(BrokerAdmin):
     def _admin(self) -> EmbeddedAdmin:
         return EmbeddedAdmin(self.broker)
 
-    def topic_names(self) -> list[str]:
-        return self._admin.topic_names()
+    def topic_kinds(self) -> dict[str, TopicKind]:
+        return self._admin.topic_kinds()
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         return self._admin.queue_spans(topic)

@@ -78,7 +78,7 @@ class MessageSearch:
             return None
 
     def _readable_topics(self) -> list[str]:
-        return [name for name in self.admin.topic_names() if TopicKind.of(name) is not TopicKind.SYSTEM]
+        return [name for name, kind in self.admin.topic_kinds().items() if kind is not TopicKind.SYSTEM]
 
     def by_key(
         self, topic: str, key: str, max_count: int = 64, begin_ms: int = 0, end_ms: int | None = None

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from mqtemplate.admin.broker_admin import BrokerAdmin, unknown
-from mqtemplate.admin.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan
+from mqtemplate.admin.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan, TopicKind
 from mqtemplate.broker import Broker
 from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.routes import MASTER_ID
@@ -59,14 +59,19 @@ class RemoteAdmin(BrokerAdmin):
 
     # --- topics --------------------------------------------------------------------------------
 
-    def topic_names(self) -> list[str]:
+    def topic_kinds(self) -> dict[str, TopicKind]:
         tables = self._read(
             RequestCode.GET_ALL_TOPIC_CONFIG,
             GetAllTopicConfigRequestHeader(),
             TopicConfigSerializeWrapper,
             "list topics",
         )
-        return sorted({self._unwrap(name) for _, table in tables for name in table.topic_config_table})
+        kinds = {
+            self._unwrap(name): TopicKind.of(self._unwrap(name), config.perm)
+            for _, table in tables
+            for name, config in table.topic_config_table.items()
+        }
+        return dict(sorted(kinds.items()))
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         header = TopicNameRequestHeader(topic=self._wrap(topic))

@@ -9,6 +9,9 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
 
+_INHERIT = 1
+
+
 class TopicKind(Enum):
     """Use of a topic, by its name."""
 
@@ -18,8 +21,15 @@ class TopicKind(Enum):
     SYSTEM = "system"
 
     @classmethod
-    def of(cls, topic: str) -> TopicKind:
-        """Return the kind of the topic with this name."""
+    def of(cls, topic: str, perm: int = 0) -> TopicKind:
+        """Return the kind of the topic with this name.
+
+        Args:
+            perm: Its permission. New topics inherit from those that brokers create with the bit 1: the default topic,
+                and one for each broker and cluster.
+        """
+        if perm & _INHERIT:
+            return cls.SYSTEM
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return cls.RETRY
         if topic.startswith(DLQ_TOPIC_PREFIX):
@@ -54,18 +64,15 @@ class TopicInfo:
     """One topic.
 
     Attributes:
+        kind: Use of the topic.
         queues: The readable queues of all brokers.
         groups: Groups that have committed an offset in the topic or subscribe to it.
     """
 
     name: str
+    kind: TopicKind
     queues: tuple[QueueSpan, ...]
     groups: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> TopicKind:
-        """Use of the topic."""
-        return TopicKind.of(self.name)
 
     @property
     def message_count(self) -> int:

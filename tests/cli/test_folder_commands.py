@@ -136,6 +136,70 @@ def test_a_folder_that_is_no_store_is_an_error(command_line: CommandLine, tmp_pa
     assert "is not a store (it has no 'commitlog' or 'lock')" in result.errors
 
 
+# --- repair -------------------------------------------------------------------------------------
+
+
+def repaired(command_line: CommandLine, store: Path, *options: str) -> Any:
+    copy = store.with_name("copy")
+    return command_line.plain("doctor", str(store), "--repair", "--copy-to", str(copy), "--yes", *options)
+
+
+def test_derived_files_are_rebuilt_and_a_copy_is_kept(command_line: CommandLine, store: Path) -> None:
+    queue = next((store / "consumequeue" / "orders" / "0").iterdir())
+    queue.write_bytes(bytes(100))  # it is cut, and its units are lost
+    before = {path.relative_to(store): data for path, (_, data) in contents(store).items()}
+
+    result = repaired(command_line, store, "--json")
+
+    assert result.code == 0, result
+    assert (result.json["topics"]["orders"], result.json["damages"]) == (10, [])
+    assert sum(result.json["pending"].values()) == 4
+    assert result.json["groups"] == [{"name": "billing", "lag": 4}]
+    copied = {
+        path.relative_to(store.with_name("copy")): data for path, (_, data) in contents(store.with_name("copy")).items()
+    }
+    assert copied == before
+
+
+def test_a_damaged_table_is_replaced(command_line: CommandLine, store: Path) -> None:
+    (store / "config" / "topics.json").write_text("no json")
+    (store / "config" / "topics.json.bak").write_text("no json either")
+
+    result = repaired(command_line, store, "--json")
+
+    assert result.code == 0, result
+    assert (
+        "moved config/topics.json away, which is damaged; it has no valid backup, so it starts empty" in result.errors
+    )
+    assert "created topic orders with 2 queues, which was not in the table of topics" in result.errors
+    assert result.json["topics"]["orders"] == 10
+    assert (store / "config" / "topics.json.damaged").read_text() == "no json"
+
+
+def test_a_damaged_record_stays_damaged(command_line: CommandLine, store: Path) -> None:
+    log = next((store / "commitlog").iterdir())
+    at = log.read_bytes().index(b'{"number": 4}')
+    with log.open("r+b") as file:
+        file.seek(at)
+        file.write(b"#")
+
+    result = repaired(command_line, store, "--json")
+
+    assert (result.code, len(result.json["damages"])) == (6, 1)
+    assert result.json["topics"]["orders"] == 10  # the damaged record keeps its queue offset
+
+
+def test_a_repair_is_refused_while_a_process_has_the_directory_open(command_line: CommandLine, store: Path) -> None:
+    with EmbeddedBroker(store):
+        in_use = repaired(command_line, store)
+    (store.with_name("copy")).mkdir()
+    exists = repaired(command_line, store)
+    unconfirmed = command_line.plain("doctor", str(store), "--repair")
+
+    assert (in_use.code, exists.code, unconfirmed.code) == (5, 1, 2)
+    assert "give a folder for the copy that does not exist yet" in exists.errors
+
+
 # --- simulate -----------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ def test_topics_are_listed(run: CommandLine) -> None:
     assert listed[0].split() == ["TOPIC", "KIND", "QUEUES", "MESSAGES", "LAST", "STORED"]
     assert next(line.split()[:4] for line in listed if line.startswith("orders")) == ["orders", "normal", "2", "10"]
     assert as_json["orders"]["message_count"] == 10
+    assert as_json.keys() == {"orders", "reminders"}
     assert "%DLQ%billing" not in as_json
     assert "%DLQ%billing" in {each["name"] for each in run.json("topics", "--all")}
 

@@ -63,7 +63,7 @@ class DeadLetters:
 
     def groups(self) -> dict[str, int]:
         """Return the number of dead letters by group, whatever was done with them."""
-        topics = [name for name in self.admin.topic_names() if TopicKind.of(name) is TopicKind.DEAD_LETTER]
+        topics = [name for name, kind in self.admin.topic_kinds().items() if kind is TopicKind.DEAD_LETTER]
         counts = {name: sum(span.message_count for span in self.admin.queue_spans(name)) for name in topics}
         return {name.removeprefix(DLQ_TOPIC_PREFIX): count for name, count in counts.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from mqtemplate.cli import exit_codes
 from mqtemplate.cli.formats import duration, named_values, size_text, span_text, time_text
-from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.cli.invocation import Invocation, Yes, command
 
 if TYPE_CHECKING:
     from mqtemplate.admin.doctor.report import FolderReport
@@ -24,7 +25,14 @@ Assignments = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    command(app, "doctor", "doctor ./data", "doctor /var/lib/rocketmq/store --json", without=("name_server",))(doctor)
+    command(
+        app,
+        "doctor",
+        "doctor ./data",
+        "doctor /var/lib/rocketmq/store --json",
+        "doctor ./data --repair --copy-to /backup/data",
+        without=("name_server",),
+    )(doctor)
     command(
         app,
         "simulate",
@@ -38,13 +46,26 @@ def add_commands(app: typer.Typer) -> None:
 # --- doctor -------------------------------------------------------------------------------------
 
 
-def doctor(call: Invocation, folder: Folder) -> None:
+def doctor(
+    call: Invocation,
+    folder: Folder,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="keep a copy, and rebuild what the commit log determines")
+    ] = False,
+    copy_to: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="folder of the copy (default: beside the directory)")
+    ] = None,
+    yes: Yes = False,
+) -> None:
     """Check a store directory: sizes, damage by file and byte, pending messages, groups, and what a start would do.
 
-    It changes nothing, and another process may have the directory open. The exit code is 6 after damage.
+    Without --repair it changes nothing, and another process may have the directory open. The exit code is 6 after
+    damage. With --repair it copies the directory first, and checks it again afterwards. Damaged records stay damaged.
     """
     from mqtemplate.admin.doctor.report import examine
 
+    if repair:
+        _repair(call, folder, copy_to, yes=yes)
     settings = _settings(call, [])
     log_bytes = sum(each.stat().st_size for each in (folder / "commitlog").glob("*"))
     with call.output.progress("reading the commit log", log_bytes) as advance:
@@ -54,6 +75,18 @@ def doctor(call: Invocation, folder: Folder) -> None:
         _print_report(call, report)
     if report.is_damaged:
         raise typer.Exit(exit_codes.DAMAGED)
+
+
+def _repair(call: Invocation, folder: Path, copy_to: Path | None, *, yes: bool) -> None:
+    from mqtemplate.admin.doctor.repair import repair
+
+    copy = copy_to or folder.with_name(f"{folder.name}.copy-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+    call.confirm(f"Copy {folder} to {copy}, and rebuild its consume queues, index and timers?", yes=yes)
+    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    with call.output.progress("copying", size) as advance:
+        done = repair(folder, copy, _settings(call, []), advance)
+    for action in done.actions:
+        call.output.note(action)
 
 
 def _settings(call: Invocation, assignments: list[str]) -> EmbeddedSettings:
