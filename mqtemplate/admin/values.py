@@ -8,7 +8,6 @@ from enum import Enum
 from mqtemplate.message import MessageQueue
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
-
 _INHERIT = 1
 
 
