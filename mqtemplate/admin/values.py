@@ -8,6 +8,9 @@ from enum import Enum
 from mqtemplate.message import MessageQueue
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
+MARKS_TOPIC = "mqtemplate_dead_letter_marks"
+"""Topic of the marks of dead letters: one queue on each broker. It is created with the first mark."""
+
 _INHERIT = 1
 
 
@@ -33,7 +36,8 @@ class TopicKind(Enum):
             return cls.RETRY
         if topic.startswith(DLQ_TOPIC_PREFIX):
             return cls.DEAD_LETTER
-        is_system = topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic.endswith("_REPLY_TOPIC")
+        is_own = topic == MARKS_TOPIC or topic.endswith("_REPLY_TOPIC")
+        is_system = is_own or topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
         return cls.SYSTEM if is_system else cls.NORMAL
 
 

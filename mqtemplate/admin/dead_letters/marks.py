@@ -14,11 +14,9 @@ from itertools import islice
 from mqtemplate.admin.broker_admin import BrokerAdmin
 from mqtemplate.admin.dead_letters.letter import LetterState
 from mqtemplate.admin.messages import read_queue
+from mqtemplate.admin.values import MARKS_TOPIC
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.message import Message, Property
-
-MARKS_TOPIC = "mqtemplate_dead_letter_marks"
-"""Topic of the marks: one queue on each broker. It is created with the first mark."""
 
 _IDS_IN_MARK = 500
 

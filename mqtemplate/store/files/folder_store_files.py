@@ -14,7 +14,7 @@ from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.files.system_calls import check_system, process_with_lock
+from mqtemplate.store.files.system_calls import check_system, is_locked, process_with_lock
 
 _locked_here: set[Path] = set()
 """Lock files that this process has locked."""
@@ -69,16 +69,11 @@ class FolderStoreFiles(StoreFiles):
             return str(os.getpid())
         if not path.exists():
             return None
-        import fcntl
-
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 0)  # a shared lock needs no write permission
-        except OSError:
-            return process_with_lock(fd) or "another process"
+            return (process_with_lock(fd) or "another process") if is_locked(fd) else None
         finally:
-            os.close(fd)  # this releases the lock
-        return None
+            os.close(fd)
 
     def _locked(self, process_id: str = "") -> StoreLockedError:
         process_id = process_id or self.owner()[0]

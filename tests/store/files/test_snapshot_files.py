@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.pending import PendingQuery
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles
 
 HOUR_MS = 3_600_000
@@ -101,3 +105,19 @@ def test_another_folder_is_refused(tmp_path: Path, name: str, text: str) -> None
         SnapshotStoreFiles(tmp_path / name)
 
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_the_owner_of_a_directory_is_found_without_taking_its_lock(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with EmbeddedBroker(folder):
+        owner = FolderStoreFiles(folder).locked_by()
+        program = (
+            "import sys; from pathlib import Path; "
+            "from mqtemplate.store.files.folder_store_files import FolderStoreFiles; "
+            "print(FolderStoreFiles(Path(sys.argv[1])).locked_by())"
+        )
+        seen = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True)
+
+    assert (owner, seen.stdout.strip()) == (str(os.getpid()), str(os.getpid()))
+    assert FolderStoreFiles(folder).locked_by() is None
+    assert FolderStoreFiles(tmp_path / "none").locked_by() is None
