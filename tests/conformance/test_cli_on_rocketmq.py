@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -21,8 +22,15 @@ pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
 _OPTIONS = {"timerFlushIntervalMs": 10_000, "recallMessageEnable": "true"}
 
 
+class Peer(NamedTuple):
+    """A RocketMQ broker: the address of its name server, and its store directory."""
+
+    address: str
+    store: Path
+
+
 @pytest.fixture(scope="module")
-def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     """RocketMQ with the messages of the other tests of commands."""
     if reason := unavailable_reason():
         pytest.skip(reason)
@@ -33,7 +41,7 @@ def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         with RemoteBroker(settings) as client:
             fill(client)
             create_dead_letters(client)
-        yield names.address
+        yield Peer(names.address, folder / "store")
 
 
 def _is_registered(settings: RemoteSettings) -> bool:
@@ -42,8 +50,8 @@ def _is_registered(settings: RemoteSettings) -> bool:
 
 
 @pytest.fixture
-def run(name_server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    return CommandLine(name_server, tmp_path, capsys)
+def run(peer: Peer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(peer.address, tmp_path, capsys)
 
 
 def test_topics_and_groups(run: CommandLine) -> None:
@@ -147,3 +155,15 @@ def test_capabilities_and_bench(run: CommandLine) -> None:
 
     assert "any delay or deliver time" in capabilities[run.name_server]
     assert measured["read_count"] == 40
+
+
+def test_doctor_and_simulate_read_the_directory_of_a_running_broker(run: CommandLine, peer: Peer) -> None:
+    report = run.plain("doctor", str(peer.store), "--json").json
+    simulated = run.plain("simulate", str(peer.store), "--for", "48h", "--json")
+    listed = run.plain("topics", "orders", "--name-server", f"embedded:{peer.store}", "--json").json
+
+    assert (report["problem"], report["damages"], report["start"]) == (None, [], [])
+    assert report["used_by"] is not None
+    assert report["topics"]["orders"] >= 10
+    assert listed["message_count"] == report["topics"]["orders"]
+    assert simulated.code == 0, simulated

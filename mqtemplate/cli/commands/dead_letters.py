@@ -27,7 +27,7 @@ from mqtemplate.cli.invocation import DryRun, Invocation, Yes, command, existing
 from mqtemplate.cli.output import Columns
 
 if TYPE_CHECKING:
-    from mqtemplate.admin import BrokerAdmin, DeadLetter, LetterEdit, LetterFilter
+    from mqtemplate.admin import BrokerAdmin, DeadLetter, DeadLetters, LetterEdit, LetterFilter
 
 _GROUP_COLUMNS: Columns = {"GROUP": "group", "DEAD LETTERS": "count"}
 _COLUMNS: Columns = {
@@ -318,7 +318,7 @@ def resend(
 
 def _resend(
     call: Invocation,
-    letters: Any,
+    letters: DeadLetters,
     found: list[DeadLetter],
     changes: LetterEdit | None,
     *,
@@ -375,7 +375,7 @@ def purge(
 
 
 def _selected(
-    letters: Any, group: str, ids: list[str] | None, wanted: LetterFilter, *, all_letters: bool
+    letters: DeadLetters, group: str, ids: list[str] | None, wanted: LetterFilter, *, all_letters: bool
 ) -> list[DeadLetter]:
     """Return the dead letters that the arguments name.
 
@@ -387,8 +387,7 @@ def _selected(
     has_filter = wanted != LetterFilter()
     if sum((bool(ids), has_filter, all_letters)) != 1:
         raise typer.BadParameter("give ids, or a filter such as --cause, or --all", param_hint="[ID]...")
-    found: list[DeadLetter] = letters.get_all(group, ids) if ids else list(letters.find(group, wanted))
-    return found
+    return letters.get_all(group, ids) if ids else list(letters.find(group, wanted))
 
 
 def _show_only(call: Invocation, found: list[DeadLetter]) -> None:

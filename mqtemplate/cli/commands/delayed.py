@@ -125,7 +125,8 @@ def show(
         call.output.document(records)
         return
     for number, record in enumerate(records):
-        call.output.line("") if number else None
+        if number:
+            call.output.line("")
         call.output.fields(record, _FIELDS)
 
 

@@ -220,11 +220,9 @@ def _tail(
 
     if start is not None:
         return _tail_from(admin, topic, start, selector).poll
-    older: list[list[MessageExt]] = []
     newer = Tail.from_end(admin, topic, selector)
-    older.append(
-        [each for each in MessageSearch(admin).newest(topic, last, selector) if each.queue_offset < newer.end_of(each)]
-    )
+    newest = MessageSearch(admin).newest(topic, last, selector)
+    older = [[each for each in newest if each.queue_offset < newer.end_of(each)]]
     return lambda: older.pop() if older else newer.poll()
 
 
