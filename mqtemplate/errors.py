@@ -17,6 +17,7 @@
     │   ├── RemoteConnectError     no connection to an address, or the connection was lost
     │   ├── RemoteTimeoutError     no response in time; the broker may have carried out the request
     │   ├── ForkedError            an object that was started before a fork is used in the child process
+    │   ├── UnknownNameError       an administrator names a topic, a group or a message that does not exist
     │   └── UnsupportedError       this kind of broker does not support the operation
     ├── StoreError                 the broker's files cannot be used as they are
     │   ├── StoreLockedError       another process owns the store directory
@@ -66,6 +67,7 @@ __all__ = [
     "StoreFormatError",
     "StoreFullError",
     "StoreLockedError",
+    "UnknownNameError",
     "UnsupportedError",
 ]
 
@@ -175,6 +177,10 @@ class ForkedError(BrokerError):
     The message names the object, the process that started it, and what to do: start after the fork, or share one broker
     by running it as a server. The parent process is not affected.
     """
+
+
+class UnknownNameError(BrokerError):
+    """An administrator names a topic, a consumer group or a message that does not exist. The text has similar names."""
 
 
 class UnsupportedError(BrokerError):

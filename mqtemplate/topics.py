@@ -19,6 +19,7 @@ __all__ = [
     "RETRY_TOPIC_PREFIX",
     "SCHEDULE_TOPIC",
     "SELF_TEST_TOPIC",
+    "SYSTEM_GROUPS",
     "SYSTEM_TOPICS",
     "SYSTEM_TOPIC_PREFIX",
     "TIMER_TOPIC",
@@ -29,6 +30,7 @@ __all__ = [
     "is_broker_topic",
     "is_file_name",
     "is_in_namespace",
+    "is_system_group",
     "nearest_topic",
     "reply_topic",
 ]
@@ -78,6 +80,26 @@ Source: ``TopicValidator.SYSTEM_TOPIC_SET``.
 """
 
 _UNDELIVERABLE_TOPIC = DLQ_TOPIC_PREFIX + "SCHEDULE"  # delayed messages without a legal real topic
+SYSTEM_GROUPS = frozenset(
+    {
+        "DEFAULT_CONSUMER",
+        "DEFAULT_PRODUCER",
+        "TOOLS_CONSUMER",
+        "SCHEDULE_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "CLIENT_INNER_PRODUCER",
+        "SELF_TEST_P_GROUP",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PULL",
+    }
+)
+"""Groups of RocketMQ itself. Source: ``MixAll``."""
+
+_SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 _BROKERS_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _FILE_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
@@ -135,6 +157,11 @@ def is_file_name(name: str) -> bool:
 def is_broker_topic(topic: str) -> bool:
     """Return True for a topic in which only the broker stores messages: those of other topics, mostly."""
     return topic in NOT_SENDABLE_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX) or topic == _UNDELIVERABLE_TOPIC
+
+
+def is_system_group(group: str) -> bool:
+    """Return True for a group of RocketMQ itself."""
+    return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
 
 
 def nearest_topic(topic: str, known: Iterable[str]) -> str | None:

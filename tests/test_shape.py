@@ -45,6 +45,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.template": 6,
     "mqtemplate.listener": 6,
     "mqtemplate.server": 6,
+    "mqtemplate.admin": 7,
     "mqtemplate.context": 7,
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,

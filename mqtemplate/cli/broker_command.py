@@ -1,23 +1,29 @@
-"""``python -m mqtemplate broker``: run a broker and its name server in this process."""
+"""Run a broker and its name server in this process: ``mqtemplate broker``."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import ipaddress
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.cli import exit_codes
+from mqtemplate.cli.invocation import Invocation, command
 from mqtemplate.cli.output import print_line
 from mqtemplate.cli.port_owner import port_owner
 from mqtemplate.context.config.source import load_settings
+from mqtemplate.context.failure_report import failure_report, is_debug
 from mqtemplate.context.logging import has_handlers, show_events
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.server import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
 from mqtemplate.context.signals import StopRequests
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, MQTemplateError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.tls import ClientAuth, ServerTls, TlsMode
@@ -25,50 +31,82 @@ from mqtemplate.server.acl.settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.settings import BrokerServerSettings, ServerOptions
 
-HELP = "run a broker and its name server"
-DESCRIPTION = """\
-Run a broker and its name server in one process, for RocketMQ's clients of every language and for
-applications of mqtemplate (rocketmq.name-server: 127.0.0.1:9876).
-
-All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
-and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
-"""
 _SWITCH_INTERVAL_S = 0.0005
 """Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
 system call while a worker thread parses a large request, and a response needs several system calls."""
 
-_OPTIONS = {
-    # option -> key, metavar, help
-    "store": ("mqtemplate.broker.store-path", "DIR", "the store directory; one process owns it"),
-    "listen": ("mqtemplate.server.listen", "IP:PORT", "address of the broker (default 127.0.0.1:10911)"),
-    "name-server": (
-        "mqtemplate.server.name-server",
-        "IP:PORT",
-        "address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
-    ),
-    "advertise": ("mqtemplate.server.advertise", "IP:PORT", "address that clients connect to (default: --listen)"),
-    "cluster-name": ("mqtemplate.server.cluster-name", "NAME", "the cluster's name (default DefaultCluster)"),
-    "broker-name": ("mqtemplate.broker.broker-name", "NAME", "the broker's name (default broker-a)"),
+_KEYS = {
+    # option -> key
+    "store": "mqtemplate.broker.store-path",
+    "listen": "mqtemplate.server.listen",
+    "name_server": "mqtemplate.server.name-server",
+    "advertise": "mqtemplate.server.advertise",
+    "cluster_name": "mqtemplate.server.cluster-name",
+    "broker_name": "mqtemplate.broker.broker-name",
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own options to its parser."""
-    for option, (_, metavar, text) in _OPTIONS.items():
-        parser.add_argument(f"--{option}", metavar=metavar, help=text)
+def add_commands(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    examples = ("broker --store ./data", "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876")
+    command(app, "broker", *examples, without=("name_server", "as_json"))(broker)
 
 
-def run(options: argparse.Namespace) -> None:
+def broker(
+    call: Invocation,
+    store: Annotated[str | None, typer.Option(metavar="DIR", help="the store directory; one process owns it")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="IP:PORT", help="address of the broker (default 127.0.0.1:10911)")
+    ] = None,
+    name_server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IP:PORT",
+            help="address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="IP:PORT", help="address that clients connect to (default: --listen)")
+    ] = None,
+    cluster_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the cluster's name (default DefaultCluster)")
+    ] = None,
+    broker_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the broker's name (default broker-a)")
+    ] = None,
+) -> None:
+    """Run a broker and its name server.
+
+    Both run in this process, for RocketMQ's clients of every language and for applications of mqtemplate
+    (rocketmq.name-server: 127.0.0.1:9876).
+
+    All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
+    and from the environment. Ctrl-C or SIGTERM stops the broker cleanly.
+    """
+    given = (store, listen, name_server, advertise, cluster_name, broker_name)
+    arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
+    try:
+        run(call.config, call.profile, arguments)
+    except MQTemplateError as exc:
+        if call.debug or is_debug():
+            raise
+        print_line(failure_report(exc), sys.stderr)
+        raise typer.Exit(exit_codes.FAILED) from exc
+
+
+def run(config: str | None, profiles: Sequence[str], given: Mapping[str, object]) -> None:
     """Start the cluster, print its addresses, and stop it after a signal.
+
+    Args:
+        config: Folder of ``application.yml``; None for the current folder.
+        given: Keys that win over the configuration.
 
     Raises:
         MQTemplateError: It cannot start.
     """
-    given = {key: getattr(options, option.replace("-", "_")) for option, (key, _, _) in _OPTIONS.items()}
-    arguments: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     # The name server of the applications in the same file is not the one of this broker.
-    arguments["rocketmq.name-server"] = "embedded"
-    settings = load_settings(options.config, options.profile, arguments=arguments)
+    arguments = {**given, "rocketmq.name-server": "embedded"}
+    settings = load_settings(config, profiles, arguments=arguments)
     logging = settings.mqtemplate.logging
     restore_logging = show_events(logging) if logging.enabled and not has_handlers() else lambda: None
     switch_interval = sys.getswitchinterval()

@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated
+
+import typer
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
-from mqtemplate.cli.output import print_line
-from mqtemplate.context.config.source import load_settings
+from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.name_server import RemoteCluster
 from mqtemplate.context.settings.remote_settings import remote_settings
 
-HELP = "print the capabilities of brokers, and their differences"
-DESCRIPTION = """\
-Print the capabilities of the broker of each name server, and their differences. All brokers guarantee what
-the Broker interface specifies; a capability is what only some brokers have. A name server is a value of
-rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are read from
-application.yml.
-"""
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    examples = ("capabilities", "capabilities embedded:./data 127.0.0.1:9876 --json")
+    command(app, "capabilities", *examples, without=("name_server",))(capabilities)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's own arguments to its parser."""
-    help_text = "name server of a broker (default: rocketmq.name-server)"
-    parser.add_argument("name_servers", metavar="NAME-SERVER", nargs="*", help=help_text)
+def capabilities(
+    call: Invocation,
+    name_servers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME-SERVER]...", help="name server of a broker (default: rocketmq.name-server)"),
+    ] = None,
+) -> None:
+    """Show the capabilities of brokers, and their differences.
+
+    All brokers guarantee what the Broker interface specifies; a capability is what only some brokers have. A name
+    server is a value of rocketmq.name-server: 'embedded:./data', or 'host:port;host:port'. Access keys and TLS are
+    read from application.yml.
+    """
+    calls = [replace(call, name_server=name_server) for name_server in name_servers or (None,)]
+    found = dict(capabilities_of(each.settings()) for each in calls)
+    call.output.document({name: sorted(each.value for each in given) for name, given in found.items()})
+    call.output.line(capability_report(found))
 
 
-def run(options: argparse.Namespace) -> None:
-    """Print the capabilities of the brokers that the options name.
+def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:
+    """Return name server and capabilities of the broker that the settings choose.
 
     Raises:
-        MQTemplateError: The settings are invalid, or a broker does not answer.
+        MQTemplateError: The settings are invalid, or the broker does not answer.
     """
-    found = dict(_capabilities(name_server, options) for name_server in options.name_servers or [None])
-    print_line(capability_report(found))
-
-
-def _capabilities(name_server: str | None, options: argparse.Namespace) -> tuple[str, frozenset[Capability]]:
-    arguments = {} if name_server is None else {"rocketmq.name-server": name_server}
-    settings = load_settings(options.config, options.profile, arguments=arguments)
     name = settings.rocketmq.name_server
     if not isinstance(settings.broker_choice, RemoteCluster):
         return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store

@@ -1,57 +1,72 @@
-"""Entry point of the command line: options, commands and exit codes."""
+"""Entry point of the command line: runs a command, reports errors, returns the exit code."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
-from mqtemplate.cli import broker_command, capabilities_command
+from mqtemplate.cli import exit_codes
 from mqtemplate.cli.output import print_line
-from mqtemplate.context.failure_report import failure_report, is_debug
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import MQTemplateError, StoreLockedError, UnknownNameError, UnsupportedError
 
-_COMMANDS = {"broker": broker_command, "capabilities": capabilities_command}
+PROGRAM = "mqtemplate"
 
-EXIT_CANNOT_START = 1
-"""Exit code after a failure. `argparse` uses 2 for wrong arguments."""
+_CODES: dict[type[MQTemplateError], int] = {
+    UnknownNameError: exit_codes.UNKNOWN_NAME,
+    UnsupportedError: exit_codes.UNSUPPORTED,
+    StoreLockedError: exit_codes.IN_USE,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return the exit code: 0 after success, or one of the codes above."""
-    options = _parser().parse_args(arguments)
+    """Run a command, and return its exit code; see `mqtemplate.cli.exit_codes`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:  # needs none of the imports below
+        print_line(f"{PROGRAM} {version(PROGRAM)}")
+        return exit_codes.SUCCESS
+    from mqtemplate.context.failure_report import is_debug
+
     try:
-        options.run(options)
+        _program().main(words, prog_name=PROGRAM)
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else exit_codes.SUCCESS
     except MQTemplateError as exc:
-        if options.debug or is_debug():
+        if is_debug() or "--debug" in words:
             raise
-        print_line(failure_report(exc), sys.stderr)
-        return EXIT_CANNOT_START
-    return 0
+        print_line(f"error: {exc}", sys.stderr)
+        return next((code for kind, code in _CODES.items() if isinstance(exc, kind)), exit_codes.FAILED)
+    return exit_codes.SUCCESS
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m mqtemplate",
-        description="Delayed messages for Python, with RocketMQ's protocol.",
-        allow_abbrev=False,
+def _program() -> Any:
+    """Return the program with all commands, as typer's command."""
+    from typer.main import get_command
+
+    from mqtemplate.cli import broker_command, capabilities_command
+    from mqtemplate.cli.commands import (
+        application,
+        bench,
+        dead_letters,
+        delayed,
+        folder,
+        messages,
+        topics,
     )
-    parser.add_argument("--version", action="version", version=f"mqtemplate {version('mqtemplate')}")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--config", metavar="FOLDER", help="folder of application.yml (default: the current folder)")
-    common.add_argument("--profile", metavar="NAME", action="append", default=[], help="a profile; may be repeated")
-    common.add_argument("--debug", action="store_true", help="show the traceback of a failed start")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, command in _COMMANDS.items():
-        subparser = commands.add_parser(
-            name,
-            help=command.HELP,
-            description=command.DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-            parents=[common],
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
-    return parser
+    from mqtemplate.cli.program import new_program
+
+    program = new_program()
+    for module in (
+        broker_command,
+        capabilities_command,
+        messages,
+        topics,
+        delayed,
+        dead_letters,
+        application,
+        bench,
+        folder,
+    ):
+        module.add_commands(program)
+    return get_command(program)

@@ -1,10 +1,24 @@
-"""Output of the command line to a terminal or a pipe."""
+"""Output of the command line to a terminal or a pipe: lines, tables, JSON, progress."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from typing import TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO, TypeAlias
+
+Record: TypeAlias = Mapping[str, Any]
+"""One row of a table, as JSON has it."""
+
+Column: TypeAlias = str | Callable[[Record], object]
+"""Key of a record, or function that returns the text of a cell."""
+
+Columns: TypeAlias = Mapping[str, Column]
+"""Title of a column -> its cells."""
+
+_PIPE_WIDTH = 10_000
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
@@ -14,9 +28,121 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
     closed pipe is ignored.
     """
     stream = stream or sys.stdout
-    encoding = stream.encoding or "utf-8"
     try:
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+        _write(text, stream)
     except OSError:
         # Python flushes the stream again at exit and would report the error there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _write(text: str, stream: TextIO) -> None:
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+
+
+class Output:
+    """Writes results to standard output, and all else to standard error.
+
+    Args:
+        as_json: Write results as JSON: one document for a command, or one line for each message of a stream.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def line(self, text: str) -> None:
+        """Write a line for a reader; with JSON nothing."""
+        if not self.as_json:
+            self._print(text)
+
+    def note(self, text: str) -> None:
+        """Write a line to standard error, for a reader; with JSON too."""
+        print_line(text, sys.stderr)
+
+    def document(self, value: object) -> None:
+        """Write a JSON document; without JSON nothing."""
+        if self.as_json:
+            self._print(json.dumps(value, indent=2, ensure_ascii=False))
+
+    def json_line(self, value: object) -> None:
+        """Write one line of a stream of JSON documents."""
+        self._print(json.dumps(value, ensure_ascii=False))
+
+    def table(self, records: Sequence[Record], columns: Columns, empty: str) -> None:
+        """Write records as a table, or as a JSON list.
+
+        Args:
+            columns: Title -> cell. Numbers are aligned right.
+            empty: Text for no records.
+        """
+        self.document(list(records))
+        if self.as_json:
+            return
+        if not records:
+            self.note(empty)
+            return
+        self._print(_table_text(records, columns))
+
+    def fields(self, record: Record, titles: Columns) -> None:
+        """Write one record as lines ``title  value``, or as a JSON object. Empty values are left out."""
+        self.document(record)
+        cells = {title: _cell(record, column) for title, column in titles.items()}
+        width = max(map(len, cells), default=0)
+        for title, cell in cells.items():
+            if cell not in (None, ""):
+                indented = str(cell).replace("\n", "\n" + " " * (width + 2))
+                self.line(f"{title.ljust(width)}  {indented}")
+
+    def _print(self, text: str) -> None:
+        """Print a line. If the reader has closed the pipe, as ``head`` does, end the command without an error."""
+        try:
+            _write(text, sys.stdout)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(0) from None
+
+    @contextmanager
+    def progress(self, text: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """Show a progress bar on standard error inside the ``with`` block, if that is a terminal.
+
+        Args:
+            total: Number of steps; None if unknown.
+
+        Returns:
+            A function that is called with the number of steps done since the last call.
+        """
+        if not sys.stderr.isatty():
+            yield lambda count: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(text, total=total)
+            yield lambda count: progress.advance(task, count)
+
+
+def _table_text(records: Sequence[Record], columns: Columns) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [[_cell(record, column) for column in columns.values()] for record in records]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, title in enumerate(columns):
+        is_number = all(isinstance(row[index], int | float) for row in rows)
+        table.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        # `Text` shows brackets in names and bodies as they are; a string would be markup.
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    is_terminal = sys.stdout.isatty()
+    console = Console(file=sys.stdout, width=None if is_terminal else _PIPE_WIDTH)
+    with console.capture() as capture:
+        console.print(table)
+    lines = capture.get().splitlines()
+    return "\n".join(lines if is_terminal else (line.rstrip() for line in lines))
+
+
+def _cell(record: Record, column: Column) -> object:
+    return record.get(column) if isinstance(column, str) else column(record)

@@ -296,7 +296,7 @@ def test_help_lists_the_commands_and_their_options() -> None:
 
     assert (top.returncode, broker.returncode) == (0, 0)
     assert "broker  " in top.stdout
-    assert "run a broker and its name server" in top.stdout
+    assert "Run a broker and its name server." in top.stdout
     for option in ("--store DIR", "--listen IP:PORT", "--name-server IP:PORT", "--advertise", "--config", "--profile"):
         assert option in broker.stdout
     assert "mqtemplate.server.*" in broker.stdout
@@ -306,7 +306,7 @@ def test_a_command_is_required() -> None:
     done = run()
 
     assert done.returncode == 2
-    assert re.search(r"the following arguments are required: COMMAND", done.stderr)
+    assert re.search(r"Error: Missing command", done.stderr)
 
 
 def test_the_owner_of_a_port_is_found() -> None:

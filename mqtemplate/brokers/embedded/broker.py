@@ -459,9 +459,21 @@ class EmbeddedBroker(Broker):
         """Return True if *group* has members in this process."""
         return self._groups.has_members(group)
 
+    def has_remote_members(self, group: str) -> bool:
+        """Return True if *group* has members that are clients of a server of this broker."""
+        return self._remote_clients is not None and self._remote_clients.has_members(group)
+
+    def member_groups(self) -> list[str]:
+        """Return the groups that have members in this process."""
+        return self._groups.names()
+
+    def members(self, group: str) -> list[tuple[str, ConsumerSpec]]:
+        """Return id and settings of each member of *group* in this process."""
+        return self._groups.members(group)
+
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
         self._check_open()
-        if self._remote_clients is not None and self._remote_clients.has_members(spec.group):
+        if self.has_remote_members(spec.group):
             raise ListenerError(
                 f"group {spec.group!r} is read by remote clients of this broker, which share no queues with listeners "
                 "in its own process; give the listener a group of its own"

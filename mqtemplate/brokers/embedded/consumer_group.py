@@ -57,6 +57,15 @@ class ConsumerGroups:
         found = self._groups.get(group)
         return found is not None and found.has_members
 
+    def names(self) -> list[str]:
+        """Return the groups that have members in this process."""
+        return [name for name, group in list(self._groups.items()) if group.has_members]
+
+    def members(self, group: str) -> list[tuple[str, ConsumerSpec]]:
+        """Return id and settings of each member of a group in this process."""
+        found = self._groups.get(group)
+        return [] if found is None else found.members()
+
     def group(self, name: str) -> ConsumerGroup:
         """Return the group of this name; create it if needed."""
         return self._groups.setdefault(name, ConsumerGroup())
@@ -85,6 +94,11 @@ class ConsumerGroup:
     def has_members(self) -> bool:
         """True if the group has members."""
         return bool(self._members)
+
+    def members(self) -> list[tuple[str, ConsumerSpec]]:
+        """Return id and settings of each member."""
+        with self._lock:
+            return [(key, member.spec) for key, member in sorted(self._members.items())]
 
     def join(self, member: EmbeddedConsumer) -> None:
         """Add a member.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from mqtemplate.broker import Broker, Capability, CheckTransaction, Consumer, ConsumerSpec, Registration
+from mqtemplate.brokers.remote.client_context import ClientContext
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.delayed.levels import change_delay_levels
 from mqtemplate.brokers.remote.outages import log_failure
@@ -103,6 +104,11 @@ class RemoteBroker(Broker):
                 f"broker {self.name!r} is not running; call start() first, or use it in a with block"
             )
         return self._started
+
+    @property
+    def client_context(self) -> ClientContext:
+        """Routes, namespace and connections of this client, for the requests of administrators."""
+        return self._client.context
 
     @property
     def delay_levels_ms(self) -> Sequence[int]:

@@ -8,26 +8,14 @@ from __future__ import annotations
 from typing import TypedDict
 
 from mqtemplate.message import MessageQueue
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
-
-_SYSTEM_GROUPS = frozenset(
-    {
-        "DEFAULT_CONSUMER",
-        "DEFAULT_PRODUCER",
-        "TOOLS_CONSUMER",
-        "SCHEDULE_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "CLIENT_INNER_PRODUCER",
-        "SELF_TEST_P_GROUP",
-        "SELF_TEST_C_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PULL",
-    }
+from mqtemplate.topics import (
+    DLQ_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    is_system_group,
 )
-_SYSTEM_PREFIXES = (SYSTEM_TOPIC_PREFIX, "CID_RMQ_SYS_")
+
 _KIND_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
 
@@ -80,7 +68,7 @@ class Namespace:
 
 
 def _is_system(name: str) -> bool:
-    return name in SYSTEM_TOPICS or name in _SYSTEM_GROUPS or name.startswith(_SYSTEM_PREFIXES)
+    return name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX) or is_system_group(name)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -279,11 +279,7 @@ class DiskFileQueue(MappedFileQueue):
         try:
             for each in kept:
                 grows = bool(files) or self._is_unfinished(each)
-                # Nothing is allocated yet: the file may be sparse (RocketMQ's are), and mostly it is full.
-                files.append(
-                    DiskFile(each.path, self.file_size, self._disk, durable_name=False, grows=grows, first_step=0)
-                )
-                files[-1].release_descriptor()
+                files.append(self._existing_file(each.path, grows=grows))
             if not self._rebuildable:
                 sync_folder(self.folder, self._disk)  # a killed process may have left names that are not durable
             for path, length in reversed(found[len(kept) :]):
@@ -296,6 +292,12 @@ class DiskFileQueue(MappedFileQueue):
         self._has_new_names = self._rebuildable and bool(files)
         self.is_short = len(kept) < len(found) or not found
         self._run = [each.start for each in kept], files
+
+    def _existing_file(self, path: Path, *, grows: bool) -> MappedFile:
+        # Nothing is allocated yet: the file may be sparse (RocketMQ's are), and mostly it is full.
+        file = DiskFile(path, self.file_size, self._disk, durable_name=False, grows=grows, first_step=0)
+        file.release_descriptor()
+        return file
 
     def _remove_name(self, path: Path) -> None:
         with disk_errors("remove", path):

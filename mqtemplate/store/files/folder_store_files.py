@@ -14,7 +14,7 @@ from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue
 from mqtemplate.store.files.mapped_file import MappedFile
 from mqtemplate.store.files.mapped_file_queue import MappedFileQueue
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.files.system_calls import check_system, process_with_lock
+from mqtemplate.store.files.system_calls import check_system, is_locked, process_with_lock
 
 _locked_here: set[Path] = set()
 """Lock files that this process has locked."""
@@ -63,6 +63,19 @@ class FolderStoreFiles(StoreFiles):
         _locked_here.add(path)
         self._owner = OwnerProcess(f"the broker of store directory {self.root}")
         call_after_fork(self)
+
+    def locked_by(self) -> str | None:
+        """Return the id of the process that owns the folder, or "another process"; None if none does."""
+        path = (self.root / "lock").resolve()
+        if path in _locked_here:
+            return str(os.getpid())
+        if not path.exists():
+            return None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return (process_with_lock(fd) or "another process") if is_locked(fd) else None
+        finally:
+            os.close(fd)
 
     def _locked(self, process_id: str = "") -> StoreLockedError:
         process_id = process_id or self.owner()[0]
@@ -119,11 +132,8 @@ class FolderStoreFiles(StoreFiles):
         return DiskFile(self._path(name), size, self._disk, first_step=0 if sparse else None)
 
     def mapped_queue(self, folder: str, size: int, *, setting: str = "", rebuildable: bool = False) -> MappedFileQueue:
-        path = self._path(folder)
-        if rebuildable:  # the folders below become durable with the first flush, this one must be durable before
-            make_folder(self.root / Path(folder).parts[0], self._disk)
         try:
-            return DiskFileQueue(path, size, self._disk, rebuildable=rebuildable)
+            return self._open_queue(folder, size, rebuildable=rebuildable)
         except StoreFormatError as exc:
             hint = ", or delete the folder consumequeue, which is rebuilt from the commit log" if rebuildable else ""
             lengths = Counter(length for length in self.file_sizes(folder).values() if length)
@@ -137,6 +147,12 @@ class FolderStoreFiles(StoreFiles):
                 f"was created with, so leave {setting} out, or set it to {found}. If {size} is right, a file was cut: "
                 f"restore it{hint}"
             ) from exc
+
+    def _open_queue(self, folder: str, size: int, *, rebuildable: bool) -> MappedFileQueue:
+        path = self._path(folder)
+        if rebuildable:  # the folders below become durable with the first flush, this one must be durable before
+            make_folder(self.root / Path(folder).parts[0], self._disk)
+        return DiskFileQueue(path, size, self._disk, rebuildable=rebuildable)
 
     # --- small files ---------------------------------------------------------------------------
 

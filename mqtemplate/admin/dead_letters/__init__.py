@@ -1,0 +1,1 @@
+"""Dead letters: their causes, and what administrators do with them."""

@@ -1,0 +1,164 @@
+"""Pending messages for administrators: pages, counts, search, and changes of many messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from mqtemplate.admin.broker_admin import BrokerAdmin
+from mqtemplate.admin.pace import OnProgress, no_progress, paced
+from mqtemplate.clock import Clock
+from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
+from mqtemplate.errors import MessageError, UnknownNameError, UnsupportedError
+from mqtemplate.message import MessageExt
+from mqtemplate.pending import (
+    PendingCounts,
+    PendingMessage,
+    PendingPage,
+    PendingQuery,
+    ScheduleChange,
+    ScheduleChangeStatus,
+)
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class BulkChange:
+    """Result of a change of many pending messages.
+
+    Attributes:
+        counts: Number of messages by the status of their change.
+        unsupported: Number of messages that the broker cannot change, such as those with a delay level of RocketMQ.
+        handles: After a reschedule: the new handles.
+    """
+
+    counts: dict[ScheduleChangeStatus, int]
+    unsupported: int = 0
+    handles: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Number of messages."""
+        return sum(self.counts.values()) + self.unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMessages:
+    """Pending messages of one broker or cluster."""
+
+    admin: BrokerAdmin
+
+    # --- queries -------------------------------------------------------------------------------
+
+    def page(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+        """See `DelayedMessages.pending`."""
+        return self.admin.broker.pending(query, max_count, cursor)
+
+    def all(self, query: PendingQuery, max_count: int | None = None) -> Iterator[PendingMessage]:
+        """Yield all pending messages that match, by deliver time; at most *max_count*."""
+        cursor, left = None, max_count
+        while left is None or left > 0:
+            page = self.page(query, _PAGE if left is None else min(_PAGE, left), cursor)
+            yield from page.messages
+            left = None if left is None else left - len(page.messages)
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    def counts(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+        """See `DelayedMessages.count_pending`."""
+        return self.admin.broker.count_pending(query, bucket_ms)
+
+    def find(self, name: str, topic: str | None = None) -> list[PendingMessage]:
+        """Return the pending messages with a handle, a key or a message id.
+
+        Raises:
+            UnknownNameError: None is pending.
+        """
+        key = name
+        if (handle := _parse_handle(name)) is not None:
+            key, topic = handle.msg_id, handle.topic
+        found = self.page(PendingQuery(key=key, topic=topic)).messages
+        if not found:
+            raise UnknownNameError(
+                f"no pending message has the handle, key or id {name!r}; it was delivered or cancelled"
+            )
+        return list(found)
+
+    def stored(self, message: PendingMessage) -> MessageExt | None:
+        """Return the stored message with its body, as it is in the system topic; None if it cannot be found."""
+        topic = SCHEDULE_TOPIC if message.delay_level else TIMER_TOPIC
+        found = self.admin.broker.messages_by_key(topic, message.msg_id, 64, unique=True)
+        offset = decode_handle(message.handle).physical_offset
+        return next((each for each in found if each.physical_offset == offset), found[0] if found else None)
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def cancel(self, name: str, topic: str | None = None) -> ScheduleChange:
+        """Cancel the pending messages with a handle, a key or a message id; see `DelayedMessages.cancel`."""
+        broker = self.admin.open_for_changes()
+        if _parse_handle(name) is not None:
+            return broker.cancel(name)
+        return broker.cancel(key=name, topic=topic)
+
+    def reschedule(self, name: str, deliver_ms: int, topic: str | None = None) -> ScheduleChange:
+        """Change the deliver time (epoch ms) of pending messages; see `DelayedMessages.reschedule`."""
+        broker = self.admin.open_for_changes()
+        if _parse_handle(name) is not None:
+            return broker.reschedule(name, deliver_ms)
+        return broker.reschedule(key=name, deliver_ms=deliver_ms, topic=topic)
+
+    def cancel_all(
+        self, messages: Iterable[PendingMessage], rate: float | None = None, on_progress: OnProgress = no_progress
+    ) -> BulkChange:
+        """Cancel many pending messages, at most *rate* per second."""
+        broker = self.admin.open_for_changes()
+        return _change_all(messages, lambda each: broker.cancel(each.handle), broker.clock, rate, on_progress)
+
+    def shift_all(
+        self,
+        messages: Iterable[PendingMessage],
+        shift_ms: int,
+        rate: float | None = None,
+        on_progress: OnProgress = no_progress,
+    ) -> BulkChange:
+        """Move the deliver times of many pending messages by *shift_ms*; a negative number is earlier."""
+        broker = self.admin.open_for_changes()
+
+        def shift(message: PendingMessage) -> ScheduleChange:
+            return broker.reschedule(message.handle, max(0, message.deliver_ms + shift_ms))
+
+        return _change_all(messages, shift, broker.clock, rate, on_progress)
+
+
+def _change_all(
+    messages: Iterable[PendingMessage],
+    change: Callable[[PendingMessage], ScheduleChange],
+    clock: Clock,
+    rate: float | None,
+    on_progress: OnProgress,
+) -> BulkChange:
+    counts: Counter[ScheduleChangeStatus] = Counter()
+    handles: list[str] = []
+    unsupported = 0
+    for message in paced(messages, rate, clock):
+        try:
+            changed = change(message)
+        except UnsupportedError:
+            unsupported += 1
+        else:
+            counts[changed.status] += 1
+            handles += changed.handles
+        on_progress(1)
+    return BulkChange(dict(counts), unsupported, tuple(handles))
+
+
+def _parse_handle(text: str) -> RecallHandle | None:
+    """Return the handle in *text*; None if it is a key or an id."""
+    try:
+        return decode_handle(text)
+    except MessageError:
+        return None

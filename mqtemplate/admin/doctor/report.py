@@ -1,0 +1,221 @@
+"""The report about a store directory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mqtemplate.admin.broker_admin import BrokerAdmin
+from mqtemplate.admin.doctor.log_check import LogCheck, check_log
+from mqtemplate.admin.embedded import EmbeddedAdmin
+from mqtemplate.admin.folder import snapshot_broker
+from mqtemplate.admin.values import TopicKind
+from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+from mqtemplate.clock import SystemClock
+from mqtemplate.durations import format_ms
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.pending import PendingQuery
+from mqtemplate.store.checkpoint import StoreCheckpoint
+from mqtemplate.store.file_sizes import file_sizes
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.snapshot_files import SnapshotStoreFiles
+
+_MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
+_HORIZONS = {
+    "overdue": (None, 0),
+    "next minute": (0, _MINUTE),
+    "next hour": (_MINUTE, _HOUR),
+    "next day": (_HOUR, _DAY),
+    "next week": (_DAY, 7 * _DAY),
+    "later": (7 * _DAY, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PartSize:
+    """Files of one part of a store directory.
+
+    Attributes:
+        name: Name of the folder, or of the file.
+        byte_count: Sum of the lengths.
+        disk_bytes: Allocated disk space: files may be sparse.
+    """
+
+    name: str
+    file_count: int
+    byte_count: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """Lag of one group."""
+
+    name: str
+    lag: int
+
+
+@dataclass(slots=True)
+class FolderReport:
+    """State of a store directory at one moment.
+
+    Attributes:
+        used_by: Process id of the owner; None if no process has the directory open.
+        was_closed: The last owner closed it, or it is in use.
+        log: Result of the check of the commit log; None if its files cannot be opened.
+        message_counts: Topic -> number of messages, without system topics.
+        pending: Horizon, such as ``next hour`` -> number of pending messages.
+        start: What a start would do, one sentence each.
+        warnings: Events that a start would log, from the level WARNING on.
+        problem: Reason why no broker can open the directory; None if one can.
+    """
+
+    path: Path
+    used_by: str | None = None
+    was_closed: bool = True
+    free_bytes: int = 0
+    parts: list[PartSize] = field(default_factory=list)
+    log: LogCheck | None = None
+    message_counts: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, int] = field(default_factory=dict)
+    groups: list[GroupLag] = field(default_factory=list)
+    start: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problem: str | None = None
+
+    @property
+    def is_damaged(self) -> bool:
+        """True if there is damage that a start does not repair, or if no broker can start."""
+        return self.problem is not None or any(not each.is_tail for each in (self.log.damages if self.log else ()))
+
+
+def examine(
+    path: Path, settings: EmbeddedSettings | None = None, on_progress: Callable[[int], None] = lambda count: None
+) -> FolderReport:
+    """Return the report about a store directory. Nothing in it changes, and another process may have it open.
+
+    Args:
+        settings: Settings with which a broker would open it.
+        on_progress: Called with the number of bytes of the commit log that were read since the last call.
+
+    Raises:
+        StoreError: The directory is missing, or is not a store.
+    """
+    settings = settings or EmbeddedSettings()
+    files = SnapshotStoreFiles(path)
+    used_by = FolderStoreFiles(path).locked_by()
+    report = FolderReport(path, used_by, was_closed=used_by is not None or not files.was_left_open())
+    report.parts = part_sizes(path)
+    report.free_bytes = shutil.disk_usage(path).free
+    with _warnings(report.warnings):
+        try:
+            checkpoint = _check_files(report, files, settings, on_progress)
+            _start(report, settings, checkpoint)
+        except MQTemplateError as exc:
+            report.problem = str(exc)
+    return report
+
+
+def _check_files(
+    report: FolderReport, files: SnapshotStoreFiles, settings: EmbeddedSettings, on_progress: Callable[[int], None]
+) -> int:
+    """Check the commit log. Return the physical offset from which a start would read it."""
+    checkpoint = StoreCheckpoint(files)
+    try:
+        sizes = file_sizes(settings, files, checkpoint.sizes)
+        queue = files.mapped_queue("commitlog", sizes.commit_log)
+        try:
+            report.log = check_log(queue, on_progress)
+        finally:
+            queue.close()
+        if report.used_by is not None:  # a record that the owner is writing is no damage
+            report.log.damages = [each for each in report.log.damages if not each.is_tail]
+        return checkpoint.replay_start
+    finally:
+        checkpoint.close()
+
+
+def _start(report: FolderReport, settings: EmbeddedSettings, checkpoint: int) -> None:
+    """Start a broker on a snapshot, and read what it knows."""
+    with snapshot_broker(report.path, settings) as broker:
+        admin = EmbeddedAdmin(broker)
+        topics = [topic for topic in admin.topics() if topic.kind is not TopicKind.SYSTEM]
+        report.message_counts = {topic.name: topic.message_count for topic in topics}
+        report.groups = [GroupLag(group.name, group.lag) for group in admin.groups()]
+        report.pending = pending_by_horizon(admin)
+    if report.used_by is None:
+        report.start = list(_plan(report, settings, checkpoint))
+
+
+def _plan(report: FolderReport, settings: EmbeddedSettings, checkpoint: int) -> Iterator[str]:
+    """Yield what a start would do."""
+    log = report.log
+    if log is None:
+        return
+    if not report.was_closed:
+        read_bytes = max(0, log.end_offset - max(checkpoint, log.start_offset))
+        yield (
+            f"recover: the last owner did not close the directory; read {read_bytes} bytes from physical offset "
+            f"{checkpoint} on"
+        )
+    for damage in log.damages:
+        if damage.is_tail:
+            yield f"cut off an incomplete record at the end of {damage.file}, byte {damage.file_offset}"
+        else:
+            yield f"skip {damage.size} damaged bytes of {damage.file} from byte {damage.file_offset} on"
+    if overdue := report.pending.get("overdue"):
+        yield f"deliver {overdue} messages at once, which were due while no broker ran"
+    oldest_ms = SystemClock().now_ms() - settings.file_reserved_time * _HOUR
+    if expired := [start for start, newest_ms in sorted(log.newest_ms.items())[:-1] if newest_ms <= oldest_ms]:
+        yield (
+            f"delete {len(expired)} commit log files at {settings.delete_when} o'clock: their messages are older than "
+            f"file-reserved-time ({format_ms(settings.file_reserved_time * _HOUR)}); pending ones are kept"
+        )
+
+
+def pending_by_horizon(admin: BrokerAdmin) -> dict[str, int]:
+    """Return the number of pending messages by the time until they are due."""
+    now_ms = admin.broker.clock.now_ms()
+    counts = {}
+    for name, (after, before) in _HORIZONS.items():
+        query = PendingQuery(
+            after_ms=None if after is None else now_ms + after, before_ms=None if before is None else now_ms + before
+        )
+        counts[name] = admin.broker.count_pending(query, _DAY).total
+    return counts
+
+
+def part_sizes(path: Path) -> list[PartSize]:
+    """Return the sizes of the parts of a store directory, by name."""
+    parts = []
+    for entry in sorted(path.iterdir()):
+        found = [each.stat() for each in ([entry] if entry.is_file() else entry.rglob("*")) if each.is_file()]
+        byte_count, blocks = sum(each.st_size for each in found), sum(each.st_blocks for each in found)
+        parts.append(PartSize(entry.name, len(found), byte_count, blocks * 512))
+    return parts
+
+
+class _WarningList(logging.Handler):
+    """Appends events to a list."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._found.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def _warnings(found: list[str]) -> Iterator[None]:
+    """Collect the warnings and errors that the library logs inside the ``with`` block."""
+    logger, handler = logging.getLogger("mqtemplate"), _WarningList(found)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

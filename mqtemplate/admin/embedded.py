@@ -1,0 +1,138 @@
+"""Administration of an embedded broker in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mqtemplate.admin.broker_admin import BrokerAdmin, unknown
+from mqtemplate.admin.values import GroupInfo, GroupSubscription, Member, QueueProgress, QueueSpan, TopicKind
+from mqtemplate.broker import ConsumerSpec
+from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.errors import CorruptRecordError, UnsupportedError
+from mqtemplate.message import MessageQueue
+from mqtemplate.selectors.sql92.selector import Sql92Selector
+from mqtemplate.selectors.tags import Selector
+from mqtemplate.store.files.json_files import read_table
+from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_group
+
+_GROUPS_FILE = "config/subscriptionGroup.json"
+
+
+class EmbeddedAdmin(BrokerAdmin):
+    """Topics, groups and offsets of a started embedded broker. It leaves the broker open.
+
+    Groups are those of this process, those with offsets, and those that a server has stored. Members are those of this
+    process.
+    """
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = broker
+
+    @property
+    def broker(self) -> EmbeddedBroker:
+        return self._broker
+
+    def close(self) -> None:
+        return
+
+    # --- topics --------------------------------------------------------------------------------
+
+    def topic_kinds(self) -> dict[str, TopicKind]:
+        table = self._broker.topics
+        configs = {name: table.config(name) or {} for name in sorted(table.names())}
+        return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
+
+    def queue_spans(self, topic: str) -> list[QueueSpan]:
+        return [
+            QueueSpan(queue, low, high, self._stored_ms(queue, high - 1) if high > low else None)
+            for queue in self._queues(topic)
+            for low, high in [(self._broker.reader.min_offset(queue), self._broker.reader.max_offset(queue))]
+        ]
+
+    def _queues(self, topic: str) -> list[MessageQueue]:
+        config = self._broker.topics.config(topic)
+        if config is None:
+            raise unknown("topic", topic, self.topic_names())
+        count = max(int(config.get("readQueueNums", 0)), int(config.get("writeQueueNums", 0)))
+        return [MessageQueue(topic, self._broker.name, queue_id) for queue_id in range(count)]
+
+    def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int | None:
+        """Return the store time of a message; None if it was deleted or is corrupt."""
+        try:
+            messages, _ = self._broker.reader.read(queue, queue_offset, 1, None)
+        except CorruptRecordError:
+            return None
+        return messages[0].store_timestamp if messages else None
+
+    def groups_of(self, topic: str) -> list[str]:
+        subscribed = {
+            name for name in self.group_names() if any(topic in s.subscriptions for _, s in self._specs(name))
+        }
+        committed = {name for name in self._broker.offsets.groups_of(topic) if not is_system_group(name)}
+        return sorted(subscribed | committed)
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def group_names(self) -> list[str]:
+        names = self._broker.offsets.groups() | set(self._broker.member_groups()) | self._named_by_topics()
+        names |= set(_stored_groups(self._broker.store.store_files))
+        return sorted(name for name in names if not is_system_group(name))
+
+    def _named_by_topics(self) -> set[str]:
+        prefixes = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
+        topics = self._broker.topics.names()
+        return {topic.removeprefix(prefix) for topic in topics for prefix in prefixes if topic.startswith(prefix)}
+
+    def group(self, name: str) -> GroupInfo:
+        names = self.group_names()
+        if name not in names:
+            raise unknown("group", name, names)
+        specs = self._specs(name)
+        subscriptions = {topic: selector for _, spec in specs for topic, selector in spec.subscriptions.items()}
+        return GroupInfo(
+            name,
+            members=tuple(Member(client_id, "this process", "PYTHON") for client_id, _ in specs),
+            subscriptions=tuple(_subscription(topic, subscriptions[topic]) for topic in sorted(subscriptions)),
+            progress=tuple(self._progress(name, {*subscriptions, RETRY_TOPIC_PREFIX + name})),
+            message_model=specs[0][1].message_model.value if specs else None,
+            consume_from_where=specs[0][1].consume_from_where.value if specs else None,
+        )
+
+    def _specs(self, group: str) -> list[tuple[str, ConsumerSpec]]:
+        return self._broker.members(group)
+
+    def _progress(self, group: str, subscribed: set[str]) -> list[QueueProgress]:
+        offsets, reader = self._broker.offsets, self._broker.reader
+        topics = sorted(offsets.topics_of(group) | subscribed)
+        found = []
+        for queue in (queue for topic in topics if self._broker.topics.config(topic) for queue in self._queues(topic)):
+            committed = offsets.offset(group, queue.topic, queue.queue_id)
+            consumed_ms = self._stored_ms(queue, committed - 1) if committed else None
+            high, low = reader.max_offset(queue), reader.min_offset(queue)
+            found.append(QueueProgress(queue, committed, high, low, consumed_ms))
+        return found
+
+    def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        if self._broker.has_members(group):
+            raise UnsupportedError(
+                f"group {group!r} has listeners in this process, with read positions of their own; call seek of their "
+                "containers (MQApplication.containers), or stop the application first"
+            )
+        if self._broker.has_remote_members(group):
+            raise UnsupportedError(
+                f"group {group!r} has members that are clients of this broker's server; connect to the server, which "
+                "notifies them"
+            )
+        for queue, queue_offset in offsets.items():
+            self._broker.commit_offset(group, queue, queue_offset)
+
+
+def _stored_groups(store_files: StoreFiles) -> list[str]:
+    """Return the groups that a server has stored."""
+    return list(read_table(store_files, _GROUPS_FILE).get("subscriptionGroupTable", {}))
+
+
+def _subscription(topic: str, selector: Selector) -> GroupSubscription:
+    kind = "SQL92" if isinstance(selector, Sql92Selector) else "TAG"
+    return GroupSubscription(topic, selector.expression, kind)

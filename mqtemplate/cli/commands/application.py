@@ -1,0 +1,170 @@
+"""``config``, ``beans`` and ``conditions``: the configuration of an application, and what it consists of."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mqtemplate.cli.invocation import Invocation, command
+from mqtemplate.errors import DependencyError
+
+if TYPE_CHECKING:
+    from mqtemplate.context.injection.application_context import ApplicationContext
+
+Components = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODULE[:NAME]]...", help="modules with components, or components; an MQApplication too"),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    config = typer.Typer(help="Show the configuration.", no_args_is_help=True)
+    command(
+        config,
+        "show",
+        "config show --origins",
+        "config show mqtemplate.broker --all --origins",
+        "config show --profile prod --json",
+    )(show_config)
+    app.add_typer(config, name="config")
+    command(app, "beans", "beans shop.app", "beans shop.app:application --json")(beans)
+    command(app, "conditions", "conditions", "conditions shop.app --profile prod")(conditions)
+
+
+# --- config -------------------------------------------------------------------------------------
+
+
+def show_config(
+    call: Invocation,
+    prefix: Annotated[str, typer.Argument(metavar="[KEY]", help="only this key, and the keys below it")] = "",
+    origins: Annotated[bool, typer.Option("--origins", help="show where each value comes from")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="show defaults too")] = False,
+) -> None:
+    """Show the settings that files, profiles, the environment and options set. Secrets are hidden."""
+    from mqtemplate.context.config.explain import explain_settings
+
+    settings = call.settings()
+    found = [
+        each
+        for each in explain_settings(settings)
+        if (show_all or not each.is_default) and (each.key == prefix or each.key.startswith(_section(prefix)))
+    ]
+    records = [{"key": each.key, "value": each.value, "origin": each.origin} for each in found]
+    columns: dict[str, Any] = {"KEY": "key", "VALUE": lambda record: _value_text(record["value"])}
+    call.output.table(
+        records, columns | ({"ORIGIN": "origin"} if origins else {}), "no key is set; see defaults: --all"
+    )
+    for variable, meant in settings.origins.unused_variables.items():
+        call.output.note(f"warning: {variable} sets no key{f'; did you mean {meant}?' if meant else ''}")
+    for profile in settings.origins.unmatched_profiles:
+        call.output.note(f"warning: no file and no document is for the profile {profile!r}")
+
+
+def _section(prefix: str) -> str:
+    return f"{prefix.rstrip('.')}." if prefix else ""
+
+
+def _value_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+# --- beans and conditions -----------------------------------------------------------------------
+
+
+def beans(call: Invocation, components: Components = None) -> None:
+    """Show the objects of an application with their origins, each after those that it uses. Nothing is started."""
+    from mqtemplate.context.injection.components import is_listener
+    from mqtemplate.context.injection.marks import name_of
+
+    context = _linked(call, components)
+    records = [
+        {
+            "name": definition.name,
+            "type": name_of(definition.kind),
+            "module": definition.kind.__module__,
+            "built_by": definition.title,
+            "origin": definition.origin,
+            "is_listener": definition.target is not None and is_listener(definition.target),
+        }
+        for definition in context.in_order()
+    ]
+    records += [
+        {
+            "name": getattr(component, "__name__", name_of(component)),
+            "type": "listener function",
+            "module": getattr(component, "__module__", ""),
+            "built_by": name_of(component),
+            "origin": "application",
+            "is_listener": True,
+        }
+        for component in context.components
+        if context.definition_of(component) is None and is_listener(component)
+    ]
+    columns: dict[str, Any] = {
+        "NAME": "name",
+        "TYPE": "type",
+        "ORIGIN": "origin",
+        "LISTENER": lambda record: "yes" if record["is_listener"] else "",
+        "MODULE": "module",
+    }
+    call.output.table(records, columns, "no objects")
+
+
+def conditions(call: Invocation, components: Components = None) -> None:
+    """Show which starters act in an application, and why the others do not. Nothing is started."""
+    context = _linked(call, components)
+    records = [{"starter": each.starter, "applied": each.applied, "reason": each.reason} for each in context.conditions]
+    columns: dict[str, Any] = {
+        "STARTER": "starter",
+        "APPLIED": lambda record: "yes" if record["applied"] else "no",
+        "REASON": "reason",
+    }
+    call.output.table(records, columns, "no starters are installed")
+
+
+def _linked(call: Invocation, names: list[str] | None) -> ApplicationContext:
+    """Return the context of an application, with resolved dependencies. No object is opened.
+
+    Raises:
+        DependencyError: A component cannot be imported, or a dependency is missing.
+    """
+    from mqtemplate.context.autoconfigure import apply_starters, find_starters
+    from mqtemplate.context.injection.application_context import ApplicationContext
+    from mqtemplate.context.injection.components import collect_components
+    from mqtemplate.context.startup import link, register_components
+
+    settings = call.settings()
+    components = collect_components(part for name in names or [] for part in _imported(name))
+    context = ApplicationContext(settings, None, components)
+    register_components(context, None)
+    apply_starters(find_starters(), context)
+    link(context)
+    return context
+
+
+def _imported(name: str) -> tuple[object, ...]:
+    """Return the components that ``module`` or ``module:name`` names.
+
+    Raises:
+        DependencyError: It cannot be imported.
+    """
+    from mqtemplate.context.application import MQApplication
+
+    module_name, _, attribute = name.partition(":")
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)  # as `python -m` does
+    try:
+        found: Any = import_module(module_name)
+        for part in attribute.split(".") if attribute else ():
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise DependencyError(
+            f"{name!r} cannot be imported: {exc}; give a module, or module:name, from the folder {folder}"
+        ) from exc
+    return found.context.components if isinstance(found, MQApplication) else (found,)

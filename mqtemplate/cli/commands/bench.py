@@ -1,0 +1,136 @@
+"""``bench``: message rates of a broker."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mqtemplate.cli.invocation import Invocation, command
+
+if TYPE_CHECKING:
+    from mqtemplate.admin import BrokerAdmin
+    from mqtemplate.broker import Broker
+    from mqtemplate.message import Message
+
+_TOPIC = "mqtemplate_bench"
+_SLICES = 100
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    command(
+        app,
+        "bench",
+        "bench",
+        "bench --count 100000 --size 1000 --threads 8",
+        "bench --delay 1h --name-server 127.0.0.1:9876 --json",
+    )(bench)
+
+
+def bench(
+    call: Invocation,
+    count: Annotated[int, typer.Option(min=1, help="number of messages")] = 10_000,
+    size: Annotated[int, typer.Option(min=1, help="bytes of each body")] = 200,
+    threads: Annotated[int, typer.Option(min=1, max=256, help="threads that send")] = 4,
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="send delayed messages, then cancel them")
+    ] = None,
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="topic of the messages")] = _TOPIC,
+) -> None:
+    """Measure message rates: send, and read again or cancel.
+
+    Without --name-server it uses a store directory that is deleted afterwards. The rates are those of this machine at
+    this moment; other programs on it change them.
+    """
+    from mqtemplate.cli.formats import duration
+    from mqtemplate.message import Message, Property
+
+    properties = {} if delay is None else {Property.TIMER_DELAY_MS: str(duration(delay, "--delay"))}
+    with _broker(call) as admin:
+        broker = admin.open_for_changes()
+        broker.create_topic(topic, 4)
+        starts = {queue: broker.max_offset(queue) for queue in broker.queues(topic)}
+        latencies, handles, send_s = _send(call, broker, Message(topic, b"x" * size, properties), count, threads)
+        if delay is None:
+            rate_name, done, then_s = "read", *_read(broker, starts)
+        else:
+            rate_name, done, then_s = "cancel", *_cancel(call, broker, handles)
+    latencies.sort()
+    record: dict[str, Any] = {
+        "count": count,
+        "size": size,
+        "threads": threads,
+        "send_per_s": round(count / send_s),
+        "send_p50_ms": round(latencies[len(latencies) // 2] * 1_000, 3),
+        "send_p99_ms": round(latencies[len(latencies) * 99 // 100] * 1_000, 3),
+        f"{rate_name}_count": done,
+        f"{rate_name}_per_s": round(done / max(then_s, 1e-9)),
+    }
+    call.output.fields(record, {name.replace("_", " "): name for name in record})
+
+
+@contextmanager
+def _broker(call: Invocation) -> Iterator[BrokerAdmin]:
+    if call.name_server is not None:
+        with call.admin(create=True) as admin:
+            yield admin
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="mqtemplate-bench-") as folder,
+        replace(call, name_server=f"embedded:{folder}/store").admin(create=True) as admin,
+    ):
+        yield admin
+
+
+def _send(
+    call: Invocation, broker: Broker, message: Message, count: int, threads: int
+) -> tuple[list[float], list[str], float]:
+    """Send; return the latencies (s) of the sends, the handles, and the time (s) of all."""
+    latencies: list[float] = []
+    handles: list[str] = []
+
+    def send_some(number: int) -> None:
+        for _ in range(number):
+            started = time.perf_counter()
+            result = broker.send(message)
+            latencies.append(time.perf_counter() - started)  # list.append is atomic
+            if result.handle is not None:
+                handles.append(result.handle)
+        advance(number)
+
+    parts = [len(range(start, count, _SLICES)) for start in range(min(_SLICES, count))]
+    with call.output.progress("sending", count) as advance, ThreadPoolExecutor(threads) as pool:
+        started = time.perf_counter()
+        for done in [pool.submit(send_some, part) for part in parts]:
+            done.result()
+        took_s = time.perf_counter() - started
+    return latencies, handles, took_s
+
+
+def _read(broker: Broker, starts: dict[Any, int]) -> tuple[int, float]:
+    """Read what was sent; return the number of messages and the time (s)."""
+    from mqtemplate.admin.messages import read_queue
+
+    started = time.perf_counter()
+    found = sum(
+        1 for queue, start in starts.items() for _ in read_queue(broker, queue, start, broker.max_offset(queue))
+    )
+    return found, time.perf_counter() - started
+
+
+def _cancel(call: Invocation, broker: Broker, handles: list[str]) -> tuple[int, float]:
+    """Cancel what was sent; return the number of messages and the time (s)."""
+    started = time.perf_counter()
+    with call.output.progress("cancelling", len(handles)) as advance:
+        cancelled = 0
+        for handle in handles:
+            cancelled += broker.cancel(handle).count
+            advance(1)
+    return cancelled, time.perf_counter() - started

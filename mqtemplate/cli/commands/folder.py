@@ -1,0 +1,263 @@
+"""``doctor`` and ``simulate``: look into a store directory without changing it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mqtemplate.cli import exit_codes
+from mqtemplate.cli.formats import duration, named_values, size_text, span_text, time_text
+from mqtemplate.cli.invocation import Invocation, Yes, command
+
+if TYPE_CHECKING:
+    from mqtemplate.admin.doctor.report import FolderReport
+    from mqtemplate.admin.simulation import Simulation
+    from mqtemplate.brokers.embedded.settings import EmbeddedSettings
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="a store directory, of this library or of RocketMQ")]
+Assignments = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="a key of application.yml; may be repeated")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    command(
+        app,
+        "doctor",
+        "doctor ./data",
+        "doctor /var/lib/rocketmq/store --json",
+        "doctor ./data --repair --copy-to /backup/data",
+        without=("name_server",),
+    )(doctor)
+    command(
+        app,
+        "simulate",
+        "simulate ./data --for 24h",
+        "simulate ./data --consume-rate 50 --json",
+        "simulate ./data --stopped 2h --set mqtemplate.broker.flush-disk-type=ASYNC_FLUSH",
+        without=("name_server",),
+    )(simulate)
+
+
+# --- doctor -------------------------------------------------------------------------------------
+
+
+def doctor(
+    call: Invocation,
+    folder: Folder,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="keep a copy, and rebuild what the commit log determines")
+    ] = False,
+    copy_to: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="folder of the copy (default: beside the directory)")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Check a store directory: sizes, damage by file and byte, pending messages, groups, and what a start would do.
+
+    Without --repair it changes nothing, and another process may have the directory open. The exit code is 6 after
+    damage. With --repair it copies the directory first, and checks it again afterwards. Damaged records stay damaged.
+    """
+    from mqtemplate.admin.doctor.report import examine
+
+    if repair:
+        _repair(call, folder, copy_to, yes=yes)
+    settings = _settings(call, [])
+    log_bytes = sum(each.stat().st_size for each in (folder / "commitlog").glob("*"))
+    with call.output.progress("reading the commit log", log_bytes) as advance:
+        report = examine(folder, settings, advance)
+    call.output.document(_report_record(report))
+    if not call.as_json:
+        _print_report(call, report)
+    if report.is_damaged:
+        raise typer.Exit(exit_codes.DAMAGED)
+
+
+def _repair(call: Invocation, folder: Path, copy_to: Path | None, *, yes: bool) -> None:
+    from mqtemplate.admin.doctor.repair import repair
+
+    copy = copy_to or folder.with_name(f"{folder.name}.copy-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+    call.confirm(f"Copy {folder} to {copy}, and rebuild its consume queues, index and timers?", yes=yes)
+    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    with call.output.progress("copying", size) as advance:
+        done = repair(folder, copy, _settings(call, []), advance)
+    for action in done.actions:
+        call.output.note(action)
+
+
+def _settings(call: Invocation, assignments: list[str]) -> EmbeddedSettings:
+    from mqtemplate.context.config.source import load_settings
+
+    return load_settings(call.config, call.profile, arguments=named_values(assignments, "--set")).mqtemplate.broker
+
+
+def _report_record(report: FolderReport) -> dict[str, Any]:
+    log = report.log
+    return {
+        "path": str(report.path),
+        "used_by": report.used_by,
+        "was_closed": report.was_closed,
+        "is_damaged": report.is_damaged,
+        "problem": report.problem,
+        "free_bytes": report.free_bytes,
+        "parts": [
+            {
+                "name": each.name,
+                "file_count": each.file_count,
+                "byte_count": each.byte_count,
+                "disk_bytes": each.disk_bytes,
+            }
+            for each in report.parts
+        ],
+        "log": None
+        if log is None
+        else {
+            "start_offset": log.start_offset,
+            "end_offset": log.end_offset,
+            "record_count": log.record_count,
+            "oldest_ms": log.oldest_ms,
+            "newest_ms": max(log.newest_ms.values(), default=None),
+        },
+        "damages": [
+            {
+                "file": each.file,
+                "file_offset": each.file_offset,
+                "physical_offset": each.physical_offset,
+                "size": each.size,
+                "reason": each.reason,
+                "is_tail": each.is_tail,
+            }
+            for each in (log.damages if log else ())
+        ],
+        "topics": report.message_counts,
+        "pending": report.pending,
+        "groups": [{"name": each.name, "lag": each.lag} for each in report.groups],
+        "start": report.start,
+        "warnings": report.warnings,
+    }
+
+
+def _print_report(call: Invocation, report: FolderReport) -> None:
+    out = call.output
+    owner = f"in use by process {report.used_by}" if report.used_by else "not in use"
+    closed = "" if report.was_closed else ", and its last owner did not close it"
+    out.line(f"{report.path}: {owner}{closed}; {size_text(report.free_bytes)} free on the disk")
+    record = _report_record(report)
+    columns: dict[str, Any] = {
+        "PART": "name",
+        "FILES": "file_count",
+        "SIZE": lambda part: size_text(part["byte_count"]),
+        "ON DISK": lambda part: size_text(part["disk_bytes"]),
+    }
+    out.line("")
+    out.table(record["parts"], columns, "the directory is empty")
+    if report.log is not None:
+        newest_ms = record["log"]["newest_ms"]
+        out.line(
+            f"\n{report.log.record_count} records, physical offsets {report.log.start_offset} to "
+            f"{report.log.end_offset}, {time_text(report.log.oldest_ms)} to {time_text(newest_ms)}"
+        )
+    _print_contents(call, report)
+    _print_findings(call, report)
+
+
+def _print_contents(call: Invocation, report: FolderReport) -> None:
+    lines = {
+        "topics": [f"{name} {count}" for name, count in report.message_counts.items()],
+        "pending": [f"{count} {name}" for name, count in report.pending.items() if count],
+        "groups": [f"{each.name} lag {each.lag}" for each in report.groups],
+    }
+    for title, parts in lines.items():
+        call.output.line(f"{title.ljust(8)}  {', '.join(parts) or 'none'}")
+
+
+def _print_findings(call: Invocation, report: FolderReport) -> None:
+    out = call.output
+    for each in report.log.damages if report.log else ():
+        kind = "incomplete tail" if each.is_tail else "DAMAGE"
+        out.line(f"{kind}: {each.file} from byte {each.file_offset} on, {each.size} bytes: {each.reason}")
+    for warning in report.warnings:
+        out.line(f"warning of a start: {warning}")
+    for action in report.start:
+        out.line(f"a start would {action}")
+    if report.problem is not None:
+        out.line(f"DAMAGE: no broker can open it: {report.problem}")
+    elif not report.is_damaged:
+        out.line("no damage")
+
+
+# --- simulate -----------------------------------------------------------------------------------
+
+
+def simulate(
+    call: Invocation,
+    folder: Folder,
+    span: Annotated[str, typer.Option("--for", metavar="DURATION", help="length of the simulated time")] = "24h",
+    assign: Assignments = [],  # noqa: B006
+    consume_rate: Annotated[
+        float | None, typer.Option(help="messages per second that the consumers of each topic handle")
+    ] = None,
+    stopped: Annotated[str, typer.Option(metavar="DURATION", help="time from now on in which no broker runs")] = "0s",
+) -> None:
+    """Run the pending messages of a store directory forward in virtual time: load and lateness by minute.
+
+    The broker of the simulation works on a copy in memory, under the settings of application.yml and of --set. Nothing
+    on the disk changes.
+    """
+    from mqtemplate.admin.simulation import Consumption
+    from mqtemplate.admin.simulation import simulate as run
+    from mqtemplate.clock import SystemClock
+
+    settings, span_ms = _settings(call, assign), duration(span, "--for")
+    start_ms = SystemClock().now_ms() + duration(stopped, "--stopped")
+    with call.output.progress("simulating", span_ms) as advance:
+        result = run(
+            folder,
+            settings,
+            span_ms=span_ms,
+            consumption=Consumption(rate=consume_rate),
+            start_ms=start_ms,
+            on_progress=advance,
+        )
+    _print_simulation(call, result)
+
+
+def _print_simulation(call: Invocation, result: Simulation) -> None:
+    records = [
+        {
+            "start_ms": each.start_ms,
+            "due": each.due,
+            "delivered": each.delivered,
+            "consumed": each.consumed,
+            "backlog": each.backlog,
+            "lateness_ms": each.lateness_ms,
+        }
+        for each in result.minutes
+    ]
+    if call.as_json:
+        percentiles = {f"p{each}": value for each, value in result.lateness_ms.items()}
+        call.output.document(
+            {
+                "start_ms": result.start_ms,
+                "delivered": result.delivered,
+                "undelivered": result.undelivered,
+                "lateness_ms": percentiles,
+                "minutes": records,
+            }
+        )
+        return
+    columns: dict[str, Any] = {
+        "MINUTE": lambda record: time_text(record["start_ms"]),
+        "DUE": "due",
+        "DELIVERED": "delivered",
+        "CONSUMED": "consumed",
+        "BACKLOG": "backlog",
+        "LATEST": lambda record: span_text(record["lateness_ms"]),
+    }
+    call.output.table(records, columns, "no message is due in this time")
+    late = ", ".join(f"p{each} {span_text(value)}" for each, value in result.lateness_ms.items())
+    call.output.line(f"{result.delivered} delivered, {result.undelivered} due later; lateness {late or 'none'}")

@@ -1,0 +1,294 @@
+"""``send``, ``tail`` and ``messages``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mqtemplate.cli.formats import (
+    duration,
+    future_time,
+    message_fields,
+    named_values,
+    past_time,
+    pretty_body,
+    properties_text,
+    short_body,
+    time_text,
+)
+from mqtemplate.cli.invocation import Invocation, command, existing_file
+from mqtemplate.cli.output import Columns
+
+if TYPE_CHECKING:
+    from mqtemplate.admin import BrokerAdmin, Tail
+    from mqtemplate.message import MessageExt
+    from mqtemplate.results import SendResult
+    from mqtemplate.selectors.tags import Selector
+
+_POLL_S = 0.3
+_SHOWN = 20
+_MESSAGE_COLUMNS: Columns = {
+    "STORED": lambda record: time_text(record["store_timestamp"]),
+    "QUEUE": "queue_id",
+    "OFFSET": "queue_offset",
+    "TAG": "tags",
+    "KEYS": "keys",
+    "ID": "msg_id",
+    "BODY": lambda record: short_body(_body(record)),
+}
+_FIELDS: Columns = {
+    "id": "msg_id",
+    "offset id": "offset_msg_id",
+    "topic": "topic",
+    "tag": "tags",
+    "keys": "keys",
+    "broker": "broker_name",
+    "queue": "queue_id",
+    "queue offset": "queue_offset",
+    "born": lambda record: f"{time_text(record['born_timestamp'])} at {record['born_host']}",
+    "stored": lambda record: time_text(record["store_timestamp"]),
+    "retries": "reconsume_times",
+    "properties": lambda record: properties_text(record["properties"]),
+    "body": lambda record: pretty_body(_body(record)),
+}
+
+Tags = Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="tags, as 'paid || refunded'")]
+Sql = Annotated[str | None, typer.Option(metavar="EXPRESSION", help="an SQL92 expression over properties")]
+Key = Annotated[str | None, typer.Option(metavar="KEY", help="only messages with this key or id")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    command(
+        app,
+        "send",
+        "send orders:paid '{\"id\": 4466}' --key 4466",
+        "send reminders 'call back' --delay 3h",
+        "send reminders 'call back' --at 2026-01-31T08:00",
+        "send orders --file order.json --property region=eu",
+        "send orders --lines < orders.jsonl",
+    )(send)
+    command(
+        app,
+        "tail",
+        "tail orders",
+        "tail orders --tags paid --from 10m",
+        "tail orders --from earliest --no-follow --json",
+        "tail '%DLQ%billing' --last 50",
+    )(tail)
+    command(
+        app,
+        "messages",
+        "messages --id 7F0000010000000000000000000000A1",
+        "messages orders --key 4466",
+        "messages orders --from 2h --to 1h --max-count 500 --json",
+    )(messages)
+
+
+# --- send ---------------------------------------------------------------------------------------
+
+
+def send(
+    call: Invocation,
+    destination: Annotated[str, typer.Argument(metavar="TOPIC[:TAG]")],
+    body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="the text of the message")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="PATH", help="read the body from a file; - is the input")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="send each line of the standard input as a message")] = False,
+    key: Annotated[list[str], typer.Option(metavar="KEY", help="a business key; may be repeated")] = [],  # noqa: B006
+    prop: Annotated[
+        list[str], typer.Option("--property", metavar="NAME=VALUE", help="a property; may be repeated")
+    ] = [],  # noqa: B006
+    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="deliver later: 90s, 3h, '1h 30m'")] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="deliver at a time: 2026-01-31T08:00, epoch ms")
+    ] = None,
+    level: Annotated[int, typer.Option(help="delay level; 0 is none")] = 0,
+    hash_key: Annotated[str | None, typer.Option(metavar="KEY", help="equal keys go to one queue, in order")] = None,
+    count: Annotated[int, typer.Option(min=1, help="send the message this number of times")] = 1,
+    rate: Annotated[float | None, typer.Option(help="most messages per second")] = None,
+) -> None:
+    """Send a message, at once or delayed; or many."""
+    from mqtemplate.admin.pace import paced
+    from mqtemplate.template.rocketmq_template import RocketMQTemplate
+
+    bodies = _bodies(body, file, lines=lines)
+    with call.admin(create=True) as admin:
+        broker = admin.open_for_changes()
+        now_ms = broker.clock.now_ms()
+        options: dict[str, Any] = {
+            "delay_level": level,
+            "delay": None if delay is None else duration(delay, "--delay") / 1_000,
+            "deliver_at": _datetime(future_time(at, now_ms, "--at")),
+            "hash_key": hash_key,
+            "keys": key,
+            "headers": named_values(prop, "--property"),
+        }
+        template = RocketMQTemplate(broker)
+        results: list[SendResult] = []
+        with call.output.progress("sending", None if lines or count == 1 else count) as advance:
+            for each in paced((each for each in bodies for _ in range(count)), rate, broker.clock):
+                results.append(template.sync_send(destination, each, **options))
+                advance(1)
+    _print_results(call, results)
+
+
+def _bodies(body: str | None, file: Path | None, *, lines: bool) -> Iterator[bytes]:
+    if [body is not None, file is not None, lines].count(True) != 1:
+        raise typer.BadParameter("give the body as an argument, or --file, or --lines", param_hint="BODY")
+    if lines:
+        return (line.rstrip(b"\r\n") for line in sys.stdin.buffer if line.strip())
+    return iter([existing_file(file) if file is not None else (body or "").encode()])
+
+
+def _datetime(time_ms: int | None) -> datetime | None:
+    return None if time_ms is None else datetime.fromtimestamp(time_ms / 1_000, UTC)
+
+
+def _print_results(call: Invocation, results: list[SendResult]) -> None:
+    records = [
+        {
+            "send_status": each.send_status.value,
+            "msg_id": each.msg_id,
+            "offset_msg_id": each.offset_msg_id,
+            "topic": each.message_queue.topic,
+            "broker_name": each.message_queue.broker_name,
+            "queue_id": each.message_queue.queue_id,
+            "queue_offset": each.queue_offset,
+            "handle": each.handle,
+        }
+        for each in results
+    ]
+    columns = {"STATUS": "send_status", "ID": "msg_id", "TOPIC": "topic", "QUEUE": "queue_id", "OFFSET": "queue_offset"}
+    if any(record["handle"] for record in records):
+        columns["HANDLE"] = "handle"
+    if call.as_json or len(records) <= _SHOWN:
+        call.output.table(records, columns, "nothing to send")
+    else:
+        call.output.line(f"sent {len(records)} messages to {records[0]['topic']}")
+
+
+# --- tail and messages --------------------------------------------------------------------------
+
+
+def tail(
+    call: Invocation,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    tags: Tags = None,
+    sql: Sql = None,
+    key: Key = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="'earliest', 'latest', or a time: 10m (ago), epoch ms")
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, help="show this number of older messages first")] = 10,
+    max_count: Annotated[int | None, typer.Option(min=1, help="end after this number of messages")] = None,
+    no_follow: Annotated[bool, typer.Option("--no-follow", help="end after the stored messages")] = False,
+) -> None:
+    """Show the messages of a topic as they are stored, until Ctrl-C. With --json one line for each message.
+
+    It joins no consumer group, so it takes no message from a consumer. Retry, dead-letter and system topics work too.
+    """
+    selector = _selector(tags, sql)
+    with call.admin() as admin:
+        follow = _tail(admin, topic, start, last, selector)
+        shown = 0
+        try:
+            while True:
+                for message in follow():
+                    if key is None or key in (message.msg_id, *(message.keys or "").split()):
+                        _print_message(call, message)
+                        shown += 1
+                    if shown == max_count:
+                        return
+                if no_follow:
+                    return
+                threading.Event().wait(_POLL_S)
+        except KeyboardInterrupt:
+            return
+
+
+def _tail(
+    admin: BrokerAdmin, topic: str, start: str | None, last: int, selector: Selector | None
+) -> Callable[[], list[MessageExt]]:
+    """Return a function that returns the next messages: the older ones at its first call."""
+    from mqtemplate.admin import MessageSearch, Tail
+
+    if start is not None:
+        return _tail_from(admin, topic, start, selector).poll
+    newer = Tail.from_end(admin, topic, selector)
+    newest = MessageSearch(admin).newest(topic, last, selector)
+    older = [[each for each in newest if each.queue_offset < newer.end_of(each)]]
+    return lambda: older.pop() if older else newer.poll()
+
+
+def _tail_from(admin: BrokerAdmin, topic: str, start: str, selector: Selector | None) -> Tail:
+    from mqtemplate.admin import Tail
+
+    if start == "latest":
+        return Tail.from_end(admin, topic, selector)
+    time_ms = 1 if start == "earliest" else past_time(start, admin.broker.clock.now_ms(), "--from")
+    return Tail.from_time(admin, topic, time_ms or 1, selector)
+
+
+def _print_message(call: Invocation, message: MessageExt) -> None:
+    record = message_fields(message)
+    if call.as_json:
+        call.output.json_line(record)
+        return
+    words = [f"{record['queue_id']}/{record['queue_offset']}", record["tags"] or "-", record["keys"] or "-"]
+    call.output.line(f"{time_text(message.store_timestamp)}  {'  '.join(words)}  {short_body(message.body)}")
+
+
+def messages(
+    call: Invocation,
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
+    msg_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="show one message; both ids work")] = None,
+    key: Key = None,
+    tags: Tags = None,
+    sql: Sql = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help="stored since: 2h (ago), a time")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="stored until: 1h (ago), a time")] = None,
+    max_count: Annotated[int, typer.Option(min=1, help="most messages")] = 100,
+) -> None:
+    """Find stored messages by id, by key, or by time."""
+    from mqtemplate.admin import MessageSearch
+    from mqtemplate.errors import UnknownNameError
+
+    if topic is None and msg_id is None:
+        raise typer.BadParameter("give a topic, or --id", param_hint="TOPIC")
+    with call.admin() as admin:
+        search = MessageSearch(admin)
+        if msg_id is not None:
+            call.output.fields(message_fields(search.by_id(msg_id, topic)), _FIELDS)
+            return
+        now_ms = admin.broker.clock.now_ms()
+        begin_ms, end_ms = past_time(start, now_ms, "--from") or 0, past_time(end, now_ms, "--to")
+        if key is not None:
+            found = search.by_key(topic or "", key, max_count, begin_ms, end_ms)
+        else:
+            stored = search.by_time(topic or "", begin_ms, end_ms, _selector(tags, sql))
+            found = [message for message, _ in zip(stored, range(max_count), strict=False)]
+    if not found and not call.as_json:
+        raise UnknownNameError(f"topic {topic!r} has no such message")
+    call.output.table([message_fields(each) for each in found], _MESSAGE_COLUMNS, "no messages")
+
+
+def _selector(tags: str | None, sql: str | None) -> Selector | None:
+    from mqtemplate.selectors.tags import SelectorType, make_selector
+
+    if tags is not None and sql is not None:
+        raise typer.BadParameter("give --tags or --sql, not both", param_hint="--sql")
+    if sql is not None:
+        return make_selector(SelectorType.SQL92, sql)
+    return None if tags is None else make_selector(SelectorType.TAG, tags)
+
+
+def _body(record: Any) -> bytes:
+    import base64
+
+    return record["body"].encode() if "body" in record else base64.b64decode(record["body_base64"])

@@ -1,0 +1,251 @@
+"""``topics``, ``groups`` and ``offsets``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mqtemplate.cli.formats import past_time, time_text
+from mqtemplate.cli.invocation import DryRun, Invocation, Yes, command
+from mqtemplate.cli.output import Columns
+
+if TYPE_CHECKING:
+    from mqtemplate.admin import GroupInfo, OffsetTarget, QueueProgress, TopicInfo
+
+_TOPIC_COLUMNS: Columns = {
+    "TOPIC": "name",
+    "KIND": "kind",
+    "QUEUES": "queue_count",
+    "MESSAGES": "message_count",
+    "LAST STORED": lambda record: time_text(record["last_stored_ms"]),
+}
+_QUEUE_COLUMNS: Columns = {
+    "BROKER": "broker_name",
+    "QUEUE": "queue_id",
+    "FIRST": "min_offset",
+    "END": "max_offset",
+    "MESSAGES": "message_count",
+    "LAST STORED": lambda record: time_text(record["last_stored_ms"]),
+}
+_GROUP_COLUMNS: Columns = {
+    "GROUP": "name",
+    "MEMBERS": lambda record: len(record["members"]),
+    "LAG": "lag",
+    "MODEL": "message_model",
+    "TOPICS": lambda record: ", ".join(record["topics"]),
+}
+_PROGRESS_COLUMNS: Columns = {
+    "TOPIC": "topic",
+    "BROKER": "broker_name",
+    "QUEUE": "queue_id",
+    "COMMITTED": "committed",
+    "END": "max_offset",
+    "LAG": "lag",
+    "LAST CONSUMED": lambda record: time_text(record["last_consumed_ms"]),
+}
+_CHANGE_COLUMNS: Columns = {
+    "TOPIC": "topic",
+    "BROKER": "broker_name",
+    "QUEUE": "queue_id",
+    "BEFORE": "before",
+    "AFTER": "after",
+}
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    command(app, "topics", "topics", "topics orders", "topics --all --json --name-server 127.0.0.1:9876")(topics)
+    command(app, "groups", "groups", "groups billing", "groups --json --name-server embedded:./data")(groups)
+    offsets = typer.Typer(help="Show or reset the committed offsets of a group.", no_args_is_help=True)
+    command(offsets, "show", "offsets show billing", "offsets show billing orders --json")(show_offsets)
+    command(
+        offsets,
+        "reset",
+        "offsets reset billing orders --to earliest --dry-run",
+        "offsets reset billing orders --to 2h --yes",
+        "offsets reset billing orders --to 2026-01-31T08:00",
+        "offsets reset billing orders --offset 4711 --queue 2",
+        "offsets reset billing orders --shift -100",
+    )(reset_offsets)
+    app.add_typer(offsets, name="offsets")
+
+
+# --- topics -------------------------------------------------------------------------------------
+
+
+def topics(
+    call: Invocation,
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="show the queues of this topic")] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="show retry, dead-letter and system topics too")] = False,
+) -> None:
+    """List topics with their messages, or the queues and groups of one topic."""
+    from mqtemplate.admin import TopicKind
+
+    with call.admin() as admin:
+        if topic is not None:
+            _show_topic(call, admin.topic(topic))
+            return
+        found = [each for each in admin.topics() if show_all or each.kind is TopicKind.NORMAL]
+    call.output.table([_topic_record(each) for each in found], _TOPIC_COLUMNS, "no topics")
+
+
+def _show_topic(call: Invocation, topic: TopicInfo) -> None:
+    record = _topic_record(topic) | {"groups": list(topic.groups), "queues": _queue_records(topic)}
+    if call.as_json:
+        call.output.document(record)
+        return
+    call.output.line(f"{topic.name}: {topic.message_count} messages, groups: {', '.join(topic.groups) or 'none'}")
+    call.output.table(record["queues"], _QUEUE_COLUMNS, "no queues")
+
+
+def _topic_record(topic: TopicInfo) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "kind": topic.kind.value,
+        "queue_count": len(topic.queues),
+        "message_count": topic.message_count,
+        "last_stored_ms": topic.last_stored_ms,
+    }
+
+
+def _queue_records(topic: TopicInfo) -> list[dict[str, Any]]:
+    return [
+        {
+            "broker_name": span.queue.broker_name,
+            "queue_id": span.queue.queue_id,
+            "min_offset": span.min_offset,
+            "max_offset": span.max_offset,
+            "message_count": span.message_count,
+            "last_stored_ms": span.last_stored_ms,
+        }
+        for span in topic.queues
+    ]
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def groups(
+    call: Invocation,
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", help="show members and queues of this group")
+    ] = None,
+) -> None:
+    """List consumer groups with their lag, or members, subscriptions and queues of one group."""
+    with call.admin() as admin:
+        if group is not None:
+            _show_group(call, admin.group(group))
+            return
+        found = admin.groups()
+    call.output.table([_group_record(each) for each in found], _GROUP_COLUMNS, "no groups")
+
+
+def _show_group(call: Invocation, group: GroupInfo) -> None:
+    record = _group_record(group)
+    if call.as_json:
+        call.output.document(record)
+        return
+    out = call.output
+    out.line(f"{group.name}: lag {group.lag}, {len(group.members)} members, {group.message_model or 'not connected'}")
+    if group.members:
+        columns: Columns = {"MEMBER": "client_id", "ADDRESS": "address", "LANGUAGE": "language"}
+        out.table(record["members"], columns, "no members")
+    if group.subscriptions:
+        columns = {"SUBSCRIPTION": "topic", "TYPE": "expression_type", "EXPRESSION": "expression"}
+        out.table(record["subscriptions"], columns, "no subscriptions")
+    out.table(record["progress"], _PROGRESS_COLUMNS, "no offsets")
+
+
+def _group_record(group: GroupInfo) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "lag": group.lag,
+        "message_model": group.message_model,
+        "consume_from_where": group.consume_from_where,
+        "topics": list(group.topics),
+        "members": [
+            {"client_id": each.client_id, "address": each.address, "language": each.language} for each in group.members
+        ],
+        "subscriptions": [
+            {"topic": each.topic, "expression": each.expression, "expression_type": each.expression_type}
+            for each in group.subscriptions
+        ],
+        "progress": [_progress_record(each) for each in group.progress],
+    }
+
+
+def _progress_record(progress: QueueProgress) -> dict[str, Any]:
+    return {
+        "topic": progress.queue.topic,
+        "broker_name": progress.queue.broker_name,
+        "queue_id": progress.queue.queue_id,
+        "committed": progress.committed,
+        "max_offset": progress.max_offset,
+        "lag": progress.lag,
+        "last_consumed_ms": progress.last_consumed_ms,
+    }
+
+
+# --- offsets ------------------------------------------------------------------------------------
+
+
+def show_offsets(
+    call: Invocation,
+    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
+) -> None:
+    """Show the committed offsets of a group in all queues, or in those of one topic."""
+    with call.admin() as admin:
+        progress = admin.progress(group, topic)
+    call.output.table([_progress_record(each) for each in progress], _PROGRESS_COLUMNS, "no offsets")
+
+
+def reset_offsets(
+    call: Invocation,
+    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="'earliest', 'latest', or a time: '2h' (ago), 2026-01-31T08:00, epoch ms"),
+    ] = None,
+    offset: Annotated[int | None, typer.Option(help="a queue offset")] = None,
+    shift: Annotated[int | None, typer.Option(help="messages to go forward, or back if negative")] = None,
+    queue: Annotated[int | None, typer.Option(help="only this queue of each broker")] = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Set the committed offsets of a group in a topic. Connected members continue at the new offsets.
+
+    Offsets that a queue does not have become the nearest that it has. The command shows the changes first.
+    """
+    from mqtemplate.admin import apply_reset, plan_reset
+
+    with call.admin() as admin:
+        target = _target(to, offset, shift, admin.broker.clock.now_ms())
+        changes = plan_reset(admin, group, topic, target, queue)
+        records = [
+            {
+                "topic": change.queue.topic,
+                "broker_name": change.queue.broker_name,
+                "queue_id": change.queue.queue_id,
+                "before": change.before,
+                "after": change.after,
+            }
+            for change in changes
+        ]
+        call.output.table(records, _CHANGE_COLUMNS, "all offsets are there already")
+        if changes and not dry_run:
+            call.confirm(f"Set {len(changes)} offsets of group {group!r}?", yes=yes)
+            apply_reset(admin, group, changes)
+            call.output.note(f"set {len(changes)} offsets of group {group!r}")
+
+
+def _target(to: str | None, offset: int | None, shift: int | None, now_ms: int) -> OffsetTarget:
+    from mqtemplate.admin import OffsetPosition, OffsetTarget
+
+    if [to, offset, shift].count(None) != 2:
+        raise typer.BadParameter("give one of --to, --offset and --shift", param_hint="--to")
+    if to in ("earliest", "latest"):
+        return OffsetTarget(position=OffsetPosition(to))
+    return OffsetTarget(time_ms=past_time(to, now_ms, "--to"), queue_offset=offset, shift=shift)

@@ -1,0 +1,185 @@
+"""One call of a command: its common options, the broker that they name, its output."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mqtemplate.cli.output import Output
+from mqtemplate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mqtemplate.admin import BrokerAdmin
+    from mqtemplate.context.settings.app import AppSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """The common options of a command.
+
+    Attributes:
+        name_server: Value of ``rocketmq.name-server``; None for that of the configuration.
+        config: Folder of ``application.yml``; None for the current folder.
+    """
+
+    name_server: str | None = None
+    config: str | None = None
+    profile: Sequence[str] = ()
+    as_json: bool = False
+    debug: bool = False
+
+    @property
+    def output(self) -> Output:
+        """The output of the command."""
+        return Output(as_json=self.as_json)
+
+    def settings(self, **arguments: object) -> AppSettings:
+        """Return the settings. ``--name-server`` wins over the configuration.
+
+        Args:
+            arguments: Further keys, with ``__`` for each dot and ``_`` for each hyphen.
+        """
+        from mqtemplate.context.config.source import load_settings
+        from mqtemplate.context.settings.name_server import EmbeddedStore, parse_name_server
+
+        keys = {name.replace("__", ".").replace("_", "-"): value for name, value in arguments.items()}
+        if self.name_server is not None:
+            keys["rocketmq.name-server"] = self.name_server
+            try:
+                choice = parse_name_server(self.name_server)
+            except ValueError as exc:
+                raise typer.BadParameter(f"{exc}, got {self.name_server!r}", param_hint="--name-server") from exc
+            if isinstance(choice, EmbeddedStore) and choice.path is not None:
+                keys["mqtemplate.broker.store-path"] = str(choice.path)
+        return load_settings(self.config, self.profile, arguments=keys)
+
+    @contextmanager
+    def admin(self, *, create: bool = False) -> Iterator[BrokerAdmin]:
+        """Open the administration of the broker that the options name.
+
+        Args:
+            create: A store directory may be missing; the first change creates it.
+
+        Raises:
+            ConfigurationError: The settings are invalid, or the broker has neither a directory nor an address.
+            StoreError: The store directory is missing.
+            BrokerError: No name server answers.
+        """
+        from mqtemplate.admin import FolderAdmin, RemoteAdmin
+        from mqtemplate.brokers.remote.broker import RemoteBroker
+        from mqtemplate.context.settings.name_server import RemoteCluster
+        from mqtemplate.context.settings.remote_settings import remote_settings
+
+        settings = self.settings()
+        if isinstance(settings.broker_choice, RemoteCluster):
+            broker = RemoteBroker(remote_settings(settings))
+            with broker, RemoteAdmin(broker, broker.client_context) as remote:
+                yield remote
+            return
+        if settings.store_path is None:
+            raise ConfigurationError(
+                "the broker in memory ends with its process, so a command cannot see it; name a store directory or a "
+                "server: --name-server embedded:FOLDER, or --name-server host:port"
+            )
+        with FolderAdmin(settings.store_path, settings.mqtemplate.broker, create=create) as admin:
+            yield admin
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask before a change, unless ``--yes`` was given.
+
+        Raises:
+            typer.Exit: The answer is no.
+            typer.BadParameter: There is no terminal to ask on.
+        """
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise typer.BadParameter(
+                f"{question} There is no terminal to ask on: add --yes, or --dry-run to see the changes only",
+                param_hint="--yes",
+            )
+        if not typer.confirm(question, err=True):
+            self.output.note("nothing was changed")
+            raise typer.Exit(1)
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show the changes, and change nothing")]
+
+_NAME_SERVER = typer.Option(
+    "--name-server",
+    "-n",
+    metavar="NAME-SERVER",
+    help="the broker: 'embedded:FOLDER', or 'host:port;host:port' (default: rocketmq.name-server of application.yml)",
+)
+_CONFIG = typer.Option(metavar="FOLDER", help="folder of application.yml (default: the current folder)")
+_PROFILE = typer.Option(metavar="NAME", help="a profile; may be repeated")
+_JSON = typer.Option("--json", help="write JSON")
+_DEBUG = typer.Option("--debug", help="show the traceback of an error")
+
+_COMMON: dict[str, tuple[Any, object]] = {
+    "name_server": (Annotated[str | None, _NAME_SERVER], None),
+    "config": (Annotated[str | None, _CONFIG], None),
+    "profile": (Annotated[list[str], _PROFILE], []),
+    "as_json": (Annotated[bool, _JSON], False),
+    "debug": (Annotated[bool, _DEBUG], False),
+}
+
+
+def command(
+    app: typer.Typer, name: str, *examples: str, without: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a function as a command. Its first argument is the `Invocation`.
+
+    Args:
+        examples: Command lines for ``--help``, without the name of the program.
+        without: Common options that the command does not have.
+    """
+    common = {option: each for option, each in _COMMON.items() if option not in without}
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        def run(**arguments: Any) -> None:
+            options = {option: arguments.pop(option) for option in common}
+            function(Invocation(**options), **arguments)
+
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        parameters += [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+            for option, (annotation, default) in common.items()
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads the options from it
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(name, help=_help(function, examples))(run)
+        return function
+
+    return decorate
+
+
+def _help(function: Callable[..., None], examples: Sequence[str]) -> str:
+    text = inspect.getdoc(function) or ""
+    if not examples:
+        return text
+    lines = "\n".join(f"  mqtemplate {example}" for example in examples)
+    return f"{text}\n\n\b\nExamples:\n{lines}"  # \b: the lines are not joined
+
+
+def existing_file(path: Path) -> bytes:
+    """Return the content of a file that the user names; ``-`` is standard input.
+
+    Raises:
+        typer.BadParameter: It cannot be read.
+    """
+    if str(path) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise typer.BadParameter(f"{path} cannot be read: {exc.strerror}") from exc

@@ -1,0 +1,85 @@
+"""All settings with their values and origins, for diagnosis. Secrets are hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mqtemplate.context.config.relaxed_keys import kebab
+from mqtemplate.context.config.schema import field_named, fields_of, is_secret, is_section
+
+if TYPE_CHECKING:
+    from mqtemplate.context.settings.app import AppSettings
+
+HIDDEN = "********"
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSetting:
+    """One setting.
+
+    Attributes:
+        key: The key as a file writes it, such as ``rocketmq.name-server``.
+        value: A text, number, truth value, list or map, or None; `HIDDEN` for a secret.
+        origin: ``application.yml:4``, ``environment ROCKETMQ_NAME_SERVER``, ``argument settings``, or ``default``.
+    """
+
+    key: str
+    value: Any
+    origin: str
+
+    @property
+    def is_default(self) -> bool:
+        """True if no source sets the key."""
+        return self.origin == _DEFAULT
+
+
+def explain_settings(settings: AppSettings) -> list[ExplainedSetting]:
+    """Return all settings of the library, defaults included, then those of the application itself."""
+    return [*_of_section(settings, type(settings), ()), *_of_application(settings)]
+
+
+def _of_section(settings: AppSettings, section: type, path: tuple[str, ...]) -> Iterator[ExplainedSetting]:
+    value: Any = settings
+    for part in path:
+        value = getattr(value, part)
+    for name in fields_of(section):
+        below, at = getattr(value, name), (*path, name)
+        if is_section(type(below)):
+            yield from _of_section(settings, type(below), at)
+            continue
+        key = ".".join(map(kebab, at))
+        hidden = is_secret(type(settings), at) and below is not None
+        yield ExplainedSetting(key, HIDDEN if hidden else _plain(below, at, settings), settings.origins.of(key))
+
+
+def _of_application(settings: AppSettings) -> Iterator[ExplainedSetting]:
+    """Yield the keys of sections that belong to the application. A name like ``api-token`` hides its value."""
+    for path, node in settings.origins.root.leaves():
+        if field_named(type(settings), path[0]) is None:
+            hidden = is_secret(type(settings), path)
+            key = ".".join(path)
+            yield ExplainedSetting(key, HIDDEN if hidden else settings.get(key), node.origin)
+
+
+def _plain(value: Any, path: tuple[str | int, ...], settings: AppSettings) -> Any:
+    """Return a value as JSON has it."""
+    if is_secret(type(settings), path) and value is not None:
+        return HIDDEN
+    if is_section(type(value)):
+        return {kebab(name): _plain(getattr(value, name), (*path, name), settings) for name in fields_of(type(value))}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, (*path, str(key)), settings) for key, each in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple | set | frozenset) and not hasattr(value, "_fields"):
+        return [_plain(each, (*path, index), settings) for index, each in enumerate(value)]
+    return value if value is None or isinstance(value, str | int | float | bool) else _text(value)
+
+
+def _text(value: object) -> str:
+    return str(value) if not isinstance(value, Path) else value.as_posix()

@@ -1,0 +1,24 @@
+"""Commands on a store directory and on a server; both have the same messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import CommandLine, place, prepare
+
+
+@pytest.fixture(params=["folder", "server"])
+def run(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
+    (tmp_path / "config").mkdir()
+    with place(request.param, tmp_path, prepare) as name_server:
+        yield CommandLine(name_server, tmp_path / "config", capsys)
+
+
+@pytest.fixture
+def on_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
+    (tmp_path / "config").mkdir()
+    with place("folder", tmp_path, prepare) as name_server:
+        yield CommandLine(name_server, tmp_path / "config", capsys)

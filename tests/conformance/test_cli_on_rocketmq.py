@@ -1,0 +1,169 @@
+"""Each command of operators on Apache RocketMQ 5.5.0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from bench.peer.jvm import unavailable_reason
+from bench.peer.rocketmq import NameServer, RocketMQ, free_port
+from mqtemplate.broker import ConsumerSpec
+from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.selectors.tags import TagSelector
+from tests.admin.brokers import create_dead_letters, fill
+from tests.cli.running import CommandLine
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+
+_OPTIONS = {"timerFlushIntervalMs": 10_000, "recallMessageEnable": "true"}
+
+
+class Peer(NamedTuple):
+    """A RocketMQ broker: the address of its name server, and its store directory."""
+
+    address: str
+    store: Path
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    """RocketMQ with the messages of the other tests of commands."""
+    if reason := unavailable_reason():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("rocketmq")
+    with NameServer() as names, RocketMQ(folder / "store", names, _OPTIONS | {"haListenPort": free_port()}):
+        settings = RemoteSettings(name_servers=(names.address,), offset_path=folder / "offsets")
+        eventually(lambda: _is_registered(settings), "the broker has registered", timeout_s=90)
+        with RemoteBroker(settings) as client:
+            fill(client)
+            create_dead_letters(client)
+        yield Peer(names.address, folder / "store")
+
+
+def _is_registered(settings: RemoteSettings) -> bool:
+    with RemoteBroker(settings) as broker:
+        return broker.name == "broker-a"
+
+
+@pytest.fixture
+def run(peer: Peer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(peer.address, tmp_path, capsys)
+
+
+def test_topics_and_groups(run: CommandLine) -> None:
+    topic = run.json("topics", "orders")
+    groups = {each["name"]: each for each in run.json("groups")}
+
+    assert topic["message_count"] == 10
+    assert "billing" in topic["groups"]
+    assert groups["billing"]["lag"] == 4
+    assert "%DLQ%billing" in {each["name"] for each in run.json("topics", "--all")}
+    assert run("topics", "order").code == 3
+    assert run("groups", "biling").code == 3
+
+
+def test_offsets_of_a_group_without_members(run: CommandLine) -> None:
+    run.ok("offsets", "reset", "billing", "orders", "--to", "earliest", "--yes")
+    first = [each["committed"] for each in run.json("offsets", "show", "billing", "orders")]
+    run.ok("offsets", "reset", "billing", "orders", "--offset", "3", "--yes")
+
+    assert first == [0, 0]
+    assert [each["committed"] for each in run.json("offsets", "show", "billing", "orders")] == [3, 3]
+
+
+def test_offsets_of_a_group_with_a_connected_member(run: CommandLine) -> None:
+    with RemoteBroker(RemoteSettings(name_servers=(run.name_server,))) as client:
+        member = client.subscribe(ConsumerSpec(group="mailing", subscriptions={"orders": TagSelector()}))
+        first: list[int] = []
+        while len(first) < 10:
+            first += [message.queue_offset for message in member.poll(32, 500)]
+        for queue in client.queues("orders"):
+            member.commit(queue, 5)
+        members = eventually(lambda: run.json("groups", "mailing")["members"], "the member is listed")
+        run.ok("offsets", "reset", "mailing", "orders", "--to", "earliest", "--yes")
+        again: list[int] = []
+        while len(again) < 10:
+            again += [message.queue_offset for message in member.poll(32, 500)]
+        member.close()
+
+    assert len(members) == 1
+    assert sorted(again) == sorted(first)
+
+
+def test_messages_are_sent_tailed_and_found(run: CommandLine) -> None:
+    [sent] = run.json("send", "letters:paid", "hello", "--key", "k-1", "--property", "region=eu")
+    found = eventually(lambda: run.json("messages", "letters", "--key", "k-1"), "the message is in the index")
+    shown = run.ok("tail", "letters", "--from", "earliest", "--no-follow", "--json").json_lines
+
+    assert found[0]["msg_id"] == sent["msg_id"]
+    assert [each["body"] for each in shown] == ["hello"]
+    assert run.json("messages", "--id", sent["offset_msg_id"])["body"] == "hello"
+    assert run.json("messages", "letters", "--from", "1h")[0]["tags"] == "paid"
+
+
+def test_delayed_messages(run: CommandLine) -> None:
+    listed = eventually(
+        lambda: (found := run.json("delayed", "ls", "--topic", "reminders")) and len(found) == 4 and found,
+        "RocketMQ has read its timers",
+    )
+    [shown] = run.json("delayed", "show", "due-2")
+    histogram = run.json("delayed", "histogram", "--topic", "reminders")
+    moved = run.json("delayed", "reschedule", "due-2", "--to", "5h")
+    cancelled = run.json("delayed", "cancel", "due-1")
+    by_level = run("delayed", "cancel", "due-level")
+
+    assert {each["keys"] for each in listed} == {"due-1", "due-2", "due-30", "due-level"}
+    assert shown["body"] == "in 2 hours"
+    assert histogram["total"] == 4
+    assert (moved["status"], cancelled["status"]) == ("rescheduled", "cancelled")
+    assert by_level.code == 4, by_level  # RocketMQ cannot recall messages with a delay level
+    purged = run.ok("delayed", "purge", "--topic", "reminders", "--yes")
+    assert "2 cancelled, 1 that this broker cannot change" in purged.output
+
+
+def test_dead_letters(run: CommandLine) -> None:
+    first, second, third = run.json("dlq", "ls", "billing")
+
+    assert run.json("dlq", "ls") == [{"group": "billing", "count": 3}]
+    assert first["cause"] == "shop.CardRefusedError: card 4466 expired"
+    assert run.json("dlq", "show", "billing", first["msg_id"])["body"] == '{"number": 0}'
+    assert run.json("dlq", "diff", "billing", first["id"])["same_body"]
+    run.ok("dlq", "resend", "billing", first["id"], "--only-group", "--yes")
+    run.ok("dlq", "edit", "billing", second["id"], "--body", "changed", "--yes")
+    run.ok("dlq", "purge", "billing", third["id"], "--yes")
+    states = eventually(
+        lambda: (
+            (found := [each["state"] for each in run.json("dlq", "ls", "billing", "--all")])
+            and "open" not in found
+            and found
+        ),
+        "the marks are visible",
+    )
+    assert states == ["resent", "resent", "purged"]
+    assert run.json("dlq", "ls", "billing") == []
+    newest = run.ok("tail", "orders", "--last", "1", "--no-follow", "--json").json_lines
+    assert newest[0]["body"] == "changed"
+
+
+def test_capabilities_and_bench(run: CommandLine) -> None:
+    capabilities = run.plain("capabilities", run.name_server, "--json").json
+    measured = run.json("bench", "--count", "40", "--topic", "bench")
+
+    assert "any delay or deliver time" in capabilities[run.name_server]
+    assert measured["read_count"] == 40
+
+
+def test_doctor_and_simulate_read_the_directory_of_a_running_broker(run: CommandLine, peer: Peer) -> None:
+    report = run.plain("doctor", str(peer.store), "--json").json
+    simulated = run.plain("simulate", str(peer.store), "--for", "48h", "--json")
+    listed = run.plain("topics", "orders", "--name-server", f"embedded:{peer.store}", "--json").json
+
+    assert (report["problem"], report["damages"], report["start"]) == (None, [], [])
+    assert report["used_by"] is not None
+    assert report["topics"]["orders"] >= 10
+    assert listed["message_count"] == report["topics"]["orders"]
+    assert simulated.code == 0, simulated
