@@ -43,6 +43,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.brokers": 5,
     "mqtemplate.template": 6,
     "mqtemplate.listener": 6,
+    "mqtemplate.scheduling": 6,
     "mqtemplate.server": 6,
     "mqtemplate.context": 7,
     "mqtemplate.spark": 7,
@@ -57,6 +58,7 @@ LEVELS: dict[str, int] = {
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
     ("mqtemplate.testing", "mqtemplate.context"),
+    ("mqtemplate.scheduling", "mqtemplate.listener"),
 }
 
 FORBIDDEN = {
