@@ -62,7 +62,8 @@ def _handler(runner: ScheduleRunner) -> Callable[[MessageExt], object]:
     def run_schedule(message: MessageExt) -> None:
         run = runner.admit(message)
         if run is not None:
-            runner.schedule.call(run)
+            with runner.running(run):
+                runner.schedule.call(run)
 
     return run_schedule
 
@@ -74,6 +75,7 @@ def _async_handler(runner: ScheduleRunner, topic: ScheduleTopic) -> Callable[[Me
         # The broker may be remote, and this loop runs other handlers.
         run = runner.admit(message) if is_virtual else await asyncio.to_thread(runner.admit, message)
         if run is not None:
-            await runner.schedule.call(run)  # type: ignore[misc]  # the function is async
+            with runner.running(run):
+                await runner.schedule.call(run)  # type: ignore[misc]  # the function is async
 
     return run_schedule

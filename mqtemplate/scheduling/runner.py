@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from mqtemplate.errors import SendError
@@ -11,9 +13,11 @@ from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.run_message import RunMessage
 from mqtemplate.scheduling.schedule import CatchUp, Schedule
 from mqtemplate.scheduling.topic import ScheduleTopic
+from mqtemplate.scheduling.trigger import epoch_ms
 
 _log = get_logger("mqtemplate.scheduling")
 _TRIES = 3
+_AFTER_FAILURE_MS = 60_000
 
 
 class ScheduleRunner:
@@ -25,7 +29,8 @@ class ScheduleRunner:
     - A crash before the send: the message is redelivered, so the chain never ends.
     - A crash after the send: the next message is sent again. Of all messages for one run only the first in the queue
       counts, so a second one neither runs nor continues the chain. The same holds for several processes that start.
-    - A crash while the function runs: it runs again, as a message that was not acknowledged is redelivered.
+    - A crash while the function runs: it runs again, as a message that was not acknowledged is redelivered. Runs that
+      are done are noted at once, so a crash repeats only the run that was not done.
 
     Args:
         since_ms: Start of this process. A message of another trigger is older, and dropped; or newer: a later version
@@ -37,6 +42,7 @@ class ScheduleRunner:
         self._topic = topic
         self._since_ms = since_ms
         self._clock = topic.broker.clock
+        self._failed_ms = -_AFTER_FAILURE_MS
 
     def start(self) -> None:
         """Send the message of the next run, unless it is pending; cancel those of another trigger."""
@@ -80,7 +86,26 @@ class ScheduleRunner:
         if request.trigger != self.schedule.trigger and request.since_ms < self._since_ms:
             return "old trigger"
         first = self._topic.first_with(request.key)
-        return "duplicate" if first is not None and first.msg_id != message.msg_id else None
+        if first is not None and first.msg_id != message.msg_id:
+            return "duplicate"
+        # A retry of a run that failed comes after later runs, and counts.
+        is_first_delivery = message.reconsume_times == 0
+        return "done" if is_first_delivery and request.run_ms <= self._topic.last_done_ms(request.schedule) else None
+
+    @contextmanager
+    def running(self, run: ScheduledRun) -> Iterator[None]:
+        """Note that a run is done when the block ends.
+
+        For a while after a failure nothing is noted: the message of the run that failed may not be sent back yet, and a
+        crash would lose the run if a later one were done.
+        """
+        try:
+            yield
+        except BaseException:
+            self._failed_ms = self._clock.now_ms()
+            raise
+        if not run.is_manual and self._clock.now_ms() - self._failed_ms > _AFTER_FAILURE_MS:
+            self._topic.note_done(run.schedule, epoch_ms(run.scheduled_at))
 
     def _continue(self, request: RunMessage) -> None:
         """Send the message of the next run; for a delivery on the way to a run, the next delivery."""

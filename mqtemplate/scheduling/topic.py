@@ -16,6 +16,7 @@ DEFAULT_TOPIC = "mqtemplate-schedules"
 FOREVER_MS = (1 << 62) - 1
 """End of a pause without an end."""
 
+_PAUSED, _DONE = "paused", "done"
 _NEEDED = (Capability.TIMER, Capability.QUERY)
 _MAX_DUPLICATES = 64  # RocketMQ returns no more; each process that starts a schedule may send one
 _PAGE = 1_000
@@ -24,9 +25,10 @@ _PAGE = 1_000
 class ScheduleTopic:
     """Run messages and pauses of schedules in one topic of a broker.
 
-    All messages of a schedule have its name as tag and are in one queue, so they have one order. The schedule's pause
-    is a committed offset: the only value that a RocketMQ broker of any version stores under a name without a limit of
-    time. The offset of the group ``<topic>-<name>-paused`` is the end of the pause in epoch ms.
+    All messages of a schedule have its name as tag and are in one queue, so they have one order. Two values of each
+    schedule are stored as committed offsets, the only values that a RocketMQ broker of any version stores under a name
+    without a limit of time: the end of the pause (epoch ms) as that of the group ``<topic>-<name>-paused``, and the
+    last run that is done as that of ``<topic>-<name>-done``.
     """
 
     def __init__(self, broker: Broker, topic: str = DEFAULT_TOPIC) -> None:
@@ -83,14 +85,26 @@ class ScheduleTopic:
 
     def paused_until_ms(self, schedule: str) -> int:
         """Return the end of the pause of a schedule (epoch ms); 0 if it never was paused."""
-        return self.broker.committed_offset(self._pause_group(schedule), self._queue_of(schedule)) or 0
+        return self._value(schedule, _PAUSED)
 
     def pause(self, schedule: str, until_ms: int) -> None:
         """Set the end of the pause of a schedule."""
-        self.broker.commit_offset(self._pause_group(schedule), self._queue_of(schedule), until_ms)
+        self._set_value(schedule, _PAUSED, until_ms)
 
-    def _pause_group(self, schedule: str) -> str:
-        return f"{self.group_of(schedule)}-paused"
+    def last_done_ms(self, schedule: str) -> int:
+        """Return the time of the last run that is done (epoch ms); 0 if there is none."""
+        return self._value(schedule, _DONE)
+
+    def note_done(self, schedule: str, run_ms: int) -> None:
+        """Store that a run is done. Consumers store their progress some seconds later only."""
+        self._set_value(schedule, _DONE, run_ms)
+
+    def _value(self, schedule: str, kind: str) -> int:
+        group = f"{self.group_of(schedule)}-{kind}"
+        return self.broker.committed_offset(group, self._queue_of(schedule)) or 0
+
+    def _set_value(self, schedule: str, kind: str, value: int) -> None:
+        self.broker.commit_offset(f"{self.group_of(schedule)}-{kind}", self._queue_of(schedule), value)
 
     def _queue_of(self, schedule: str) -> MessageQueue:
         queues = self.broker.queues(self.name)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from mqtemplate import CatchUp, MQApplication, ScheduledRun, Schedules, VirtualClock, scheduled, service
-from mqtemplate.broker import Broker
+from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.errors import ListenerError, ScheduleError
+from mqtemplate.errors import ListenerError, ScheduleError, UnsupportedError
+from mqtemplate.message import Message
 from mqtemplate.scheduling.discovery import make_schedules
 from mqtemplate.scheduling.run_message import RunMessage, find_run_key
 from mqtemplate.testing.harness import Harness
@@ -322,6 +323,28 @@ def test_a_process_may_leave_schedules_to_others(broker: EmbeddedBroker, start: 
     harness_of(broker, app).advance("2h")
 
     assert (runs, app.containers, app.get(Schedules).list()) == ([], (), ())
+
+
+def test_a_broker_without_timers_is_refused_at_the_start(broker: EmbeddedBroker, start: Start) -> None:
+    """As a cluster of RocketMQ 4."""
+    broker.capabilities -= {Capability.TIMER}
+
+    with pytest.raises(
+        UnsupportedError, match="schedules need any delay or deliver time, and the broker broker-a does"
+    ):
+        start(recorder(every="1h")[0])
+
+
+def test_a_message_of_someone_else_in_the_topic_is_a_dead_letter(broker: EmbeddedBroker, start: Start) -> None:
+    report, runs = recorder(every="1h", max_reconsume_times=0)
+    harness = Harness(start(report), raise_handler_errors=False)
+
+    broker.send(Message("mqtemplate-schedules", b"hello", {"TAGS": "report"}))
+    harness.advance("1h")
+
+    [dead] = harness.assert_dead_lettered("mqtemplate-schedules-report", 1)
+    assert "is no run of a schedule" in dead.properties["dead_letter_message"]
+    assert hours(runs) == ["01-01 01:00"]
 
 
 # --- declarations --------------------------------------------------------------------------------
