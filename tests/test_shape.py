@@ -46,6 +46,7 @@ LEVELS: dict[str, int] = {
     "mqtemplate.scheduling": 6,
     "mqtemplate.server": 6,
     "mqtemplate.context": 7,
+    "mqtemplate.outbox": 7,
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,
     "mqtemplate.cli": 8,
