@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.outbox.row import OutboxRow
 
-OUTBOX, LEASE, INBOX = "mqtemplate_outbox", "mqtemplate_outbox_lease", "mqtemplate_inbox"
+OUTBOX, LEASE_TABLE, INBOX = "mqtemplate_outbox", "mqtemplate_outbox_lease", "mqtemplate_inbox"
 DATABASES = ("sqlite", "postgresql")
 
 _ADD = (
@@ -27,10 +27,12 @@ _READ = (
     f"SELECT id, msg_id, topic, hash_key, properties, body FROM {OUTBOX} WHERE error IS NULL ORDER BY id LIMIT :count"
 )
 _REFUSE = f"UPDATE {OUTBOX} SET error = :error WHERE id = :id"
-_ADD_LEASE = f"INSERT INTO {LEASE} (id, owner, until_ms) VALUES (1, '', 0) ON CONFLICT (id) DO NOTHING"
+_ADD_LEASE = f"INSERT INTO {LEASE_TABLE} (id, owner, until_ms) VALUES (1, '', 0) ON CONFLICT (id) DO NOTHING"
 _TAKE_LEASE = (
-    f"UPDATE {LEASE} SET owner = :owner, until_ms = :until_ms WHERE id = 1 AND (owner = :owner OR until_ms < :now_ms)"
+    f"UPDATE {LEASE_TABLE} SET owner = :owner, until_ms = :until_ms "
+    "WHERE id = 1 AND (owner = :owner OR until_ms < :now_ms)"
 )
+_END_LEASE = f"UPDATE {LEASE_TABLE} SET until_ms = 0 WHERE id = 1 AND owner = :owner"
 _RECORD = (
     f"INSERT INTO {INBOX} (consumer, msg_id, received_ms) VALUES (:consumer, :msg_id, :received_ms) "
     "ON CONFLICT (consumer, msg_id) DO NOTHING"
@@ -96,6 +98,11 @@ def take_lease(execute: Execute, owner: str, now_ms: int, until_ms: int) -> bool
         return True
     execute(_ADD_LEASE, {})  # the first relay of all
     return bool(execute(_TAKE_LEASE, parameters).changed)
+
+
+def end_lease(execute: Execute, owner: str) -> None:
+    """End the right of a process that stops, so that another one continues at once."""
+    execute(_END_LEASE, {"owner": owner})
 
 
 def delete_rows(execute: Execute, ids: Sequence[int]) -> None:

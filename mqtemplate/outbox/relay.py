@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from mqtemplate.broker import Broker
-from mqtemplate.errors import MessageError, MQTemplateError
+from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
 from mqtemplate.event_log import get_logger
-from mqtemplate.outbox.database import Execute, delete_rows, read_rows, refuse_row, take_lease
+from mqtemplate.outbox.database import Execute, delete_rows, end_lease, read_rows, refuse_row, take_lease
 from mqtemplate.outbox.row import OutboxRow
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.template.destination import select_queue_by_hash
@@ -19,7 +20,7 @@ from mqtemplate.template.destination import select_queue_by_hash
 _log = get_logger("mqtemplate.outbox")
 BATCH = 100
 POLL_MS = 1_000
-LEASE_MS = 30_000
+LEASE = "10s"
 
 Transaction = Callable[[], AbstractContextManager[Execute]]
 """Function that opens a transaction on the user's database; the end of the block commits it."""
@@ -43,12 +44,19 @@ class Outcome:
 class RelaySteps:
     """The steps of a relay, each in one transaction or without one.
 
-    Of several processes one relays at a time: it holds a lease in the database for `LEASE_MS`, and renews it with each
-    batch. A row is deleted after the broker has stored its message. A process that dies between leaves the row to the
-    next one, which sends the message again, with the same id.
+    Of several processes one relays at a time: it holds a lease in the database, and renews it with each batch. A row
+    is deleted after the broker has stored its message. A process that dies between leaves the row to the next one,
+    which sends the message again, with the same id.
+
+    Args:
+        lease: Time after which another process relays, if one dies. Clocks of machines may differ by less.
+
+    Raises:
+        ConfigurationError: *lease* is no duration, or shorter than a second.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, lease: Duration = LEASE) -> None:
+        self._lease_ms = _read_lease(lease)
         self._broker = broker
         self.clock = broker.clock
         self._owner = f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -61,11 +69,11 @@ class RelaySteps:
     def claim(self, execute: Execute) -> list[OutboxRow]:
         """Return the next rows; none if another process relays."""
         now_ms = self.clock.now_ms()
-        return read_rows(execute, BATCH) if take_lease(execute, self._owner, now_ms, now_ms + LEASE_MS) else []
+        return read_rows(execute, BATCH) if take_lease(execute, self._owner, now_ms, now_ms + self._lease_ms) else []
 
     def send(self, rows: Sequence[OutboxRow]) -> Outcome:
         """Send rows one after the other, until one fails or the lease is nearly over."""
-        outcome, stop_ms = Outcome(), self.clock.now_ms() + LEASE_MS // 2
+        outcome, stop_ms = Outcome(), self.clock.now_ms() + self._lease_ms // 2
         for row in rows:
             if self.clock.now_ms() > stop_ms:
                 break
@@ -96,6 +104,10 @@ class RelaySteps:
         for row_id, reason in outcome.refused.items():
             refuse_row(execute, row_id, reason)
 
+    def end(self, execute: Execute) -> None:
+        """End the lease of this process."""
+        end_lease(execute, self._owner)
+
     def _log_state(self, outcome: Outcome) -> None:
         if outcome.error is not None and not self._is_down:
             _log.warning("outbox.relay_failed", reason=str(outcome.error), retry_ms=POLL_MS)
@@ -113,8 +125,8 @@ class OutboxRelay:
 
     name = "outbox.relay"
 
-    def __init__(self, broker: Broker, transaction: Transaction) -> None:
-        self._steps = RelaySteps(broker)
+    def __init__(self, broker: Broker, transaction: Transaction, lease: Duration = LEASE) -> None:
+        self._steps = RelaySteps(broker, lease)
         self._transaction = transaction
         self._wake: Callable[[], None] = lambda: None
         self._thread: ServiceThread | None = None
@@ -165,6 +177,18 @@ class OutboxRelay:
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
+            with self._transaction() as execute:
+                self._steps.end(execute)
+
+
+def _read_lease(lease: Duration) -> int:
+    try:
+        lease_ms = duration_ms(lease, 1_000)
+    except ValueError as error:
+        raise ConfigurationError(f"lease must be {error}") from None
+    if lease_ms < 1_000:
+        raise ConfigurationError(f"lease must be one second or longer, got {lease!r}")
+    return lease_ms
 
 
 def _log_error(service: Service, error: Exception) -> None:

@@ -18,9 +18,9 @@ from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message
-from mqtemplate.outbox.database import INBOX, LEASE, OUTBOX, Execute, Result, add_rows, check_database
+from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Result, add_rows, check_database
 from mqtemplate.outbox.inbox import InboxCore
-from mqtemplate.outbox.relay import POLL_MS, OutboxRelay, Outcome, RelaySteps
+from mqtemplate.outbox.relay import LEASE, POLL_MS, OutboxRelay, Outcome, RelaySteps
 from mqtemplate.outbox.row import RowFactory
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.send_options import SendOptions
@@ -51,7 +51,7 @@ def outbox_tables(metadata: sa.MetaData) -> tuple[sa.Table, ...]:
             sqlite_autoincrement=True,  # else SQLite uses the ids of deleted rows again
         ),
         sa.Table(
-            LEASE,
+            LEASE_TABLE,
             metadata,
             sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
             sa.Column("owner", sa.String(64), nullable=False),
@@ -74,17 +74,18 @@ class SQLAlchemyOutbox:
 
     Args:
         engine: The engine of the database that has the tables of `outbox_tables`.
+        lease: Time after which another process relays, if one dies.
 
     Attributes:
         relay: The relay; on a virtual clock add it to the harness.
     """
 
-    def __init__(self, engine: Engine, template: RocketMQTemplate) -> None:
+    def __init__(self, engine: Engine, template: RocketMQTemplate, lease: Duration = LEASE) -> None:
         check_database(engine.dialect.name)
         self._engine = engine
         self._rows = RowFactory(template)
         self._clock = template.broker.clock
-        self.relay = OutboxRelay(template.broker, self._transaction)
+        self.relay = OutboxRelay(template.broker, self._transaction, lease)
 
     def send(
         self,
@@ -127,7 +128,7 @@ class SQLAlchemyOutbox:
 class AsyncSQLAlchemyOutbox:
     """Outbox on an async engine; its relay is a task on the event loop of ``on_start``."""
 
-    def __init__(self, engine: AsyncEngine, template: RocketMQTemplate) -> None:
+    def __init__(self, engine: AsyncEngine, template: RocketMQTemplate, lease: Duration = LEASE) -> None:
         check_database(engine.dialect.name)
         if template.broker.clock.is_virtual:
             raise ConfigurationError(
@@ -136,7 +137,7 @@ class AsyncSQLAlchemyOutbox:
             )
         self._engine = engine
         self._rows = RowFactory(template)
-        self._steps = RelaySteps(template.broker)
+        self._steps = RelaySteps(template.broker, lease)
         self._clock = template.broker.clock
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -167,6 +168,8 @@ class AsyncSQLAlchemyOutbox:
         if task is not None:
             self._woken.set()
             await task
+            async with self._engine.begin() as connection:
+                await connection.run_sync(lambda inner: self._steps.end(_executor(inner)))
 
     async def _run(self) -> None:
         while self._task is not None:

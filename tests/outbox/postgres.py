@@ -52,7 +52,9 @@ def postgres_server() -> Iterator[str]:
             eventually(lambda: subprocess.run(is_ready, check=False).returncode == 0, "PostgreSQL is ready")
             yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
         finally:
-            subprocess.run([*as_user, str(programs / "pg_ctl"), "-D", data, "-m", "fast", "stop"], check=False, cwd="/")
+            subprocess.run(
+                [*as_user, str(programs / "pg_ctl"), "-D", data, "-m", "fast", "-s", "stop"], check=False, cwd="/"
+            )
             server.wait(30)
 
 

@@ -15,7 +15,6 @@ from mqtemplate import EmbeddedBroker, Message, MessageQueue, MQApplication, Roc
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, DestinationError, MessageError, SendError
 from mqtemplate.outbox import AsyncSQLAlchemyOutbox, SQLAlchemyOutbox
-from mqtemplate.outbox.relay import LEASE_MS
 from mqtemplate.testing.harness import Harness
 from mqtemplate.testing.recording import messages_in
 from tests.waiting import eventually
@@ -196,7 +195,7 @@ def test_of_two_relays_one_sends_and_the_other_takes_over(
     mqtemplate_broker: EmbeddedBroker,
     mqtemplate_clock: VirtualClock,
 ) -> None:
-    """The lease of a process that died ends after half a minute."""
+    """The lease of a process that died ends after ten seconds."""
     first, second = (SQLAlchemyOutbox(engine, mqtemplate_template) for _ in range(2))
     order(engine, first, 1)
     first.relay.step()
@@ -204,10 +203,17 @@ def test_of_two_relays_one_sends_and_the_other_takes_over(
 
     second.relay.step()
     assert bodies(mqtemplate_broker) == [b"order 1"]
-    mqtemplate_clock.move_ms(LEASE_MS + 1)
+    mqtemplate_clock.move_ms(10_001)
     second.relay.step()
 
     assert sorted(bodies(mqtemplate_broker)) == [b"order 1", b"order 2"]
+
+
+def test_a_lease_that_is_no_duration_is_refused(engine: sa.Engine, mqtemplate_template: RocketMQTemplate) -> None:
+    with pytest.raises(ConfigurationError, match="lease must be a duration"):
+        SQLAlchemyOutbox(engine, mqtemplate_template, lease="long")
+    with pytest.raises(ConfigurationError, match="lease must be one second or longer, got 0.5"):
+        SQLAlchemyOutbox(engine, mqtemplate_template, lease=0.5)
 
 
 def test_a_database_that_is_not_supported_is_refused(mqtemplate_template: RocketMQTemplate) -> None:

@@ -15,7 +15,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message
 from mqtemplate.outbox.database import Execute, Result, add_rows, check_database
 from mqtemplate.outbox.inbox import InboxCore
-from mqtemplate.outbox.relay import OutboxRelay
+from mqtemplate.outbox.relay import LEASE, OutboxRelay
 from mqtemplate.outbox.row import RowFactory
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.send_options import SendOptions
@@ -28,17 +28,18 @@ class DjangoOutbox:
 
     Args:
         using: Alias of the database.
+        lease: Time after which another process relays, if one dies.
 
     Attributes:
         relay: The relay; on a virtual clock add it to the harness.
     """
 
-    def __init__(self, template: RocketMQTemplate, using: str = "default") -> None:
+    def __init__(self, template: RocketMQTemplate, using: str = "default", lease: Duration = LEASE) -> None:
         check_database(connections[using].vendor)
         self._using = using
         self._rows = RowFactory(template)
         self._clock = template.broker.clock
-        self.relay = OutboxRelay(template.broker, self._transaction)
+        self.relay = OutboxRelay(template.broker, self._transaction, lease)
 
     def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> str:
         """Send a message if the current transaction is committed. Other arguments as `RocketMQTemplate.sync_send`.

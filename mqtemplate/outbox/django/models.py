@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from mqtemplate.outbox.database import INBOX, LEASE, OUTBOX
+from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX
 
 
 class OutboxMessage(models.Model):  # type: ignore[misc]  # Django has no types
@@ -34,7 +34,7 @@ class OutboxLease(models.Model):  # type: ignore[misc]
     until_ms = models.BigIntegerField()
 
     class Meta:
-        db_table = LEASE
+        db_table = LEASE_TABLE
 
     def __str__(self) -> str:
         return f"{self.owner} until {self.until_ms}"
