@@ -86,7 +86,16 @@ def test_the_quickstart_test_passes(quickstart: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["transactions.md", "request-reply.md", "selectors.md", "failures.md", "async.md", "schedules.md"]
+    "page",
+    [
+        "transactions.md",
+        "request-reply.md",
+        "selectors.md",
+        "failures.md",
+        "async.md",
+        "schedules.md",
+        "effect-once.md",
+    ],
 )
 def test_the_example_of_a_page_prints_the_shown_text(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text("utf-8")
