@@ -23,7 +23,7 @@ from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.discovery import is_scheduled
-from mqtemplate.scheduling.listeners import register_schedules
+from mqtemplate.scheduling.listeners import register_schedules, start_schedules
 from mqtemplate.scheduling.runner import ScheduleRunner
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -176,8 +176,8 @@ def _start_listeners(context: ApplicationContext) -> None:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
     runners = _register_schedules(context, registry)
     registry.start()
-    for runner in runners:
-        runner.start()
+    if runners:
+        start_schedules(runners, context.get(Schedules))
 
 
 def _register_schedules(context: ApplicationContext, registry: ListenerRegistry) -> list[ScheduleRunner]:

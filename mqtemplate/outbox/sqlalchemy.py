@@ -176,7 +176,7 @@ class AsyncSQLAlchemyOutbox:
             self._woken.clear()
             try:
                 outcome = await self._relay()
-            except sa.exc.SQLAlchemyError as error:
+            except Exception as error:  # drivers raise errors of their own, such as OSError; the next look may succeed
                 _log.warning("outbox.relay_failed", reason=f"{type(error).__name__}: {error}", retry_ms=POLL_MS)
                 outcome = None
             if outcome is None or outcome.error is not None:

@@ -2,7 +2,7 @@
 
 from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE, RunAttributes, schedule_specs, scheduled
 from mqtemplate.scheduling.discovery import is_scheduled, make_schedules
-from mqtemplate.scheduling.listeners import listener_of, register_schedules
+from mqtemplate.scheduling.listeners import listener_of, register_schedules, start_schedules
 from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.runner import ScheduleRunner
 from mqtemplate.scheduling.schedule import CatchUp, Schedule
@@ -27,4 +27,5 @@ __all__ = [
     "register_schedules",
     "schedule_specs",
     "scheduled",
+    "start_schedules",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -12,13 +11,12 @@ from mqtemplate.durations import Duration
 from mqtemplate.errors import ScheduleError
 from mqtemplate.listener.decorator import ExceptionTypes
 from mqtemplate.listener.failures.schedule import Backoff
-from mqtemplate.scheduling.schedule import CatchUp
+from mqtemplate.scheduling.schedule import CatchUp, check_name
 from mqtemplate.scheduling.trigger import NO_HOLIDAYS
 
 SCHEDULED_ATTRIBUTE = "__mqtemplate_scheduled__"
 """Attribute of a decorated function that holds its tuple of `ScheduleSpec`."""
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _Target = TypeVar("_Target", bound=Callable[..., object])
 
 
@@ -116,17 +114,6 @@ def _check_arguments(times: Mapping[str, object], name: str | None, attributes: 
         raise TypeError(f"@scheduled has no attribute {min(unknown)!r}; beside its parameters it takes {known}")
     if name is not None:
         check_name(name)
-
-
-def check_name(name: str) -> str:
-    """Return a name of a schedule: it is part of the name of a consumer group.
-
-    Raises:
-        ScheduleError: It has other characters, or is too long.
-    """
-    if not _NAME.fullmatch(name):
-        raise ScheduleError(f"the name of a schedule must be 1..64 letters, digits, '_' and '-', got {name!r}")
-    return name
 
 
 def schedule_specs(target: object) -> tuple[ScheduleSpec, ...]:

@@ -13,9 +13,9 @@ from mqtemplate.errors import ScheduleError
 from mqtemplate.listener.attributes import Resolve
 from mqtemplate.listener.resolution import default_resolve
 from mqtemplate.scheduling.cron import read_cron
-from mqtemplate.scheduling.decorator import ScheduleSpec, check_name, schedule_specs
+from mqtemplate.scheduling.decorator import ScheduleSpec, schedule_specs
 from mqtemplate.scheduling.run import ScheduledRun
-from mqtemplate.scheduling.schedule import CatchUp, Schedule
+from mqtemplate.scheduling.schedule import CatchUp, Schedule, check_name
 from mqtemplate.scheduling.trigger import Trigger, epoch_ms, zone_of
 
 

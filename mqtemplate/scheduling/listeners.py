@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from mqtemplate.broker import ConsumeFromWhere
@@ -35,6 +35,13 @@ def register_schedules(
     runners = [ScheduleRunner(schedule, schedules.topic, since_ms) for schedule in own]
     # A schedule that is disabled has no listener, and this process does not start it.
     return [runner for runner in runners if registry.register(listener_of(runner, schedules.topic))]
+
+
+def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> None:
+    """Send the message of each schedule's next run, where it is missing."""
+    pending = schedules.topic.pending()
+    for runner in runners:
+        runner.start(pending.get(runner.schedule.name, ()))
 
 
 def listener_of(runner: ScheduleRunner, topic: ScheduleTopic) -> Callable[[MessageExt], object]:

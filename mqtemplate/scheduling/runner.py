@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from mqtemplate.errors import SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
+from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.run_message import RunMessage
 from mqtemplate.scheduling.schedule import CatchUp, Schedule
@@ -44,10 +45,14 @@ class ScheduleRunner:
         self._clock = topic.broker.clock
         self._failed_ms = -_AFTER_FAILURE_MS
 
-    def start(self) -> None:
-        """Send the message of the next run, unless it is pending; cancel those of another trigger."""
+    def start(self, pending: Iterable[PendingMessage]) -> None:
+        """Send the message of the next run, unless it is pending; cancel those of another trigger.
+
+        Args:
+            pending: The pending messages of the schedule.
+        """
         is_pending = False
-        for message in self._topic.pending().get(self.schedule.name, ()):
+        for message in pending:
             key = str(message.keys).partition(" ")[2]
             if key.rpartition("@")[2] == self.schedule.trigger.fingerprint:
                 is_pending = True

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
 from typing import Any
 
+from mqtemplate.errors import ScheduleError
 from mqtemplate.scheduling.run import ScheduledRun
 from mqtemplate.scheduling.trigger import Trigger
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class CatchUp(Enum):
@@ -45,3 +49,14 @@ class Schedule:
     def call(self, run: ScheduledRun) -> object:
         """Call the function; the result of an ``async def`` function is a coroutine."""
         return self.handler() if self.run_parameter is None else self.handler(**{self.run_parameter: run})
+
+
+def check_name(name: str) -> str:
+    """Return a name of a schedule: it is part of the name of a consumer group.
+
+    Raises:
+        ScheduleError: It has other characters, or is too long.
+    """
+    if not _NAME.fullmatch(name):
+        raise ScheduleError(f"the name of a schedule must be 1..64 letters, digits, '_' and '-', got {name!r}")
+    return name

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from mqtemplate.broker import Broker, Capability
+from mqtemplate.broker import Broker
 from mqtemplate.errors import ScheduleError
 from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.run_message import RunMessage, find_run_key
-from mqtemplate.scheduling.schedule import Schedule
+from mqtemplate.scheduling.schedule import Schedule, check_name
 from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, ScheduleTopic
 from mqtemplate.scheduling.trigger import Trigger, epoch_ms
 
@@ -61,7 +61,10 @@ class Schedules:
             self._own[schedule.name] = schedule
 
     def list(self) -> tuple[ScheduleState, ...]:
-        """Return all schedules, by name. Those of other processes are known while they have a pending run."""
+        """Return all schedules, by name.
+
+        Those of other processes are known while they have a pending run; on a RocketMQ cluster they are not known.
+        """
         pending = self.topic.pending()
         return tuple(self._state(name, pending.get(name, [])) for name in sorted(self._own.keys() | pending.keys()))
 
@@ -110,7 +113,7 @@ class Schedules:
         own, now_ms = self._own.get(name), self._clock.now_ms()
         keys = (find_run_key(message.keys) for message in pending)
         next_ms = min((key.run_ms for key in keys if key is not None), default=None)
-        if own is not None and Capability.PENDING not in self.topic.broker.capabilities:
+        if own is not None and not self.topic.can_list:
             next_ms = own.next_after(now_ms)
         until_ms = self.topic.paused_until_ms(name)
         local = own.trigger.local if own is not None else _utc
@@ -127,6 +130,9 @@ class Schedules:
 
     def _check(self, name: str) -> None:
         if name in self._own or name in (known := sorted(self.topic.pending())):
+            return
+        if not self.topic.can_list:  # another process may have it
+            check_name(name)
             return
         names = sorted({*known, *self._own})
         close = difflib.get_close_matches(name, names, 1)

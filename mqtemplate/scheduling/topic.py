@@ -61,10 +61,18 @@ class ScheduleTopic:
         found = self.broker.messages_by_key(self.name, str(key), _MAX_DUPLICATES)
         return min(found, key=lambda each: each.queue_offset, default=None)
 
+    @property
+    def can_list(self) -> bool:
+        """True if the broker lists and cancels its delayed messages.
+
+        A RocketMQ cluster lists some too, but only by reading its whole backlog, up to a limit.
+        """
+        return self.broker.capabilities >= {Capability.PENDING, Capability.SCHEDULE_CHANGE}
+
     def pending(self) -> dict[str, list[PendingMessage]]:
         """Return the run messages that are not delivered yet, by schedule; none if the broker cannot list them."""
         found: dict[str, list[PendingMessage]] = defaultdict(list)
-        if Capability.PENDING in self.broker.capabilities:
+        if self.can_list:
             for message in self._pending():
                 if (key := find_run_key(message.keys)) is not None:
                     found[key.schedule].append(message)
@@ -79,9 +87,8 @@ class ScheduleTopic:
                 return
 
     def cancel(self, message: PendingMessage) -> None:
-        """Cancel a run message where the broker can. Where it cannot, the process that gets the message drops it."""
-        if Capability.SCHEDULE_CHANGE in self.broker.capabilities:
-            self.broker.cancel(message.handle)
+        """Cancel a run message. If it is delivered already, the process that gets it drops it."""
+        self.broker.cancel(message.handle)
 
     def paused_until_ms(self, schedule: str) -> int:
         """Return the end of the pause of a schedule (epoch ms); 0 if it never was paused."""

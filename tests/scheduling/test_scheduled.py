@@ -325,6 +325,25 @@ def test_a_process_may_leave_schedules_to_others(broker: EmbeddedBroker, start: 
     assert (runs, app.containers, app.get(Schedules).list()) == ([], (), ())
 
 
+def test_a_cluster_that_cannot_list_runs_schedules_once_and_controls_any_name(
+    broker: EmbeddedBroker, start: Start
+) -> None:
+    """As RocketMQ's: each start sends the next run again, and the reader drops the repeats."""
+    broker.capabilities -= {Capability.SCHEDULE_CHANGE}
+    report, runs = recorder(every="1h")
+    apps = [start(report), start(report), start()]
+    schedules = apps[2].get(Schedules)
+    schedules.pause("report", until=datetime(2026, 1, 1, 2, tzinfo=UTC))
+
+    harness_of(broker, *apps).advance("3h")
+
+    assert hours(runs) == ["01-01 02:00", "01-01 03:00"]
+    assert apps[0].get(Schedules).list()[0].next_run == datetime(2026, 1, 1, 4, tzinfo=UTC)
+    assert schedules.list() == ()
+    with pytest.raises(ScheduleError, match="must be 1..64 letters"):
+        schedules.trigger("a report")
+
+
 def test_a_broker_without_timers_is_refused_at_the_start(broker: EmbeddedBroker, start: Start) -> None:
     """As a cluster of RocketMQ 4."""
     broker.capabilities -= {Capability.TIMER}
