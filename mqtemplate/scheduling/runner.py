@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from mqtemplate.errors import SendError
+from mqtemplate.errors import MQTemplateError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage
@@ -110,7 +110,10 @@ class ScheduleRunner:
             self._failed_ms = self._clock.now_ms()
             raise
         if not run.is_manual and self._clock.now_ms() - self._failed_ms > _AFTER_FAILURE_MS:
-            self._topic.note_done(run.schedule, epoch_ms(run.scheduled_at))
+            try:
+                self._topic.note_done(run.schedule, epoch_ms(run.scheduled_at))
+            except MQTemplateError as error:  # the run is done all the same; a crash within seconds would repeat it
+                _log.warning("schedule.done_not_noted", schedule=run.schedule, reason=str(error))
 
     def _continue(self, request: RunMessage) -> None:
         """Send the message of the next run; for a delivery on the way to a run, the next delivery."""

@@ -12,7 +12,7 @@ import pytest
 from mqtemplate import CatchUp, MQApplication, ScheduledRun, Schedules, VirtualClock, scheduled, service
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
-from mqtemplate.errors import ListenerError, ScheduleError, UnsupportedError
+from mqtemplate.errors import ListenerError, ScheduleError, SendError, UnsupportedError
 from mqtemplate.message import Message
 from mqtemplate.scheduling.discovery import make_schedules
 from mqtemplate.scheduling.run_message import RunMessage, find_run_key
@@ -196,6 +196,50 @@ def test_a_run_further_away_than_the_longest_delay_is_sent_on(broker: EmbeddedBr
     harness_of(broker, start(report)).advance("366d")
 
     assert [run.scheduled_at.isoformat() for run in runs] == ["2027-01-01T00:00:00+01:00"]
+
+
+class Failing(EmbeddedBroker):
+    """Broker whose call number *fails_at* raises, and the next ones too, as often as *times* says."""
+
+    calls, fails_at, times = 0, 0, 0
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.fails_at <= self.calls < self.fails_at + self.times:
+            raise SendError("the broker is busy")
+
+    def send(self, *arguments: Any, **options: Any) -> Any:
+        self._count()
+        return super().send(*arguments, **options)
+
+    def messages_by_key(self, *arguments: Any, **options: Any) -> Any:
+        self._count()
+        return super().messages_by_key(*arguments, **options)
+
+    def committed_offset(self, *arguments: Any) -> Any:
+        self._count()
+        return super().committed_offset(*arguments)
+
+    def commit_offset(self, *arguments: Any) -> None:
+        self._count()
+        super().commit_offset(*arguments)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("call", range(1, 13))
+def test_a_call_of_the_broker_that_fails_neither_ends_nor_doubles_a_schedule(call: int, times: int) -> None:
+    """Two runs make twelve calls; each one fails once, or three times in a row. The run is repeated by a retry."""
+    report, runs = recorder(every="1h", catch_up="all")
+    with Failing(None, clock=VirtualClock()) as broker:
+        app = MQApplication(report, settings=IN_MEMORY, environment={}, starters=[], overrides={Broker: broker})
+        with app:
+            broker.calls, broker.fails_at, broker.times = 0, call, times
+            harness = Harness(app, raise_handler_errors=False)
+            harness.advance("4h 30m")
+
+            assert sorted(hours(runs)) == [f"01-01 0{hour}:00" for hour in range(1, 5)]
+            assert len(app.get(Schedules).topic.pending()["report"]) == 1
+            assert broker.calls > 12
 
 
 # --- missed runs ---------------------------------------------------------------------------------
