@@ -25,5 +25,10 @@ _SQLALCHEMY = ("AsyncSQLAlchemyOutbox", "SQLAlchemyInbox", "SQLAlchemyOutbox", "
 def __getattr__(name: str) -> object:
     if name not in _SQLALCHEMY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = load_export(__name__, "sqlalchemy", name)
+    try:
+        globals()[name] = value = load_export(__name__, "sqlalchemy", name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{name} needs SQLAlchemy ({error}); pip install 'mqtemplate[sqlalchemy]'", name=error.name
+        ) from error
     return value
