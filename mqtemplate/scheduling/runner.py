@@ -82,7 +82,7 @@ class ScheduleRunner:
         self._continue(request)
         if request.deliver_ms < request.run_ms:
             return None
-        if (reason := self._reason_to_skip(request)) is not None:
+        if (reason := self._reason_to_skip(request, message)) is not None:
             _log.info("schedule.run_skipped", schedule=request.schedule, run_ms=request.run_ms, reason=reason)
             return None
         return self._run(request, message)
@@ -126,9 +126,10 @@ class ScheduleRunner:
         if run_ms is not None:
             self._send(RunMessage.of_run(request.schedule, run_ms, now_ms, request.trigger, request.since_ms))
 
-    def _reason_to_skip(self, request: RunMessage) -> str | None:
+    def _reason_to_skip(self, request: RunMessage, message: MessageExt) -> str | None:
         late_ms = self._clock.now_ms() - request.run_ms
-        if self.schedule.catch_up is CatchUp.NONE and late_ms > self.schedule.grace_ms:
+        is_late = late_ms > self.schedule.grace_ms and message.reconsume_times == 0
+        if self.schedule.catch_up is CatchUp.NONE and is_late:
             return "missed"
         return "paused" if request.run_ms < self._topic.paused_until_ms(request.schedule) else None
 

@@ -271,6 +271,20 @@ def test_a_late_run_within_its_grace_is_not_missed(broker: EmbeddedBroker, start
     assert [(run.scheduled_at.hour, run.late) for run in runs] == [(1, timedelta(minutes=5))]
 
 
+def test_a_retry_after_the_grace_is_no_missed_run(broker: EmbeddedBroker, start: Start) -> None:
+    attempts: list[int] = []
+
+    @scheduled(every="1h", catch_up="none", retry=["5m"])
+    def report(run: ScheduledRun) -> None:
+        attempts.append(run.attempt)
+        if run.attempt == 1:
+            raise OSError("the printer is out of paper")
+
+    Harness(start(report), raise_handler_errors=False).advance("1h 10m")
+
+    assert attempts == [1, 2]
+
+
 # --- another version of the program --------------------------------------------------------------
 
 
