@@ -173,12 +173,15 @@ class OutboxRelay:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread. Rows that are left are relayed by another process, or after the next start."""
+        """Stop the thread. Another process continues at once, or this one after the next start."""
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
+        try:
             with self._transaction() as execute:
                 self._steps.end(execute)
+        except Exception as error:  # the database is down: another process continues when the lease is over
+            _log.warning("outbox.lease_kept", reason=f"{type(error).__name__}: {error}")
 
 
 def _read_lease(lease: Duration) -> int:

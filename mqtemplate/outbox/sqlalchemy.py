@@ -168,8 +168,11 @@ class AsyncSQLAlchemyOutbox:
         if task is not None:
             self._woken.set()
             await task
-            async with self._engine.begin() as connection:
-                await connection.run_sync(lambda inner: self._steps.end(_executor(inner)))
+            try:
+                async with self._engine.begin() as connection:
+                    await connection.run_sync(lambda inner: self._steps.end(_executor(inner)))
+            except Exception as error:  # the database is down: another process continues when the lease is over
+                _log.warning("outbox.lease_kept", reason=f"{type(error).__name__}: {error}")
 
     async def _run(self) -> None:
         while self._task is not None:

@@ -209,6 +209,32 @@ def test_of_two_relays_one_sends_and_the_other_takes_over(
     assert sorted(bodies(mqtemplate_broker)) == [b"order 1", b"order 2"]
 
 
+def test_a_relay_that_stops_lets_another_one_continue_at_once(
+    engine: sa.Engine, mqtemplate_template: RocketMQTemplate, mqtemplate_broker: EmbeddedBroker
+) -> None:
+    first, second = (SQLAlchemyOutbox(engine, mqtemplate_template) for _ in range(2))
+    order(engine, first, 1)
+    first.relay.step()
+    order(engine, first, 2)
+
+    first.on_stop()
+    second.relay.step()
+
+    assert sorted(bodies(mqtemplate_broker)) == [b"order 1", b"order 2"]
+
+
+def test_a_relay_stops_also_while_its_database_is_down(
+    engine: sa.Engine, mqtemplate_template: RocketMQTemplate, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = SQLAlchemyOutbox(engine, mqtemplate_template)
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE mqtemplate_outbox_lease"))
+
+    outbox.on_stop()
+
+    assert "outbox.lease_kept" in caplog.text
+
+
 def test_a_lease_that_is_no_duration_is_refused(engine: sa.Engine, mqtemplate_template: RocketMQTemplate) -> None:
     with pytest.raises(ConfigurationError, match="lease must be a duration"):
         SQLAlchemyOutbox(engine, mqtemplate_template, lease="long")
