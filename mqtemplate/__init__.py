@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mqtemplate.message import Message, MessageExt, MessageQueue
     from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
     from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
+    from mqtemplate.scheduling import CatchUp, ScheduledRun, Schedules, scheduled
     from mqtemplate.selectors.tags import SelectorType
     from mqtemplate.spark import SparkBatch, spark_listener
     from mqtemplate.store import FlushDiskType
@@ -80,6 +81,11 @@ __all__ = [
     "ConsumeFromWhere",
     "MessageModel",
     "SelectorType",
+    # schedules
+    "scheduled",
+    "ScheduledRun",
+    "Schedules",
+    "CatchUp",
     # in batches, with Spark
     "spark_listener",
     "SparkBatch",
@@ -124,6 +130,7 @@ _MODULES = {
     "message": ["Message", "MessageExt", "MessageQueue"],
     "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],
     "results": ["SendResult", "SendStatus", "TransactionSendResult", "TransactionState"],
+    "scheduling": ["CatchUp", "ScheduledRun", "Schedules", "scheduled"],
     "selectors.tags": ["SelectorType"],
     "spark": ["SparkBatch", "spark_listener"],
     "store": ["FlushDiskType"],

@@ -26,7 +26,8 @@
     │   └── CorruptRecordError     a record in a file is corrupt
     │       └── DeletedRecordError     a record is gone because retention deleted its file; it is not corrupt
     ├── ListenerError              the declaration of a listener or of its subscription is invalid
-    │   └── SelectorError              an SQL92 expression is invalid; it names the column
+    │   ├── SelectorError              an SQL92 expression is invalid; it names the column
+    │   └── ScheduleError              the declaration of a schedule is invalid, or there is no such schedule
     ├── ConfigurationError         application.yml, an environment variable or a setting is invalid
     ├── DependencyError            an object of the application cannot be created
     ├── EventLoopBlockedError      a blocking call on an event loop that would wait for this very loop
@@ -59,6 +60,7 @@ __all__ = [
     "RemoteProtocolError",
     "RemoteTimeoutError",
     "RequestTimeoutError",
+    "ScheduleError",
     "SelectorError",
     "SendError",
     "SendTimeoutError",
@@ -249,6 +251,10 @@ class DeletedRecordError(CorruptRecordError):
 
 class ListenerError(MQTemplateError):
     """The declaration of a listener or of its subscription is invalid. Raised when the application starts."""
+
+
+class ScheduleError(ListenerError):
+    """A schedule is declared wrongly, or there is no schedule of that name."""
 
 
 class SelectorError(ListenerError):

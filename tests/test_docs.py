@@ -85,7 +85,18 @@ def test_the_quickstart_test_passes(quickstart: Path) -> None:
     assert "1 passed" in run_pytest(quickstart)
 
 
-@pytest.mark.parametrize("page", ["transactions.md", "request-reply.md", "selectors.md", "failures.md", "async.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "transactions.md",
+        "request-reply.md",
+        "selectors.md",
+        "failures.md",
+        "async.md",
+        "schedules.md",
+        "effect-once.md",
+    ],
+)
 def test_the_example_of_a_page_prints_the_shown_text(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text("utf-8")
     [program, shown] = re.search(r"```python\n(.*?)```\n+```text\n(.*?)```", text, re.DOTALL).groups()  # type: ignore[union-attr]

@@ -44,9 +44,11 @@ LEVELS: dict[str, int] = {
     "mqtemplate.brokers": 5,
     "mqtemplate.template": 6,
     "mqtemplate.listener": 6,
+    "mqtemplate.scheduling": 6,
     "mqtemplate.server": 6,
     "mqtemplate.admin": 7,
     "mqtemplate.context": 7,
+    "mqtemplate.outbox": 7,
     "mqtemplate.spark": 7,
     "mqtemplate.testing": 7,
     "mqtemplate.cli": 8,
@@ -59,6 +61,7 @@ LEVELS: dict[str, int] = {
 SAME_LEVEL = {
     # importer -> imported, where both stand on one level
     ("mqtemplate.testing", "mqtemplate.context"),
+    ("mqtemplate.scheduling", "mqtemplate.listener"),
 }
 
 FORBIDDEN = {

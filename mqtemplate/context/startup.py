@@ -22,6 +22,10 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.listener.consuming.container import ListenerContainer
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.scheduling.discovery import is_scheduled
+from mqtemplate.scheduling.listeners import register_schedules, start_schedules
+from mqtemplate.scheduling.runner import ScheduleRunner
+from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.transaction_spec import DEFAULT_TEMPLATE_BEAN_NAME, transaction_listener_spec
 
@@ -104,6 +108,8 @@ def _expect_topics(broker: Broker, context: ApplicationContext) -> None:
     for component in context.components:
         with contextlib.suppress(ListenerError, ConfigurationError):  # reported when the listener is registered
             broker.expect_topics(declared_topics(component, context.settings.resolve_text))
+    if _scheduled_components(context):
+        broker.expect_topics({context.settings.mqtemplate.schedules.topic})
 
 
 async def _start_object(definition: Definition, context: ApplicationContext, caller: HookCaller) -> None:
@@ -160,7 +166,7 @@ def _start_listeners(context: ApplicationContext) -> None:
     registry = context.get(ListenerRegistry)
     context.lifecycle.push("listeners", registry.stop_listeners)
     for component in context.components:
-        target = _listener_of(component, context)
+        target = _handler_object(component, context)
         if target is None or not is_listener(target):
             continue
         with pointing_to(component):
@@ -168,7 +174,46 @@ def _start_listeners(context: ApplicationContext) -> None:
                 _check_types(registry.register(target), context.get(MessageConverter))  # type: ignore[type-abstract]
             except ConfigurationError as exc:
                 raise ConfigurationError(f"@message_listener on {name_of(component)}: {exc}") from exc
+    runners = _register_schedules(context, registry)
     registry.start()
+    if runners:
+        start_schedules(runners, context.get(Schedules))
+
+
+def _register_schedules(context: ApplicationContext, registry: ListenerRegistry) -> list[ScheduleRunner]:
+    """Register a listener for each schedule. Return the schedules to start after the listeners."""
+    components, settings = _scheduled_components(context), context.settings
+    if components and not settings.mqtemplate.schedules.enabled:
+        _log.info("schedules.disabled", key="mqtemplate.schedules.enabled")
+        return []
+    runners: list[ScheduleRunner] = []
+    for component in components:
+        schedules = context.get(Schedules)
+        schedules.topic.check_supported()
+        target = _handler_object(component, context)
+        with pointing_to(component):
+            runners += register_schedules(target, schedules, registry, settings.resolve_text)
+    return runners
+
+
+def _scheduled_components(context: ApplicationContext) -> list[object]:
+    """Return the functions with schedules, and the components with scheduled methods that nothing replaces."""
+    found = []
+    for component in context.components:
+        definition = context.definition_of(component)
+        if is_scheduled(component if definition is None else definition.kind) and (
+            definition is not None or inspect.isroutine(component)
+        ):
+            found.append(component)
+    return found
+
+
+def _handler_object(component: object, context: ApplicationContext) -> object | None:
+    """Return the object whose methods are called: built for a class, the function itself for a function."""
+    if inspect.isroutine(component) and (is_listener(component) or is_scheduled(component)):
+        return component
+    definition = context.definition_of(component)
+    return None if definition is None else context.build(definition)
 
 
 def _check_types(containers: Iterable[ListenerContainer], converter: MessageConverter) -> None:
@@ -186,14 +231,6 @@ def _check_types(containers: Iterable[ListenerContainer], converter: MessageConv
             check(plan.payload_type)
         except ConversionError as exc:
             raise ListenerError(f"{container.endpoint.id}: {exc}") from exc
-
-
-def _listener_of(component: object, context: ApplicationContext) -> object | None:
-    """Return the object whose methods are called: built for a class, the function itself for a function."""
-    if inspect.isroutine(component) and is_listener(component):
-        return component
-    definition = context.definition_of(component)
-    return None if definition is None else context.build(definition)
 
 
 def _check_spark_listeners(context: ApplicationContext) -> None:

@@ -21,6 +21,7 @@ from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import MessageConverter
 from mqtemplate.errors import DependencyError, MQTemplateError
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ _SLOTS: dict[str, type] = {
     "converter": MessageConverter,
     "template": RocketMQTemplate,
     "listeners": ListenerRegistry,
+    "schedules": Schedules,
 }
 
 
@@ -228,7 +230,7 @@ class ApplicationContext:
             DependencyError: A dependency is missing or ambiguous, or part of a circle.
         """
         chosen = {slot: self.definition_for(kind) for slot, kind in _SLOTS.items()}
-        for slot in ("template", "listeners"):
+        for slot in ("template", "listeners", "schedules"):
             if chosen[slot].is_default:
                 self._wiring.add_built_in(chosen[slot], [chosen["broker"], chosen["converter"]])
         for definition in self._definitions.values():

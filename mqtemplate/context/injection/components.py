@@ -11,9 +11,16 @@ from types import ModuleType
 from mqtemplate.context.injection.marks import SERVICE_ATTRIBUTE, name_of, service_mark
 from mqtemplate.errors import DependencyError
 from mqtemplate.listener.decorator import LISTENER_ATTRIBUTE, SPARK_LISTENER_ATTRIBUTE, listener_specs
+from mqtemplate.scheduling.decorator import SCHEDULED_ATTRIBUTE
 from mqtemplate.template.transaction_spec import TRANSACTION_LISTENER_ATTRIBUTE
 
-_MARKS = (SERVICE_ATTRIBUTE, LISTENER_ATTRIBUTE, SPARK_LISTENER_ATTRIBUTE, TRANSACTION_LISTENER_ATTRIBUTE)
+_MARKS = (
+    SERVICE_ATTRIBUTE,
+    LISTENER_ATTRIBUTE,
+    SCHEDULED_ATTRIBUTE,
+    SPARK_LISTENER_ATTRIBUTE,
+    TRANSACTION_LISTENER_ATTRIBUTE,
+)
 
 
 def collect_components(given: Iterable[object]) -> tuple[object, ...]:
@@ -68,7 +75,8 @@ def _components_of(given: ModuleType | str) -> list[object]:
     if not found and module.__name__ != "__main__":  # a script may only want the template
         raise DependencyError(
             f"MQApplication was given the module {module.__name__!r} ({getattr(module, '__file__', 'built in')}), "
-            "and nothing in it is marked with @message_listener, @spark_listener, @transaction_listener or @service; "
+            "and nothing in it is marked with @message_listener, @scheduled, @spark_listener, @transaction_listener or "
+            "@service; "
             "mark a class or function there, or give the module that defines them"
         )
     return found
@@ -97,6 +105,7 @@ def _checked(component: object) -> object:
         )
     if inspect.isfunction(component) and not any(mark in vars(component) for mark in _MARKS):
         raise DependencyError(
-            f"{name_of(component)} is a plain function; mark it with @message_listener, @spark_listener or @service"
+            f"{name_of(component)} is a plain function; mark it with @message_listener, @scheduled, "
+            "@spark_listener or @service"
         )
     return component

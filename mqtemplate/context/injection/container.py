@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 
@@ -47,4 +48,7 @@ class MQContainer(containers.DeclarativeContainer):
         resolve=settings.provided.resolve_text,
         is_enabled=settings.provided.rocketmq.consumer.is_listener_enabled,
         retry_defaults=settings.provided.mqtemplate.listener.retry_defaults,
+    )
+    schedules: providers.Provider[Any] = providers.ThreadSafeSingleton(
+        Schedules, broker, topic=settings.provided.mqtemplate.schedules.topic
     )

@@ -34,6 +34,7 @@ class MQTemplateSettings(Properties):
     listener: ListenerDefaultSettings = ListenerDefaultSettings()
     embedded: starters.EmbeddedStarterSettings = starters.EmbeddedStarterSettings()
     logging: starters.LoggingSettings = starters.LoggingSettings()
+    schedules: starters.SchedulesSettings = starters.SchedulesSettings()
     spark: starters.SparkSettings = starters.SparkSettings()
     autoconfigure: starters.AutoconfigureSettings = starters.AutoconfigureSettings()
     profiles: starters.ProfilesSettings = starters.ProfilesSettings()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from mqtemplate.context.settings.properties import CommaList, OptionalText, Properties, UpperCase
+from mqtemplate.scheduling.topic import DEFAULT_TOPIC
+from mqtemplate.topics import check_topic
 
 
 class LoggingSettings(Properties):
@@ -49,6 +51,15 @@ class SparkSettings(Properties):
         if not isinstance(value, dict):
             return value
         return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
+
+
+class SchedulesSettings(Properties):
+    """Functions and methods marked ``@scheduled``; see [schedules](schedules.md)."""
+
+    enabled: bool = True
+    """False: this process runs no schedules; other processes may."""
+    topic: Annotated[str, AfterValidator(check_topic)] = DEFAULT_TOPIC
+    """Topic of the runs. Applications that share a broker need one each, or different names of schedules."""
 
 
 class AutoconfigureSettings(Properties):

@@ -1,0 +1,120 @@
+"""`DjangoOutbox` and `DjangoInbox`: they use the connection of the current thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+from django.db import close_old_connections, connections, transaction
+
+from mqtemplate.clock import Clock
+from mqtemplate.durations import Duration
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.message import Message
+from mqtemplate.outbox.database import Execute, Result, add_rows, check_database
+from mqtemplate.outbox.inbox import InboxCore
+from mqtemplate.outbox.relay import LEASE, OutboxRelay
+from mqtemplate.outbox.row import RowFactory
+from mqtemplate.template.rocketmq_template import RocketMQTemplate
+from mqtemplate.template.send_options import SendOptions
+
+_PARAMETER = re.compile(r":(\w+)")
+
+
+class DjangoOutbox:
+    """Outbox in a database of Django. As an object of an `MQApplication` it starts and stops its relay with it.
+
+    Args:
+        using: Alias of the database.
+        lease: Time after which another process relays, if one dies.
+
+    Attributes:
+        relay: The relay; on a virtual clock add it to the harness.
+    """
+
+    def __init__(self, template: RocketMQTemplate, using: str = "default", lease: Duration = LEASE) -> None:
+        check_database(connections[using].vendor)
+        self._using = using
+        self._rows = RowFactory(template)
+        self._clock = template.broker.clock
+        self.relay = OutboxRelay(template.broker, self._transaction, lease)
+
+    def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> str:
+        """Send a message if the current transaction is committed. Other arguments as `RocketMQTemplate.sync_send`.
+
+        Outside of a transaction Django commits it at once. A delay counts from this call; a delay level from the
+        relay.
+
+        Returns:
+            The message id; of a list, the id of the first message.
+
+        Raises:
+            MessageError: The message cannot be sent.
+        """
+        rows = self._rows.rows(destination, payload, delay_level, options)
+        with transaction.atomic(using=self._using):
+            add_rows(_executor(self._using), rows, self._clock.now_ms())
+            transaction.on_commit(self.relay.wake, using=self._using)
+        return rows[0].msg_id
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Execute]:
+        close_old_connections()  # a thread of its own never ends a request, which would do it
+        with transaction.atomic(using=self._using):
+            yield _executor(self._using)
+
+    def on_start(self) -> None:
+        """Start the relay."""
+        self.relay.start()
+
+    def on_stop(self) -> None:
+        """Stop the relay."""
+        self.relay.stop()
+
+
+class DjangoInbox:
+    """Inbox in a database of Django.
+
+    ::
+
+        with transaction.atomic():
+            if inbox.is_new(message):
+                Payment.objects.create(...)
+
+    Args:
+        keep: Time for which an id is kept; longer than a message can be repeated.
+        using: Alias of the database.
+    """
+
+    def __init__(self, keep: Duration = "7d", using: str = "default", clock: Clock | None = None) -> None:
+        self._using = using
+        self._core = InboxCore(keep, clock)
+
+    def is_new(self, message: Message | str, consumer: str | None = None) -> bool:
+        """Return True and record the message if it has no effect yet; False if it is a repeat.
+
+        Args:
+            message: The message, or a key of its content.
+            consumer: Name of the effect; by default the consumer group of the listener that runs.
+
+        Raises:
+            ConfigurationError: There is no transaction, so the record and the effect would be separate.
+            ListenerError: There is no id, or no consumer.
+        """
+        check_database(connections[self._using].vendor)
+        if not connections[self._using].in_atomic_block:
+            raise ConfigurationError(
+                "an inbox needs the transaction of the effect; write 'with transaction.atomic():' around both"
+            )
+        return self._core.record(_executor(self._using), message, consumer)
+
+
+def _executor(using: str) -> Execute:
+    def execute(statement: str, parameters: Mapping[str, Any]) -> Result:
+        with connections[using].cursor() as cursor:
+            cursor.execute(_PARAMETER.sub(r"%(\1)s", statement), dict(parameters))
+            return Result(cursor.fetchall(), 0) if cursor.description else Result((), cursor.rowcount)
+
+    return execute

@@ -1,0 +1,59 @@
+"""Inbox: it records the ids of messages in the transaction of their effect, so that the effect happens once."""
+
+from __future__ import annotations
+
+from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.durations import Duration, duration_ms
+from mqtemplate.errors import ConfigurationError, ListenerError
+from mqtemplate.listener.current import current_group
+from mqtemplate.message import Message, Property
+from mqtemplate.outbox.database import Execute, purge_messages, record_message
+
+_PURGE_INTERVAL_MS = 60_000
+_PURGE_COUNT = 1_000
+
+
+class InboxCore:
+    """Rules of an inbox, without a database library.
+
+    Args:
+        keep: Time for which an id is kept. It must be longer than a message can be repeated: longer than its retries
+            and the retention of the broker.
+    """
+
+    def __init__(self, keep: Duration = "7d", clock: Clock | None = None) -> None:
+        try:
+            self._keep_ms = duration_ms(keep, 1_000)
+        except ValueError as error:
+            raise ConfigurationError(f"keep must be {error}") from None
+        self._clock = clock or SystemClock()
+        self._purge_ms = 0
+
+    def record(self, execute: Execute, message: Message | str, consumer: str | None) -> bool:
+        """Record a message; return False if it is recorded already. Delete old ids from time to time."""
+        now_ms = self._clock.now_ms()
+        is_new = record_message(execute, _consumer(consumer), message_id(message), now_ms)
+        if is_new and now_ms >= self._purge_ms:
+            # In the same transaction: with SQLite another one would wait for this one.
+            is_full = purge_messages(execute, now_ms - self._keep_ms, _PURGE_COUNT) == _PURGE_COUNT
+            self._purge_ms = now_ms if is_full else now_ms + _PURGE_INTERVAL_MS
+        return is_new
+
+
+def message_id(message: Message | str) -> str:
+    """Return the id that a message keeps when it is repeated; a text is an id already.
+
+    Raises:
+        ListenerError: The message has none.
+    """
+    found = message if isinstance(message, str) else message.properties.get(Property.UNIQ_KEY)
+    if not found:
+        raise ListenerError("the message has no UNIQ_KEY, so a repeat cannot be recognised; pass a key of its content")
+    return found
+
+
+def _consumer(given: str | None) -> str:
+    consumer = given or current_group()
+    if consumer is None:
+        raise ListenerError("outside of a listener an inbox cannot know the consumer; pass consumer='billing'")
+    return consumer

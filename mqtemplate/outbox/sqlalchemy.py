@@ -1,0 +1,251 @@
+"""Outbox and inbox for SQLAlchemy 2: sync and async engines, sessions and connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias, Unpack
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, CursorResult, Engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from mqtemplate.clock import Clock
+from mqtemplate.durations import Duration
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.event_log import get_logger
+from mqtemplate.message import Message
+from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Result, add_rows, check_database
+from mqtemplate.outbox.inbox import InboxCore
+from mqtemplate.outbox.relay import LEASE, POLL_MS, OutboxRelay, Outcome, RelaySteps
+from mqtemplate.outbox.row import RowFactory
+from mqtemplate.template.rocketmq_template import RocketMQTemplate
+from mqtemplate.template.send_options import SendOptions
+
+_log = get_logger("mqtemplate.outbox")
+
+Target: TypeAlias = Session | Connection
+"""Session or connection whose transaction contains the business change."""
+AsyncTarget: TypeAlias = AsyncSession | AsyncConnection
+"""The same on an async engine."""
+
+
+def outbox_tables(metadata: sa.MetaData) -> tuple[sa.Table, ...]:
+    """Add the tables of outbox and inbox to a metadata, for ``create_all`` and for Alembic."""
+    serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only INTEGER counts by itself there
+    return (
+        sa.Table(
+            OUTBOX,
+            metadata,
+            sa.Column("id", serial, primary_key=True, autoincrement=True),
+            sa.Column("msg_id", sa.String(64), nullable=False),
+            sa.Column("topic", sa.String(255), nullable=False),
+            sa.Column("hash_key", sa.Text),
+            sa.Column("properties", sa.Text, nullable=False),
+            sa.Column("body", sa.LargeBinary, nullable=False),
+            sa.Column("created_ms", sa.BigInteger, nullable=False),
+            sa.Column("error", sa.Text),
+            sqlite_autoincrement=True,  # else SQLite uses the ids of deleted rows again
+        ),
+        sa.Table(
+            LEASE_TABLE,
+            metadata,
+            sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+            sa.Column("owner", sa.String(64), nullable=False),
+            sa.Column("until_ms", sa.BigInteger, nullable=False),
+        ),
+        sa.Table(
+            INBOX,
+            metadata,
+            sa.Column("consumer", sa.String(255), primary_key=True),
+            sa.Column("msg_id", sa.String(255), primary_key=True),
+            sa.Column("received_ms", sa.BigInteger, nullable=False, index=True),
+        ),
+    )
+
+
+class SQLAlchemyOutbox:
+    """Outbox on a sync engine: ``send`` adds a row in the caller's transaction, and a relay sends it after the commit.
+
+    As an object of an `MQApplication` it starts and stops its relay with the application.
+
+    Args:
+        engine: The engine of the database that has the tables of `outbox_tables`.
+        lease: Time after which another process relays, if one dies.
+
+    Attributes:
+        relay: The relay; on a virtual clock add it to the harness.
+    """
+
+    def __init__(self, engine: Engine, template: RocketMQTemplate, lease: Duration = LEASE) -> None:
+        check_database(engine.dialect.name)
+        self._engine = engine
+        self._rows = RowFactory(template)
+        self._clock = template.broker.clock
+        self.relay = OutboxRelay(template.broker, self._transaction, lease)
+
+    def send(
+        self,
+        target: Target,
+        destination: str,
+        payload: object,
+        delay_level: int = 0,
+        **options: Unpack[SendOptions],
+    ) -> str:
+        """Send a message if the transaction of *target* is committed. Other arguments as `RocketMQTemplate.sync_send`.
+
+        A delay counts from this call; a delay level from the relay.
+
+        Returns:
+            The message id; of a list, the id of the first message.
+
+        Raises:
+            MessageError: The message cannot be sent.
+        """
+        rows = self._rows.rows(destination, payload, delay_level, options)
+        add_rows(_executor(target), rows, self._clock.now_ms())
+        if isinstance(target, Session):
+            _after_commit(target, self.relay.wake)
+        return rows[0].msg_id
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Execute]:
+        with self._engine.begin() as connection:
+            yield _executor(connection)
+
+    def on_start(self) -> None:
+        """Start the relay."""
+        self.relay.start()
+
+    def on_stop(self) -> None:
+        """Stop the relay."""
+        self.relay.stop()
+
+
+class AsyncSQLAlchemyOutbox:
+    """Outbox on an async engine; its relay is a task on the event loop of ``on_start``."""
+
+    def __init__(self, engine: AsyncEngine, template: RocketMQTemplate, lease: Duration = LEASE) -> None:
+        check_database(engine.dialect.name)
+        if template.broker.clock.is_virtual:
+            raise ConfigurationError(
+                "the relay of an async outbox waits for a real database, which a virtual clock cannot step; "
+                "test with SQLAlchemyOutbox, or on the system clock"
+            )
+        self._engine = engine
+        self._rows = RowFactory(template)
+        self._steps = RelaySteps(template.broker, lease)
+        self._clock = template.broker.clock
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def send(
+        self,
+        target: AsyncTarget,
+        destination: str,
+        payload: object,
+        delay_level: int = 0,
+        **options: Unpack[SendOptions],
+    ) -> str:
+        """Send a message if the transaction of *target* is committed; as `SQLAlchemyOutbox.send`."""
+        rows = self._rows.rows(destination, payload, delay_level, options)
+        await target.run_sync(lambda inner: add_rows(_executor(inner), rows, self._clock.now_ms()))
+        if isinstance(target, AsyncSession):
+            _after_commit(target.sync_session, self._woken.set)
+        return rows[0].msg_id
+
+    async def on_start(self) -> None:
+        """Start the relay."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def on_stop(self) -> None:
+        """Stop the relay after the current batch."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._woken.set()
+            await task
+            try:
+                async with self._engine.begin() as connection:
+                    await connection.run_sync(lambda inner: self._steps.end(_executor(inner)))
+            except Exception as error:  # the database is down: another process continues when the lease is over
+                _log.warning("outbox.lease_kept", reason=f"{type(error).__name__}: {error}")
+
+    async def _run(self) -> None:
+        while self._task is not None:
+            self._woken.clear()
+            try:
+                outcome = await self._relay()
+            except Exception as error:  # drivers raise errors of their own, such as OSError; the next look may succeed
+                _log.warning("outbox.relay_failed", reason=f"{type(error).__name__}: {error}", retry_ms=POLL_MS)
+                outcome = None
+            if outcome is None or outcome.error is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), POLL_MS / 1_000)
+
+    async def _relay(self) -> Outcome | None:
+        async with self._engine.connect() as connection:
+            if not await connection.run_sync(lambda inner: self._steps.peek(_executor(inner))):
+                return None
+        async with self._engine.begin() as connection:
+            rows = await connection.run_sync(lambda inner: self._steps.claim(_executor(inner)))
+        if not rows:
+            return None
+        outcome = await asyncio.to_thread(self._steps.send, rows)
+        async with self._engine.begin() as connection:
+            await connection.run_sync(lambda inner: self._steps.settle(_executor(inner), outcome))
+        return outcome
+
+
+class SQLAlchemyInbox:
+    """Inbox: it records message ids in the transaction of the effect. It works with sync and async sessions.
+
+    ::
+
+        with Session(engine) as session, session.begin():
+            if inbox.is_new(session, message):
+                session.add(Payment(...))
+
+    Args:
+        keep: Time for which an id is kept; longer than a message can be repeated.
+    """
+
+    def __init__(self, keep: Duration = "7d", clock: Clock | None = None) -> None:
+        self._core = InboxCore(keep, clock)
+
+    def is_new(self, target: Target, message: Message | str, consumer: str | None = None) -> bool:
+        """Return True and record the message if it has no effect yet; False if it is a repeat.
+
+        Args:
+            target: Session or connection whose transaction contains the effect.
+            message: The message, or a key of its content.
+            consumer: Name of the effect; by default the consumer group of the listener that runs.
+
+        Raises:
+            ListenerError: There is no id, or no consumer.
+        """
+        return self._core.record(_executor(target), message, consumer)
+
+    async def async_is_new(self, target: AsyncTarget, message: Message | str, consumer: str | None = None) -> bool:
+        """Do `is_new` on an async session or connection."""
+        return await target.run_sync(lambda inner: self._core.record(_executor(inner), message, consumer))
+
+
+def _executor(target: Target) -> Execute:
+    def execute(statement: str, parameters: Mapping[str, Any]) -> Result:
+        result = target.execute(sa.text(statement), parameters)
+        assert isinstance(result, CursorResult)
+        return Result(result.all(), 0) if result.returns_rows else Result((), result.rowcount)
+
+    return execute
+
+
+def _after_commit(session: Session, call: Callable[[], None]) -> None:
+    """Call a function after the commits of a session, from now on. A second call has no effect."""
+    known: set[Callable[[], None]] = session.info.setdefault("mqtemplate.outbox", set())
+    if call not in known:
+        known.add(call)
+        sa.event.listen(session, "after_commit", lambda _session: call())

@@ -1,0 +1,88 @@
+"""Listeners of schedules: each schedule is a listener for its run messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from mqtemplate.broker import ConsumeFromWhere
+from mqtemplate.listener.attributes import Resolve
+from mqtemplate.listener.consuming.handler_loop import is_async
+from mqtemplate.listener.decorator import message_listener
+from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.listener.resolution import default_resolve
+from mqtemplate.message import MessageExt
+from mqtemplate.scheduling.discovery import make_schedules
+from mqtemplate.scheduling.runner import ScheduleRunner
+from mqtemplate.scheduling.schedules import Schedules
+from mqtemplate.scheduling.topic import ScheduleTopic
+
+_LONGEST_RUN = "7d"
+
+
+def register_schedules(
+    target: object, schedules: Schedules, registry: ListenerRegistry, resolve: Resolve = default_resolve
+) -> list[ScheduleRunner]:
+    """Register a listener for each schedule of a function or object. Return the schedules to start after the listeners.
+
+    Raises:
+        ScheduleError: A schedule is declared wrongly, or two have the same name.
+    """
+    own = make_schedules(target, resolve)
+    schedules.add(own)
+    since_ms = schedules.topic.broker.clock.now_ms()
+    runners = [ScheduleRunner(schedule, schedules.topic, since_ms) for schedule in own]
+    # A schedule that is disabled has no listener, and this process does not start it.
+    return [runner for runner in runners if registry.register(listener_of(runner, schedules.topic))]
+
+
+def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> None:
+    """Send the message of each schedule's next run, where it is missing."""
+    pending = schedules.topic.pending()
+    for runner in runners:
+        runner.start(pending.get(runner.schedule.name, ()))
+
+
+def listener_of(runner: ScheduleRunner, topic: ScheduleTopic) -> Callable[[MessageExt], object]:
+    """Return a function, decorated as a listener, that reads the run messages of a schedule and calls its function.
+
+    One thread in one process reads the only queue of a schedule, so its runs do not overlap; only a run that failed
+    may be retried during the next one.
+    """
+    schedule = runner.schedule
+    attributes: dict[str, Any] = {
+        "consume_timeout": _LONGEST_RUN,
+        **schedule.attributes,
+        "id": schedule.name,
+        "selector_expression": schedule.name,
+        # Runs that were delivered before the first process of the group started must not be lost.
+        "consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        "consume_thread_number": 1,
+        "consume_thread_max": 1,
+    }
+    decorate = message_listener(topic.name, topic.group_of(schedule.name), **attributes)
+    return decorate(_async_handler(runner, topic) if is_async(schedule.handler) else _handler(runner))
+
+
+def _handler(runner: ScheduleRunner) -> Callable[[MessageExt], object]:
+    def run_schedule(message: MessageExt) -> None:
+        run = runner.admit(message)
+        if run is not None:
+            with runner.running(run):
+                runner.schedule.call(run)
+
+    return run_schedule
+
+
+def _async_handler(runner: ScheduleRunner, topic: ScheduleTopic) -> Callable[[MessageExt], Awaitable[None]]:
+    is_virtual = topic.broker.clock.is_virtual
+
+    async def run_schedule(message: MessageExt) -> None:
+        # The broker may be remote, and this loop runs other handlers.
+        run = runner.admit(message) if is_virtual else await asyncio.to_thread(runner.admit, message)
+        if run is not None:
+            with runner.running(run):
+                await runner.schedule.call(run)  # type: ignore[misc]  # the function is async
+
+    return run_schedule

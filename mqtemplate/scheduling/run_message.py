@@ -1,0 +1,94 @@
+"""Run messages: the delayed messages that a schedule consists of, one for each run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from mqtemplate.errors import MessageError
+from mqtemplate.message import Message, MessageExt, Property, create_unique_id
+from mqtemplate.scheduling.trigger import Trigger
+
+LONGEST_DELAY_MS = 2 * 86_400_000
+"""A run that is further away is delivered at times between, and sent again. RocketMQ's timers take three days."""
+
+
+class RunKey(NamedTuple):
+    """Key of a run message: equal messages of several processes have equal keys.
+
+    The fingerprint keeps the messages of a trigger apart from those of the trigger that replaces it.
+    """
+
+    schedule: str
+    run_ms: int
+    deliver_ms: int
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return f"{self.schedule}@{self.run_ms}@{self.deliver_ms}@{self.fingerprint}"
+
+
+def find_run_key(keys: str | None) -> RunKey | None:
+    """Return the key of a run among the keys of a message; None for a message that is no run message."""
+    for key in (keys or "").split(" "):
+        schedule, *rest = key.split("@")
+        if len(rest) == 3:
+            return RunKey(schedule, int(rest[0]), int(rest[1]), rest[2])
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMessage:
+    """Request for one run of a schedule, with all that another process needs to continue the schedule.
+
+    Attributes:
+        run_ms: Time of the run (epoch ms).
+        deliver_ms: Time of the delivery; earlier than *run_ms* if the run is far away.
+        trigger: Trigger of the process that started the schedule.
+        since_ms: Time at which a process started the schedule with this trigger.
+        is_manual: True for a run on request, which is outside of the schedule.
+    """
+
+    schedule: str
+    run_ms: int
+    deliver_ms: int
+    trigger: Trigger
+    since_ms: int
+    is_manual: bool = False
+
+    @classmethod
+    def of_run(cls, schedule: str, run_ms: int, now_ms: int, trigger: Trigger, since_ms: int) -> RunMessage:
+        """Return the message for a run, or for the first delivery on the way to it."""
+        between = (now_ms // LONGEST_DELAY_MS + 1) * LONGEST_DELAY_MS  # a grid, so that all processes send the same
+        deliver_ms = run_ms if run_ms - now_ms <= LONGEST_DELAY_MS else between
+        return cls(schedule=schedule, run_ms=run_ms, deliver_ms=deliver_ms, trigger=trigger, since_ms=since_ms)
+
+    @property
+    def key(self) -> RunKey:
+        """Key that all messages for this run and delivery have."""
+        return RunKey(self.schedule, self.run_ms, self.deliver_ms, self.trigger.fingerprint)
+
+    def to_message(self, topic: str) -> Message:
+        """Return the message to send."""
+        key = f"manual-{create_unique_id()}" if self.is_manual else str(self.key)
+        properties = {Property.TAGS: self.schedule, Property.KEYS: f"{self.schedule} {key}"}
+        if not self.is_manual:
+            properties[Property.TIMER_DELIVER_MS] = str(self.deliver_ms)
+        return Message(topic, json.dumps(asdict(self), separators=(",", ":")).encode(), properties)
+
+    @classmethod
+    def read(cls, message: MessageExt) -> RunMessage:
+        """Return the request in a message.
+
+        Raises:
+            MessageError: The body is none.
+        """
+        try:
+            fields = json.loads(message.body)
+            return cls(**fields | {"trigger": Trigger(**fields["trigger"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise MessageError(
+                f"message {message.msg_id} of topic {message.topic} is no run of a schedule: {error!r}; the topic of "
+                "mqtemplate.schedules.topic is for schedules only"
+            ) from error

@@ -1,0 +1,154 @@
+"""The decision about each run message of a schedule: run, skip or forward; and the message for the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from mqtemplate.errors import MQTemplateError, SendError
+from mqtemplate.event_log import get_logger
+from mqtemplate.message import MessageExt
+from mqtemplate.pending import PendingMessage
+from mqtemplate.scheduling.run import ScheduledRun
+from mqtemplate.scheduling.run_message import RunMessage
+from mqtemplate.scheduling.schedule import CatchUp, Schedule
+from mqtemplate.scheduling.topic import ScheduleTopic
+from mqtemplate.scheduling.trigger import epoch_ms
+
+_log = get_logger("mqtemplate.scheduling")
+_TRIES = 3
+_AFTER_FAILURE_MS = 60_000
+
+
+class ScheduleRunner:
+    """Reader of the run messages of one schedule in one process.
+
+    A schedule is a chain: the process that gets the message of a run sends the message of the next one, and then runs
+    the function. The steps may be repeated at any point:
+
+    - A crash before the send: the message is redelivered, so the chain never ends.
+    - A crash after the send: the next message is sent again. Of all messages for one run only the first in the queue
+      counts, so a second one neither runs nor continues the chain. The same holds for several processes that start.
+    - A crash while the function runs: it runs again, as a message that was not acknowledged is redelivered. Runs that
+      are done are noted at once, so a crash repeats only the run that was not done.
+
+    Args:
+        since_ms: Start of this process. A message of another trigger is older, and dropped; or newer: a later version
+            of the program sent it, and it is continued with the trigger that it contains.
+    """
+
+    def __init__(self, schedule: Schedule, topic: ScheduleTopic, since_ms: int) -> None:
+        self.schedule = schedule
+        self._topic = topic
+        self._since_ms = since_ms
+        self._clock = topic.broker.clock
+        self._failed_ms = -_AFTER_FAILURE_MS
+
+    def start(self, pending: Iterable[PendingMessage]) -> None:
+        """Send the message of the next run, unless it is pending; cancel those of another trigger.
+
+        Args:
+            pending: The pending messages of the schedule.
+        """
+        is_pending = False
+        for message in pending:
+            key = str(message.keys).partition(" ")[2]
+            if key.rpartition("@")[2] == self.schedule.trigger.fingerprint:
+                is_pending = True
+            else:
+                self._topic.cancel(message)
+                _log.info("schedule.replaced", schedule=self.schedule.name, trigger=str(self.schedule.trigger))
+        now_ms = self._clock.now_ms()
+        next_ms = self.schedule.next_after(now_ms)
+        if next_ms is not None and not is_pending:
+            self._send(self._request(next_ms, now_ms))
+
+    def _request(self, run_ms: int, now_ms: int) -> RunMessage:
+        return RunMessage.of_run(self.schedule.name, run_ms, now_ms, self.schedule.trigger, self._since_ms)
+
+    def admit(self, message: MessageExt) -> ScheduledRun | None:
+        """Return the run that a message requests, after the next one was sent; None if nothing is to be run.
+
+        Raises:
+            SendError: The next message could not be sent. The message must be redelivered.
+        """
+        request = RunMessage.read(message)
+        if request.is_manual:
+            return self._run(request, message)
+        if (reason := self._reason_to_drop(request, message)) is not None:
+            _log.debug("schedule.message_dropped", schedule=request.schedule, run_ms=request.run_ms, reason=reason)
+            return None
+        self._continue(request)
+        if request.deliver_ms < request.run_ms:
+            return None
+        if (reason := self._reason_to_skip(request, message)) is not None:
+            _log.info("schedule.run_skipped", schedule=request.schedule, run_ms=request.run_ms, reason=reason)
+            return None
+        return self._run(request, message)
+
+    def _reason_to_drop(self, request: RunMessage, message: MessageExt) -> str | None:
+        if request.trigger != self.schedule.trigger and request.since_ms < self._since_ms:
+            return "old trigger"
+        first = self._topic.first_with(request.key)
+        if first is not None and first.msg_id != message.msg_id:
+            return "duplicate"
+        # A retry of a run that failed comes after later runs, and counts.
+        is_first_delivery = message.reconsume_times == 0
+        return "done" if is_first_delivery and request.run_ms <= self._topic.last_done_ms(request.schedule) else None
+
+    @contextmanager
+    def running(self, run: ScheduledRun) -> Iterator[None]:
+        """Note that a run is done when the block ends.
+
+        For a while after a failure nothing is noted: the message of the run that failed may not be sent back yet, and a
+        crash would lose the run if a later one were done.
+        """
+        try:
+            yield
+        except BaseException:
+            self._failed_ms = self._clock.now_ms()
+            raise
+        if not run.is_manual and self._clock.now_ms() - self._failed_ms > _AFTER_FAILURE_MS:
+            try:
+                self._topic.note_done(run.schedule, epoch_ms(run.scheduled_at))
+            except MQTemplateError as error:  # the run is done all the same; a crash within seconds would repeat it
+                _log.warning("schedule.done_not_noted", schedule=run.schedule, reason=str(error))
+
+    def _continue(self, request: RunMessage) -> None:
+        """Send the message of the next run; for a delivery on the way to a run, the next delivery."""
+        now_ms = max(self._clock.now_ms(), request.deliver_ms)  # this machine's clock may be behind the broker's
+        if request.deliver_ms < request.run_ms:
+            run_ms: int | None = request.run_ms
+        else:
+            after_ms = request.run_ms if self.schedule.catch_up is CatchUp.ALL else max(request.run_ms, now_ms)
+            run_ms = request.trigger.next_after(after_ms, self.schedule.holidays)
+        if run_ms is not None:
+            self._send(RunMessage.of_run(request.schedule, run_ms, now_ms, request.trigger, request.since_ms))
+
+    def _reason_to_skip(self, request: RunMessage, message: MessageExt) -> str | None:
+        late_ms = self._clock.now_ms() - request.run_ms
+        is_late = late_ms > self.schedule.grace_ms and message.reconsume_times == 0
+        if self.schedule.catch_up is CatchUp.NONE and is_late:
+            return "missed"
+        return "paused" if request.run_ms < self._topic.paused_until_ms(request.schedule) else None
+
+    def _run(self, request: RunMessage, message: MessageExt) -> ScheduledRun:
+        late_ms = max(self._clock.now_ms() - request.run_ms, 0)
+        return ScheduledRun(
+            schedule=request.schedule,
+            scheduled_at=request.trigger.local(request.run_ms),
+            late=timedelta(milliseconds=late_ms),
+            attempt=message.reconsume_times + 1,
+            is_manual=request.is_manual,
+        )
+
+    def _send(self, request: RunMessage) -> None:
+        """Send a message; repeat it, since a policy without retries would end the schedule with a send that fails."""
+        for remaining in reversed(range(_TRIES)):
+            try:
+                self._topic.send(request)
+                return
+            except SendError:
+                if not remaining:
+                    raise

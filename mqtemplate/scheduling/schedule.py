@@ -1,0 +1,62 @@
+"""Schedules of this process, resolved and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
+from typing import Any
+
+from mqtemplate.errors import ScheduleError
+from mqtemplate.scheduling.run import ScheduledRun
+from mqtemplate.scheduling.trigger import Trigger
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class CatchUp(Enum):
+    """Runs that were missed because no process was running: none of them, one for all, or each one."""
+
+    NONE = "NONE"
+    ONE = "ONE"
+    ALL = "ALL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One schedule of this process.
+
+    Attributes:
+        handler: Function without parameters, or one that takes the run as *run_parameter*.
+        attributes: Attributes for the listener that reads the runs.
+    """
+
+    name: str
+    trigger: Trigger
+    catch_up: CatchUp
+    grace_ms: int
+    holidays: Container[date]
+    handler: Callable[..., object]
+    run_parameter: str | None
+    attributes: Mapping[str, Any]
+
+    def next_after(self, after_ms: int) -> int | None:
+        """Return the time of the first run (epoch ms) later than *after_ms*; None if there is none."""
+        return self.trigger.next_after(after_ms, self.holidays)
+
+    def call(self, run: ScheduledRun) -> object:
+        """Call the function; the result of an ``async def`` function is a coroutine."""
+        return self.handler() if self.run_parameter is None else self.handler(**{self.run_parameter: run})
+
+
+def check_name(name: str) -> str:
+    """Return a name of a schedule: it is part of the name of a consumer group.
+
+    Raises:
+        ScheduleError: It has other characters, or is too long.
+    """
+    if not _NAME.fullmatch(name):
+        raise ScheduleError(f"the name of a schedule must be 1..64 letters, digits, '_' and '-', got {name!r}")
+    return name

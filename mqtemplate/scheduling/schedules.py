@@ -1,0 +1,144 @@
+"""`Schedules`: list, pause and resume schedules, and run one now."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from mqtemplate.broker import Broker
+from mqtemplate.errors import ScheduleError
+from mqtemplate.pending import PendingMessage
+from mqtemplate.scheduling.run_message import RunMessage, find_run_key
+from mqtemplate.scheduling.schedule import Schedule, check_name
+from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, ScheduleTopic
+from mqtemplate.scheduling.trigger import Trigger, epoch_ms
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FAR = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleState:
+    """State of one schedule.
+
+    Attributes:
+        trigger: Description such as ``every 10m``; None for a schedule that only other processes have.
+        next_run: Time of the next run; None if there is none.
+        paused_until: End of the pause, `datetime.max` for one without an end; None if the schedule is not paused.
+    """
+
+    name: str
+    trigger: str | None
+    next_run: datetime | None
+    paused_until: datetime | None
+
+
+class Schedules:
+    """The schedules of a topic: those of this application, and those that other processes started.
+
+    An application has one object of this class, and any service can take it.
+
+    Args:
+        topic: Topic of the run messages: ``mqtemplate.schedules.topic``.
+    """
+
+    def __init__(self, broker: Broker, topic: str = DEFAULT_TOPIC) -> None:
+        self.topic = ScheduleTopic(broker, topic)
+        self._clock = broker.clock
+        self._own: dict[str, Schedule] = {}
+
+    def add(self, schedules: Iterable[Schedule]) -> None:
+        """Add schedules of this process.
+
+        Raises:
+            ScheduleError: Two have the same name.
+        """
+        for schedule in schedules:
+            if schedule.name in self._own:
+                raise ScheduleError(f"two schedules are called {schedule.name!r}; give one of them another name=")
+            self._own[schedule.name] = schedule
+
+    def list(self) -> tuple[ScheduleState, ...]:
+        """Return all schedules, by name.
+
+        Those of other processes are known while they have a pending run; on a RocketMQ cluster they are not known.
+        """
+        pending = self.topic.pending()
+        return tuple(self._state(name, pending.get(name, [])) for name in sorted(self._own.keys() | pending.keys()))
+
+    def pause(self, name: str, until: datetime | None = None) -> None:
+        """Skip the runs of a schedule, in all processes, until a time or until `resume`.
+
+        Skipped runs are not caught up. A pause survives restarts. It is stored as consumers' progress is: a broker that
+        is killed within seconds after the call may lose it.
+
+        Args:
+            until: An aware datetime; runs at or after it are not skipped.
+
+        Raises:
+            ScheduleError: There is no schedule of this name, or *until* has no offset.
+        """
+        self._check(name)
+        if until is not None and until.tzinfo is None:
+            raise ScheduleError(f"until must be an aware datetime, such as datetime.now(UTC), got {until!r}")
+        self.topic.pause(name, FOREVER_MS if until is None else epoch_ms(until))
+
+    def resume(self, name: str) -> None:
+        """End a pause: the next run takes place.
+
+        Raises:
+            ScheduleError: There is no schedule of this name.
+        """
+        self._check(name)
+        self.topic.pause(name, self._clock.now_ms())
+
+    def trigger(self, name: str) -> None:
+        """Run a schedule now, in one of the processes that have it, also while it is paused. Its next run is unchanged.
+
+        Raises:
+            ScheduleError: There is no schedule of this name.
+        """
+        self._check(name)
+        now_ms = self._clock.now_ms()
+        trigger = self._own[name].trigger if name in self._own else Trigger(at_ms=now_ms)
+        self.topic.send(
+            RunMessage(
+                schedule=name, run_ms=now_ms, deliver_ms=now_ms, trigger=trigger, since_ms=now_ms, is_manual=True
+            )
+        )
+
+    def _state(self, name: str, pending: Sequence[PendingMessage]) -> ScheduleState:
+        own, now_ms = self._own.get(name), self._clock.now_ms()
+        keys = (find_run_key(message.keys) for message in pending)
+        next_ms = min((key.run_ms for key in keys if key is not None), default=None)
+        if own is not None and not self.topic.can_list:
+            next_ms = own.next_after(now_ms)
+        until_ms = self.topic.paused_until_ms(name)
+        local = own.trigger.local if own is not None else _utc
+        return ScheduleState(
+            name=name,
+            trigger=None if own is None else str(own.trigger),
+            next_run=None if next_ms is None else local(next_ms),
+            paused_until=None
+            if until_ms <= now_ms
+            else datetime.max.replace(tzinfo=UTC)
+            if until_ms == FOREVER_MS
+            else local(until_ms),
+        )
+
+    def _check(self, name: str) -> None:
+        if name in self._own or name in (known := sorted(self.topic.pending())):
+            return
+        if not self.topic.can_list:  # another process may have it
+            check_name(name)
+            return
+        names = sorted({*known, *self._own})
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there is: {', '.join(names) or 'none'}"
+        raise ScheduleError(f"there is no schedule {name!r}; {hint}")
+
+
+def _utc(at_ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=at_ms)

@@ -1,0 +1,97 @@
+"""Triggers: the times at which a schedule runs."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Container
+from dataclasses import asdict, dataclass
+from datetime import date, datetime, time, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from mqtemplate.durations import format_ms
+from mqtemplate.errors import ScheduleError
+from mqtemplate.scheduling.cron import next_time
+
+NO_HOLIDAYS: frozenset[date] = frozenset()
+_MAX_DAYS = 3_660  # a calendar that excludes ten years excludes everything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trigger:
+    """Times of a schedule: by a cron expression, at a fixed interval, or once.
+
+    It depends on nothing but its fields: each process computes the same times. So an interval is not counted from the
+    start of a process, but from 1970-01-01T00:00Z: ``10m`` is at :00, :10, :20 of each hour.
+
+    Attributes:
+        cron: Expression as `read_cron` returns it.
+        every_ms: Interval.
+        at_ms: The only time (epoch ms).
+        zone: IANA time zone of the cron expression, and of the dates that a calendar excludes.
+    """
+
+    cron: str | None = None
+    every_ms: int | None = None
+    at_ms: int | None = None
+    zone: str = "UTC"
+
+    def next_after(self, after_ms: int, holidays: Container[date] = NO_HOLIDAYS) -> int | None:
+        """Return the first time (epoch ms) later than *after_ms* on a day that is not excluded; None if there is none.
+
+        Raises:
+            ScheduleError: The calendar excludes each day of ten years.
+        """
+        for _ in range(_MAX_DAYS):
+            found = self._next(after_ms)
+            if found is None or (day := self.local(found).date()) not in holidays:
+                return found
+            midnight = datetime.combine(day + timedelta(days=1), time(), zone_of(self.zone))
+            after_ms = max(found, epoch_ms(midnight) - 1)
+        raise ScheduleError(f"{self}: the calendar excludes {_MAX_DAYS} days on which it would run; correct holidays=")
+
+    def _next(self, after_ms: int) -> int | None:
+        if self.at_ms is not None:
+            return self.at_ms if self.at_ms > after_ms else None
+        if self.every_ms is not None:
+            return (after_ms // self.every_ms + 1) * self.every_ms
+        found = next_time(str(self.cron), self.local(after_ms))
+        return None if found is None else epoch_ms(found)
+
+    def local(self, at_ms: int) -> datetime:
+        """Return a time (epoch ms) as a datetime in the zone of the trigger."""
+        return datetime.fromtimestamp(at_ms / 1_000, zone_of(self.zone))
+
+    @property
+    def fingerprint(self) -> str:
+        """Text that differs between triggers, in keys of messages."""
+        return f"{zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode()):08x}"
+
+    def __str__(self) -> str:
+        if self.every_ms is not None:
+            return f"every {format_ms(self.every_ms)}"
+        if self.at_ms is not None:
+            return f"at {self.local(self.at_ms).isoformat()}"
+        return f"cron {self.cron!r} in {self.zone}"
+
+
+def epoch_ms(at: datetime) -> int:
+    """Return an aware datetime in milliseconds since the epoch, rounded up: a run is never early."""
+    return -(-round(at.timestamp() * 1_000_000) // 1_000)
+
+
+@lru_cache(maxsize=64)
+def zone_of(name: str) -> ZoneInfo:
+    """Return a time zone by its IANA name.
+
+    Raises:
+        ScheduleError: There is none of this name on this machine.
+    """
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        raise ScheduleError(
+            f"zone must be an IANA time zone such as 'Europe/Berlin', got {name!r}; if the name is right, this machine "
+            "has no time zone data: pip install tzdata"
+        ) from None

@@ -1,0 +1,120 @@
+"""Outbox and inbox in Django. Django's settings belong to a process, so each test runs a program of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.feature("X15")
+
+SET_UP = """
+import sys
+import django
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connection, models, transaction
+
+engine, name, port = sys.argv[1:]
+address = {"USER": "postgres", "HOST": "127.0.0.1", "PORT": port}
+database = {"ENGINE": f"django.db.backends.{engine}", "NAME": name, **address}
+settings.configure(INSTALLED_APPS=["mqtemplate.outbox.django"], DATABASES={"default": database}, USE_TZ=True)
+django.setup()
+call_command("migrate", verbosity=0)
+call_command("makemigrations", "--check", "--dry-run", verbosity=0)  # the migrations are those of the models
+
+from mqtemplate import EmbeddedBroker, MQApplication, MessageExt, RocketMQTemplate, message_listener, service
+from mqtemplate.outbox.django import DjangoInbox, DjangoOutbox
+from mqtemplate.outbox.django.models import InboxMessage, OutboxMessage
+
+IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
+"""
+
+OUTBOX = """
+import queue
+received = queue.Queue()
+
+@message_listener(topic="orders", consumer_group="billing")
+def bill(text: str) -> None:
+    received.put(text)
+
+@service
+def outbox(template: RocketMQTemplate) -> DjangoOutbox:
+    return DjangoOutbox(template)
+
+with MQApplication(bill, outbox, settings=IN_MEMORY, environment={}) as app:
+    outbox = app.get(DjangoOutbox)
+    try:
+        with transaction.atomic():
+            outbox.send("orders", "rolled back")
+            raise OSError
+    except OSError:
+        pass
+    with transaction.atomic():
+        outbox.send("orders", "committed", keys="7")
+        print("rows before the commit:", OutboxMessage.objects.count())
+    print("received:", received.get(timeout=60))
+print("rows left:", OutboxMessage.objects.count(), "more received:", received.qsize())
+"""
+
+INBOX = """
+from mqtemplate.errors import ConfigurationError
+
+inbox = DjangoInbox()
+for attempt in range(3):
+    try:
+        with transaction.atomic():
+            print("new:", inbox.is_new("A1", "billing"))
+            if attempt == 0:
+                raise OSError
+    except OSError:
+        print("rolled back")
+try:
+    inbox.is_new("A2", "billing")
+except ConfigurationError as error:
+    print(error)
+print("recorded:", InboxMessage.objects.count())
+"""
+
+
+@pytest.fixture(params=["sqlite3", "postgresql"])
+def arguments(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """Engine, name and port of an empty database."""
+    if request.param == "sqlite3":
+        return ["sqlite3", str(tmp_path / "shop.db"), ""]
+    url: str = request.getfixturevalue("postgres")
+    port = url.rpartition(":")[2].partition("/")[0]
+    name = f"django_{request.node.originalname[5:12]}"
+    subprocess.run(["createdb", "-h", "127.0.0.1", "-p", port, "-U", "postgres", name], check=True)
+    return ["postgresql", name, port]
+
+
+def run(program: str, arguments: list[str], folder: Path) -> list[str]:
+    (folder / "shop.py").write_text(SET_UP + program, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "shop.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_messages_are_sent_after_the_commit_only(arguments: list[str], tmp_path: Path) -> None:
+    assert run(OUTBOX, arguments, tmp_path) == [
+        "rows before the commit: 1",
+        "received: committed",
+        "rows left: 0 more received: 0",
+    ]
+
+
+def test_a_repeat_is_recognised_after_the_commit_only(arguments: list[str], tmp_path: Path) -> None:
+    """Without a transaction the record and the effect would be separate."""
+    assert run(INBOX, arguments, tmp_path) == [
+        "new: True",
+        "rolled back",
+        "new: True",
+        "new: False",
+        "an inbox needs the transaction of the effect; write 'with transaction.atomic():' around both",
+        "recorded: 1",
+    ]
