@@ -12,9 +12,11 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SparkError
 from mqtemplate.event_log import get_logger
+from mqtemplate.message import MessageQueue
 from mqtemplate.spark.offsets import EARLIEST, LATEST, OffsetTable, QueueRange
 from mqtemplate.spark.options import Position, SourceOptions
-from mqtemplate.spark.record_batches import QueueSlice, record_batches
+from mqtemplate.spark.reader.local_blocks import QueueSlice, local_blocks
+from mqtemplate.spark.record_batches import record_batches
 from mqtemplate.spark.store_folder import StoreFolder
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.json_files import read_table
@@ -198,9 +200,9 @@ class StoreReader:
             # A unit has only the hash of the tag. Different tags may have equal hashes, so the tags are compared below.
             likely = np.isin(units["tags_code"], np.fromiter(selector.codes, np.int64))
             units, queue_offsets = units[likely], queue_offsets[likely]
-        queue = QueueSlice(part.topic, self._options.broker_name, part.queue_id, queue_offsets, units)
+        queue = QueueSlice(MessageQueue(part.topic, self._options.broker_name, part.queue_id), queue_offsets, units)
         tags: Any = None if selector.selects_all else pa.array(sorted(selector.tags))
-        for batch in record_batches(self._folder, queue, schema if tags is None else _with_tags(schema)):
+        for batch in record_batches(local_blocks(self._folder, queue), schema if tags is None else _with_tags(schema)):
             if tags is not None:
                 batch = batch.filter(pc.is_in(batch["tags"], tags)).select(schema.names)
             if batch.num_rows:
