@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,7 @@ def to_spark(offsets: OffsetTable) -> dict[str, Any]:
     It is sorted, since Spark compares the text.
     """
     topics: dict[str, dict[str, dict[str, int]]] = {}
-    for queue in sorted(offsets, key=_order):
+    for queue in sorted(offsets):
         by_broker = topics.setdefault(queue.topic, {})
         by_broker.setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
     return {"version": FORMAT_VERSION, "topics": topics}
@@ -83,7 +83,7 @@ def from_spark(table: Mapping[str, Any], broker_name: str) -> OffsetTable:
         }
     if version != FORMAT_VERSION:
         raise SparkError(
-            f"the offsets have version {version}, and this release of mqtemplate reads versions 1 and {FORMAT_VERSION}; "
+            f"the offsets have version {version}, and this release of mqtemplate reads 1 and {FORMAT_VERSION}; "
             "continue the query with the release that wrote its checkpoint, or a newer one"
         )
     return {
@@ -92,15 +92,6 @@ def from_spark(table: Mapping[str, Any], broker_name: str) -> OffsetTable:
         for broker, queues in by_broker.items()
         for queue_id, offset in queues.items()
     }
-
-
-def _order(queue: MessageQueue) -> tuple[str, str, int]:
-    return queue.topic, queue.broker_name, queue.queue_id
-
-
-def in_order(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Return queues by topic, broker and id."""
-    return sorted(queues, key=_order)
 
 
 def parse_offsets(text: str, option: str) -> GivenOffsets:

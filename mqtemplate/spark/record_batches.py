@@ -50,7 +50,7 @@ ARROW_SCHEMA = pa.schema(
 
 _LAST_MS = 2**63 // 1_000 - 1  # the last millisecond that a timestamp in microseconds can hold
 _U8 = np.uint64
-_HEADER = np.dtype(layout.HEADER_FIELDS)
+_HEADER = np.dtype(layout.HEADER_FIELDS)  # type: ignore[call-overload]
 Extra: TypeAlias = int | npt.NDArray[Any]
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
@@ -113,7 +113,7 @@ class _Records:
         has_v2 = bool(is_v2.any())
         topic_length_size: Extra = np.where(is_v2, 2, 1) if has_v2 else 1
         self._require(self._body_at + (topic_length_size + 2) <= end, reason)
-        body_length = self._i4(self._body_at - 4)
+        body_length = self._i4(self._body_at - 4).astype(np.int64)
         self._body_end = self._body_at + body_length
         self._require((body_length >= 0) & (self._body_end + (topic_length_size + 2) <= end), reason)
         topic_length = self._data[self._body_end].astype(np.int64)

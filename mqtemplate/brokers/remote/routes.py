@@ -17,7 +17,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicRouteData
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicList, TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
@@ -83,6 +83,12 @@ class NameServers:
         """Return all brokers of the cluster."""
         response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
         return ClusterInfo.decode(check_response(response, "get the brokers of the cluster", address).body)
+
+    def topics(self) -> set[str]:
+        """Return the names of all topics."""
+        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        response, address = self._invoke(lambda: RemotingCommand.request(code))
+        return set(TopicList.decode(check_response(response, "list the topics", address).body).topic_list)
 
     def _invoke(self, create_request: Callable[[], RemotingCommand]) -> tuple[RemotingCommand, str]:
         """Return the first response, and the address of the server.
