@@ -225,4 +225,5 @@ _NEEDS: dict[int, _Needs] = {
     RequestCode.RESCHEDULE_DELAYED_MESSAGE: _change_delayed,
     RequestCode.GET_PENDING_MESSAGES: _query_delayed,
     RequestCode.COUNT_PENDING_MESSAGES: _query_delayed,
+    RequestCode.GET_RECORD_BLOCK: _topic_field("topic", Right.SUB),
 }

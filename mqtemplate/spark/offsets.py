@@ -104,7 +104,7 @@ def parse_offsets(text: str, option: str) -> GivenOffsets:
     """
     try:
         return parse_queue_table(text, _offset)
-    except (ValueError, AttributeError, TypeError) as exc:
+    except (ValueError, AttributeError, TypeError, KeyError) as exc:
         raise ConfigurationError(
             f"option {option}: {text!r} is not offsets ({exc}); "
             'write JSON such as {"orders": {"0": 23, "1": -2}} with -2 for earliest and -1 for latest'
@@ -114,11 +114,16 @@ def parse_offsets(text: str, option: str) -> GivenOffsets:
 def parse_queue_table(text: str, value: Callable[[object], int]) -> GivenOffsets:
     """Parse JSON with a number for each queue, with or without a level for the names of the brokers.
 
+    The form of a checkpoint and of Spark's progress is allowed, too.
+
     Raises:
         ValueError, AttributeError, TypeError: The text has another form.
     """
     found: GivenOffsets = {}
-    for topic, inner in json.loads(text).items():
+    table = json.loads(text)
+    if isinstance(table.get("version"), int):
+        table = table["topics"]
+    for topic, inner in table.items():
         for name, entry in inner.items():
             if isinstance(entry, dict):
                 found |= {(topic, name, int(queue_id)): value(number) for queue_id, number in entry.items()}

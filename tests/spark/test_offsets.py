@@ -84,6 +84,9 @@ def test_offsets_are_parsed_with_and_without_the_names_of_brokers() -> None:
     plain = parse_offsets('{"orders": {"0": 23, "1": -2}}', "startingOffsets")
     named = parse_offsets('{"orders": {"broker-a": {"0": 23}, "broker-b": {"0": 5}}}', "startingOffsets")
 
+    copied = parse_offsets(json.dumps(to_spark({queue("orders", 0): 23})), "startingOffsets")
+
+    assert copied == {("orders", "broker-a", 0): 23}
     assert plain == {("orders", None, 0): 23, ("orders", None, 1): -2}
     assert named == {("orders", "broker-a", 0): 23, ("orders", "broker-b", 0): 5}
 

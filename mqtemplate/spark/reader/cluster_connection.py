@@ -26,6 +26,8 @@ from mqtemplate.spark.reader.client_file import client_settings
 
 BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.SERVICE_NOT_AVAILABLE})
 """Responses of a broker that cannot answer now: a cold one sends them while its page cache fills."""
+TRANSIENT = (RemoteConnectError, RemoteTimeoutError)
+"""Errors after which a request is repeated."""
 ATTEMPTS = 6
 TIMEOUT_MS = 10_000
 _FIRST_PAUSE_S = 0.1
@@ -36,6 +38,11 @@ _CONNECT_TIMEOUT_MS = 3_000
 def connect(name_servers: tuple[str, ...], client_file: str | None) -> ClusterConnection:
     """Return this process's connection to a cluster: Spark reuses a Python process for many tasks."""
     return ClusterConnection(name_servers, client_file)
+
+
+def named(queue: MessageQueue) -> str:
+    """Return the name of a queue for errors."""
+    return f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name}"
 
 
 def pause(attempt: int) -> None:
@@ -107,7 +114,7 @@ class ClusterConnection:
             address = self.address(queue)
             try:
                 response = self.client.invoke(address, RemotingCommand.request(code, header), TIMEOUT_MS)
-            except (RemoteConnectError, RemoteTimeoutError):
+            except TRANSIENT:
                 if is_last:
                     raise
                 self._addresses.pop(queue.broker_name, None)  # the broker may have moved

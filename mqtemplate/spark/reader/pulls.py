@@ -8,12 +8,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from mqtemplate.brokers.remote.errors import response_error
-from mqtemplate.errors import BrokerError, OffsetOutOfRangeError, RemoteConnectError, RemoteTimeoutError
+from mqtemplate.errors import BrokerError, OffsetOutOfRangeError
 from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.spark.offsets import QueueRange
-from mqtemplate.spark.reader.cluster_connection import ATTEMPTS, BUSY, ClusterConnection, pause
+from mqtemplate.spark.reader.cluster_connection import ATTEMPTS, BUSY, TRANSIENT, ClusterConnection, named, pause
 
 PULL_GROUP = "TOOLS_CONSUMER"
 """Group of pulls without a group of their own. Every broker has it. Source: ``MixAll.TOOLS_CONSUMER_GROUP``."""
@@ -21,7 +21,6 @@ PULL_GROUP = "TOOLS_CONSUMER"
 _IN_FLIGHT = 8
 _MOST_A_PULL = 1_024  # a broker returns fewer: RocketMQ 32, unless it is configured otherwise
 _MAX_BYTES = 4 << 20
-_TRANSIENT = (RemoteConnectError, RemoteTimeoutError)
 
 
 @dataclass(slots=True)
@@ -95,7 +94,7 @@ class Pulls:
         """Return the offset of the next pull, and the records; repeat the pull if the broker cannot answer now."""
         while True:
             response = pull.response.result()  # each request ends by its time limit
-            if isinstance(response, _TRANSIENT) and pull.attempt < ATTEMPTS:
+            if isinstance(response, TRANSIENT) and pull.attempt < ATTEMPTS:
                 self._repeat(pull)
                 continue
             if isinstance(response, BrokerError):
@@ -106,14 +105,14 @@ class Pulls:
             if response.code == ResponseCode.PULL_OFFSET_MOVED:
                 header = response.header(PullMessageResponseHeader)
                 raise OffsetOutOfRangeError(
-                    f"{self.found.queue}: offset {pull.at} is not stored: the queue goes from {header.min_offset} to "
+                    f"{named(self.found.queue)}: offset {pull.at} is not stored: the queue goes from {header.min_offset} to "
                     f"{header.max_offset}",
                     header.min_offset,
                 )
             # PULL_NOT_FOUND: a broker dispatches to its consume queues a moment after it stored the messages.
             if response.code not in (*BUSY, ResponseCode.PULL_NOT_FOUND) or pull.attempt >= ATTEMPTS:
                 address = self.connection.address(self.found.queue)
-                raise response_error(response, f"read {self.found.queue}", address)
+                raise response_error(response, f"read {named(self.found.queue)}", address)
             self._repeat(pull)
 
     def _repeat(self, pull: _Pull) -> None:

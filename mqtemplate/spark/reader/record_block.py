@@ -91,7 +91,7 @@ def _block_of(data: bytes, starts: list[int], found: QueueRange, source: str) ->
         yield block
 
 
-def block_at(data: bytes, at: npt.NDArray[np.int64], found: QueueRange, source: str) -> RecordBlock:
+def block_at(data: bytes | memoryview, at: npt.NDArray[np.int64], found: QueueRange, source: str) -> RecordBlock:
     """Return a block of adjacent records. Queue offsets and positions are those that the records state."""
     array = np.frombuffer(data, np.uint8)
     heads = np.ndarray((len(array) - _HEAD.itemsize + 1,), _HEAD, buffer=array.data, strides=(1,))[at]

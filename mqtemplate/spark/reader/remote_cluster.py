@@ -21,11 +21,13 @@ from mqtemplate.remoting.protocol.headers.group import (
     UpdateConsumerOffsetRequestHeader,
 )
 from mqtemplate.spark.offsets import OffsetTable, QueueRange
-from mqtemplate.spark.reader.cluster_connection import ClusterConnection, connect
+from mqtemplate.spark.reader.block_requests import BlockRequests
+from mqtemplate.spark.reader.cluster_connection import ClusterConnection, connect, named
 from mqtemplate.spark.reader.pulls import PULL_GROUP, Pulls
 from mqtemplate.spark.reader.record_block import RecordBlock, blocks_of
 
 _SAMPLE = 32
+_RECORD_BLOCK = "RECORD_BLOCK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,13 @@ class RemoteCluster:
     Args:
         client_file: See `client_settings`; read on the machine that connects.
         group: Consumer group of the pulls; None for RocketMQ's group of tools.
+        pulls: True to use ordinary pulls only, which every broker answers.
     """
 
     name_servers: tuple[str, ...]
     client_file: str | None = None
     group: str | None = None
+    pulls: bool = False
 
     @property
     def _connection(self) -> ClusterConnection:
@@ -71,7 +75,9 @@ class RemoteCluster:
         return self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, f"get the offset at {timestamp_ms}")
 
     def _offset(self, queue: MessageQueue, code: int, header: TopicQueueRequestHeader, what: str) -> int:
-        return self._connection.call(queue, code, header, f"{what} of {queue}").header(OffsetResponseHeader).offset
+        return (
+            self._connection.call(queue, code, header, f"{what} of {named(queue)}").header(OffsetResponseHeader).offset
+        )
 
     def committed(self, group: str, queue: MessageQueue) -> int | None:
         """See `Blocks.committed`."""
@@ -80,7 +86,7 @@ class RemoteCluster:
             queue,
             RequestCode.QUERY_CONSUMER_OFFSET,
             header,
-            f"get the offset of group {group!r} in {queue}",
+            f"get the offset of group {group!r} in {named(queue)}",
             accept=(ResponseCode.QUERY_NOT_FOUND,),
         )
         if response.code == ResponseCode.QUERY_NOT_FOUND:
@@ -92,7 +98,7 @@ class RemoteCluster:
         for queue, offset in offsets.items():
             if offset > (self.committed(group, queue) or 0):
                 header = UpdateConsumerOffsetRequestHeader(**_fields(queue), consumer_group=group, commit_offset=offset)
-                what = f"commit the offset of group {group!r} in {queue}"
+                what = f"commit the offset of group {group!r} in {named(queue)}"
                 self._connection.call(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, what)
 
     def make_durable(self, latest: OffsetTable) -> None:
@@ -118,10 +124,12 @@ class RemoteCluster:
         """Do nothing; see `identity`."""
 
     def blocks(self, found: QueueRange, tag_codes: npt.NDArray[np.int64] | None) -> Iterator[RecordBlock]:
-        """Yield pulled records; those with other tags are left out by the caller."""
-        pulls = Pulls(self._connection, found, self.group or PULL_GROUP)
-        source = f"{found.broker_name} at {self._connection.address(found.queue)}"
-        return blocks_of(pulls.bodies(), found, source)
+        """Yield blocks of a server of this library, else pulled records. The caller leaves out other tags."""
+        connection = self._connection
+        source = f"{found.broker_name} at {connection.address(found.queue)}"
+        if self.pulls or not connection.has_capability(found.queue, _RECORD_BLOCK):
+            return blocks_of(Pulls(connection, found, self.group or PULL_GROUP).bodies(), found, source)
+        return BlockRequests(connection, found, source).blocks()
 
 
 def _fields(queue: MessageQueue) -> QueueFields:
