@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from mqtemplate.cli import broker_command, capabilities_command
+from mqtemplate.cli import broker_command, capabilities_command, spark_command
 from mqtemplate.cli.output import print_line
 from mqtemplate.context.failure_report import failure_report, is_debug
 from mqtemplate.errors import MQTemplateError
 
-_COMMANDS = {"broker": broker_command, "capabilities": capabilities_command}
+_COMMANDS = {"broker": broker_command, "capabilities": capabilities_command, "spark": spark_command}
 
 EXIT_CANNOT_START = 1
 """Exit code after a failure. `argparse` uses 2 for wrong arguments."""

@@ -60,7 +60,7 @@ def test_a_block_has_the_records_of_its_queue_only(cluster: LocalCluster) -> Non
 
 
 @pytest.mark.parametrize(
-    ("queue_id", "offset", "code"), [(7, 0, ResponseCode.SYSTEM_ERROR), (0, 5, ResponseCode.PULL_OFFSET_MOVED)]
+    ("queue_id", "offset", "code"), [(7, 0, ResponseCode.INVALID_PARAMETER), (0, 5, ResponseCode.PULL_OFFSET_MOVED)]
 )
 def test_a_block_outside_of_a_queue_is_refused(cluster: LocalCluster, queue_id: int, offset: int, code: int) -> None:
     header = GetRecordBlockRequestHeader(topic="orders", queue_id=queue_id, queue_offset=offset, end_offset=9)

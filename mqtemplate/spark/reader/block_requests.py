@@ -45,15 +45,7 @@ class BlockRequests:
         at = self.found.start
         waiting = self._send(at)
         while at < self.found.end:
-            response = self._answer(waiting, at)
-            header = response.header(GetRecordBlockResponseHeader)
-            if header.next_offset <= at:
-                raise OffsetOutOfRangeError(
-                    f"{named(self.found.queue)}: offset {at} is not stored: the queue goes from {header.min_offset} to "
-                    f"{header.max_offset}",
-                    header.min_offset,
-                )
-            at = header.next_offset
+            response, at = self._answer(waiting, at)
             if at < self.found.end:
                 waiting = self._send(at)
             yield from self._parsed(response.body)
@@ -72,22 +64,23 @@ class BlockRequests:
         self.connection.send(self.found.queue, request, response.set_result)
         return response
 
-    def _answer(self, waiting: _Response, at: int) -> RemotingCommand:
+    def _answer(self, waiting: _Response, at: int) -> tuple[RemotingCommand, int]:
+        """Return a response with records, and the offset of the next request; repeat it if there is none yet."""
         for attempt in range(ATTEMPTS):
             response = waiting.result()  # each request ends by its time limit
             if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
-                return response
-            is_last = attempt == ATTEMPTS - 1
-            if isinstance(response, BrokerError) and (is_last or not isinstance(response, TRANSIENT)):
+                following = response.header(GetRecordBlockResponseHeader).next_offset
+                if following > at:  # otherwise another reader saw the messages before they were durable
+                    return response, following
+            elif isinstance(response, RemotingCommand) and response.code == ResponseCode.PULL_OFFSET_MOVED:
+                raise OffsetOutOfRangeError(f"{named(self.found.queue)}: {response.remark}", at)
+            elif isinstance(response, RemotingCommand) and response.code not in BUSY:
+                raise response_error(response, f"read {named(self.found.queue)}", self.source)
+            elif isinstance(response, BrokerError) and not isinstance(response, TRANSIENT):
                 raise response
-            if isinstance(response, RemotingCommand):
-                if response.code == ResponseCode.PULL_OFFSET_MOVED:
-                    raise OffsetOutOfRangeError(f"{named(self.found.queue)}: {response.remark}", at)
-                if is_last or response.code not in BUSY:
-                    raise response_error(response, f"read {named(self.found.queue)}", self.source)
             pause(attempt)
             waiting = self._send(at)
-        raise AssertionError("the last attempt returns or raises")
+        raise OffsetOutOfRangeError(f"{named(self.found.queue)}: offset {at} cannot be read: {waiting.result()}", at)
 
     def _parsed(self, body: bytes) -> Iterator[RecordBlock]:
         count = _COUNT.unpack_from(body)[0] if len(body) >= _COUNT.size else -1

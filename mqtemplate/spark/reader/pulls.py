@@ -105,8 +105,8 @@ class Pulls:
             if response.code == ResponseCode.PULL_OFFSET_MOVED:
                 header = response.header(PullMessageResponseHeader)
                 raise OffsetOutOfRangeError(
-                    f"{named(self.found.queue)}: offset {pull.at} is not stored: the queue goes from {header.min_offset} to "
-                    f"{header.max_offset}",
+                    f"{named(self.found.queue)}: offset {pull.at} is not stored: the queue goes from "
+                    f"{header.min_offset} to {header.max_offset}",
                     header.min_offset,
                 )
             # PULL_NOT_FOUND: a broker dispatches to its consume queues a moment after it stored the messages.

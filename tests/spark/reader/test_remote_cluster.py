@@ -28,6 +28,7 @@ from mqtemplate.spark.reader.remote_cluster import RemoteCluster
 from mqtemplate.spark.record_batches import ARROW_SCHEMA, record_batches
 from mqtemplate.spark.schema import source_schema
 from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader
+from tests.waiting import eventually
 
 SECRET = "never shown"
 ANY_PORT = HostAddress("127.0.0.1", 0)
@@ -185,6 +186,7 @@ def test_a_damaged_record_is_an_error_and_not_skipped(serve: Serve, pulls: bool)
     cluster.engine.store.put(
         RecordDraft(topic="orders", queue_id=0, body=b"not compressed", properties=b"", sys_flag=0x1)
     )
+    eventually(lambda: cluster.engine.max_offset(MessageQueue("orders", "broker-a", 0)) == 1, "the message is durable")
 
     with pytest.raises(CorruptRecordError, match="broker-a at .*: bad record at physical offset 0: its zlib body"):
         read(cluster, 0, 1, pulls=pulls)
