@@ -36,7 +36,7 @@ def broker(name_server: NameServer, tmp_path_factory: pytest.TempPathFactory) ->
         client.create_topic("spark-orders", 2)
         for name in _BROKERS:
             for number in range(_COUNT):
-                body = bytes(number * 97)
+                body = bytes(number * 97 + 1)
                 message = Message("spark-orders", body, {"TAGS": ("pay", "ship")[number % 2], "KEYS": f"k{number}"})
                 client.send(message, MessageQueue("spark-orders", name, number % 2))
         yield client
@@ -59,7 +59,7 @@ def test_a_batch_reads_every_queue_of_every_broker(broker: RemoteBroker, name_se
 
     found = rows(reader, reader.partitions())
 
-    expected = {(name, n % 2, n // 2, bytes(n * 97), f"k{n}") for name in _BROKERS for n in range(_COUNT)}
+    expected = {(name, n % 2, n // 2, bytes(n * 97 + 1), f"k{n}") for name in _BROKERS for n in range(_COUNT)}
     columns = ("brokerName", "queueId", "queueOffset", "body", "keys")
     assert {tuple(row[name] for name in columns) for row in found} == expected
     assert len(found) == len(expected)
