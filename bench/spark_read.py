@@ -4,8 +4,8 @@ python -m bench.spark_read            # bodies of 200 bytes
 python -m bench.spark_read 1024       # another size
 python -m bench.spark_read 200 remote # from our server, by blocks and by pulls; and from RocketMQ 5.5.0, if it is there
 
-The physical reference yields the same columns with the same bytes from ``range`` and ``mapInArrow``. So it has the costs
-of Spark, Arrow and Python, and none of reading. CPU seconds are those of the JVM and all its Python processes.
+The physical reference yields the same columns with as many bytes from ``range`` and ``mapInArrow``. It has the costs of
+Spark, Arrow and Python, and none of reading. CPU seconds are those of the JVM and all its Python processes.
 """
 
 from __future__ import annotations

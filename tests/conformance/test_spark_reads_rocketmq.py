@@ -16,8 +16,10 @@ from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark.reader.cluster_connection import connect
+from mqtemplate.spark.reader.remote_cluster import RemoteCluster
 from mqtemplate.spark.schema import source_schema
 from mqtemplate.spark.source import BatchReader, MqTemplateSource, StreamReader
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(600)]  # two brokers start, on a machine that may be busy
 
@@ -32,16 +34,28 @@ def broker(name_server: NameServer, tmp_path_factory: pytest.TempPathFactory) ->
     first, second = (
         RocketMQ(folder, name_server, {"brokerName": name}) for folder, name in zip(folders, _BROKERS, strict=True)
     )
-    with first, second, RemoteBroker(RemoteSettings(name_servers=(name_server.address,))) as client:
+    with first, second:
+        cluster = RemoteCluster((name_server.address,))
+        eventually(lambda: len(brokers_of(cluster, "TBW102")) == 2, "both brokers have registered")
+        yield from _filled(name_server, cluster)
+    connect((name_server.address,), None).client.close()
+    connect.cache_clear()
+
+
+def brokers_of(cluster: RemoteCluster, topic: str) -> set[str]:
+    return {queue.broker_name for queue in cluster.queues(topic)}
+
+
+def _filled(name_server: NameServer, cluster: RemoteCluster) -> Iterator[RemoteBroker]:
+    with RemoteBroker(RemoteSettings(name_servers=(name_server.address,))) as client:
         client.create_topic("spark-orders", 2)
+        eventually(lambda: len(brokers_of(cluster, "spark-orders")) == 2, "both brokers have the topic")
         for name in _BROKERS:
             for number in range(_COUNT):
                 body = bytes(number * 97 + 1)
                 message = Message("spark-orders", body, {"TAGS": ("pay", "ship")[number % 2], "KEYS": f"k{number}"})
                 client.send(message, MessageQueue("spark-orders", name, number % 2))
         yield client
-    connect(((name_server.address),), None).client.close()
-    connect.cache_clear()
 
 
 def source(name_server: NameServer, **options: str) -> MqTemplateSource:

@@ -18,9 +18,30 @@ from mqtemplate.spark.reader.cluster_connection import ATTEMPTS, BUSY, TRANSIENT
 PULL_GROUP = "TOOLS_CONSUMER"
 """Group of pulls without a group of their own. Every broker has it. Source: ``MixAll.TOOLS_CONSUMER_GROUP``."""
 
+PULLED = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED)
+"""Responses to a pull without messages."""
+
 _IN_FLIGHT = 8
 _MOST_A_PULL = 1_024  # a broker returns fewer: RocketMQ 32, unless it is configured otherwise
 _MAX_BYTES = 4 << 20
+
+
+def pull_header(found: QueueRange, start: int, end: int, group: str) -> PullMessageRequestHeader:
+    """Return the header of a pull of the messages from *start* to *end*, which the broker may not hold."""
+    return PullMessageRequestHeader(
+        consumer_group=group,
+        topic=found.topic,
+        queue_id=found.queue_id,
+        broker_name=found.broker_name,
+        queue_offset=start,
+        max_msg_nums=end - start,
+        sys_flag=PullSysFlag.SUBSCRIPTION,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+        max_msg_bytes=_MAX_BYTES,
+    )
 
 
 @dataclass(slots=True)
@@ -72,20 +93,7 @@ class Pulls:
                 waiting.appendleft(rest)
 
     def _send(self, pull: _Pull) -> None:
-        header = PullMessageRequestHeader(
-            consumer_group=self.group,
-            topic=self.found.topic,
-            queue_id=self.found.queue_id,
-            broker_name=self.found.broker_name,
-            queue_offset=pull.at,
-            max_msg_nums=pull.end - pull.at,
-            sys_flag=PullSysFlag.SUBSCRIPTION,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            subscription="*",
-            sub_version=0,
-            max_msg_bytes=_MAX_BYTES,
-        )
+        header = pull_header(self.found, pull.at, pull.end, self.group)
         pull.response = Future()
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
         self.connection.send(self.found.queue, request, pull.response.set_result)

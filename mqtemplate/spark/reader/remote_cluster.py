@@ -23,7 +23,7 @@ from mqtemplate.remoting.protocol.headers.group import (
 from mqtemplate.spark.offsets import OffsetTable, QueueRange
 from mqtemplate.spark.reader.block_requests import BlockRequests
 from mqtemplate.spark.reader.cluster_connection import ClusterConnection, connect, named
-from mqtemplate.spark.reader.pulls import PULL_GROUP, Pulls
+from mqtemplate.spark.reader.pulls import PULL_GROUP, PULLED, Pulls, pull_header
 from mqtemplate.spark.reader.record_block import RecordBlock, blocks_of
 
 _SAMPLE = 32
@@ -96,10 +96,28 @@ class RemoteCluster:
     def commit(self, group: str, offsets: OffsetTable) -> None:
         """Set the offsets of the group, but none to a lower one: a repeated batch commits again."""
         for queue, offset in offsets.items():
-            if offset > (self.committed(group, queue) or 0):
-                header = UpdateConsumerOffsetRequestHeader(**_fields(queue), consumer_group=group, commit_offset=offset)
-                what = f"commit the offset of group {group!r} in {named(queue)}"
-                self._connection.call(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, what)
+            if offset > (self.committed(group, queue) or 0) and not self._commit_one(group, queue, offset):
+                # RocketMQ creates a group with its first pull, and refuses to commit before.
+                self._connection.call(
+                    queue,
+                    RequestCode.PULL_MESSAGE,
+                    pull_header(QueueRange.of(queue, offset - 1, offset), offset - 1, offset, group),
+                    f"create the group {group!r}",
+                    accept=PULLED,
+                )
+                self._commit_one(group, queue, offset)
+
+    def _commit_one(self, group: str, queue: MessageQueue, offset: int) -> bool:
+        """Return False if the broker does not have the group."""
+        header = UpdateConsumerOffsetRequestHeader(**_fields(queue), consumer_group=group, commit_offset=offset)
+        response = self._connection.call(
+            queue,
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            header,
+            f"commit the offset of group {group!r} in {named(queue)}",
+            accept=(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,),
+        )
+        return response.code == ResponseCode.SUCCESS
 
     def make_durable(self, latest: OffsetTable) -> None:
         """Do nothing: a broker shows its consumers no message that it may lose."""
