@@ -179,8 +179,8 @@ def _known(options: Mapping[str, str]) -> dict[str, str]:
     spellings = {name.lower(): name for name in OPTION_NAMES} | _ALIASES
     given: dict[str, str] = {}
     for written, value in options.items():
-        name = written.lower()
-        if name in _SPARKS_OWN or name.startswith("option."):
+        name = written.lower().removeprefix("option.")  # the prefix is that of a table of the catalog
+        if name in _SPARKS_OWN:
             continue
         if name not in spellings:
             raise ConfigurationError(f"option {name!r} is unknown; {_hint(name, spellings)}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ from mqtemplate.spark.schema import source_schema
 if TYPE_CHECKING:
     from mqtemplate.spark.store_reader import StoreReader
 
+_PROVIDER = "provider"  # only a table of the catalog has it
+_TABLE_OPTIONS = "mqtemplate.options"
+
 
 class MqTemplateSource(DataSource):
     """Data source for ``spark.read.format("mqtemplate")`` and ``spark.readStream.format("mqtemplate")``.
@@ -43,13 +47,26 @@ class MqTemplateSource(DataSource):
         return "mqtemplate"
 
     def schema(self) -> StructType:
-        return source_schema(include_properties=SourceOptions.wants_properties(self.options))
+        schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
+        if _PROVIDER in self.options:
+            schema.fields[0].metadata = {_TABLE_OPTIONS: json.dumps(dict(self.options))}
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(SourceOptions.parse(self.options, streaming=False), schema)
+        return BatchReader(SourceOptions.parse(_with_table_options(self.options, schema), streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        return StreamReader(SourceOptions.parse(self.options, streaming=True), schema)
+        return StreamReader(SourceOptions.parse(_with_table_options(self.options, schema), streaming=True), schema)
+
+
+def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Return the options of a table of the catalog, below those of the query.
+
+    Spark passes them when the table is created, with a key ``provider`` of its own, and not when it is read. It keeps
+    the schema with the metadata of its columns, so they are there.
+    """
+    stored = next((field.metadata[_TABLE_OPTIONS] for field in schema if _TABLE_OPTIONS in field.metadata), "{}")
+    return {**json.loads(stored), **options}
 
 
 class _Reader:

@@ -140,10 +140,12 @@ def test_names_of_sparks_file_and_kafka_sources_are_aliases() -> None:
 
 
 def test_options_that_spark_adds_to_a_table_are_ignored() -> None:
-    """``CREATE TABLE … USING mqtemplate`` adds the provider, the owner and each option once more with a prefix."""
-    options = parse(provider="mqtemplate", owner="me", **{"option.topic": "orders"})
+    """``CREATE TABLE … USING mqtemplate`` adds the provider and the owner, and gives each option a prefix."""
+    table = {"provider": "mqtemplate", "owner": "me", "option.store": "/data", "option.topic": "orders"}
 
-    assert options.topics == ("orders",)
+    options = SourceOptions.parse(table, streaming=False)
+
+    assert (options.store, options.topics) == ("/data", ("orders",))
 
 
 def test_a_cluster_has_one_or_more_name_servers() -> None:
