@@ -170,7 +170,7 @@ class SourceOptions:
 
     @property
     def place(self) -> str:
-        """Where the messages are, for errors."""
+        """Name of the folder or the cluster, for errors."""
         return f"store {self.store!r}" if self.store else f"cluster at {';'.join(self.name_servers)}"
 
 
